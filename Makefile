@@ -1,0 +1,63 @@
+# make help | setup | serve | check | test | bench
+#
+# PYTHON       the Python (3.11 or later) the virtual environment is made with
+# VENV         where the virtual environment is
+# TORCH_INDEX  package index torch comes from. Unset: where pip has a wheel at hand (find-links), that one; on Linux
+#              without an NVIDIA driver PyTorch's own index of CPU wheels, so that no CUDA packages are downloaded;
+#              elsewhere pip's configured index. TORCH_INDEX=none: pip's configured index in any case.
+# ARGS         passed on to serve, test (pytest) and bench
+
+VENV ?= .venv
+ARGS ?=
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?= $(shell if [ "$$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ]; \
+	then echo $(CPU_INDEX); else echo none; fi)
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.prolepsis-setup
+TORCH := $(VENV)/.prolepsis-torch
+TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model serve check test bench
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the virtual environment and install everything at pinned versions
+
+$(BIN)/python:
+	@[ -n "$(PYTHON)" ] || { echo "no Python 3.11 or later found; name one: make setup PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first and alone, so that no other package decides which build of it is taken
+$(TORCH): constraints.txt | $(BIN)/python
+	$(PIP) install --quiet --no-deps --no-index -c constraints.txt torch 2>/dev/null \
+		|| $(PIP) install --no-deps $(TORCH_FLAGS) -c constraints.txt torch
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt $(TORCH) | $(BIN)/python
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+model: setup
+	@$(BIN)/prolepsis models pull
+
+serve: model ## serve the default model at 127.0.0.1:8000
+	$(BIN)/prolepsis serve $(ARGS)
+
+check: setup ## lint, formatting, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup ## run the tests; those of the real model fetch it first
+	@$(BIN)/prolepsis models pull || echo "the default model cannot be had: its tests will be skipped" >&2
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: model ## measure plain decoding and speculation side by side on the shipped prompts
+	$(BIN)/prolepsis bench $(ARGS)

@@ -1,0 +1,146 @@
+"""What do the free proposers cost? Microseconds of propose + commit per sample and step, by context length.
+
+Usage: python benchmarks/proposer_cost.py [--steps 400] [--repeats 5] [--json OUT]
+
+Text is synthetic: words drawn by Zipf's law, with passages copied from earlier text, so that n-grams recur as in
+retrieval or code. Each step commits 2 tokens. `build` is the first call, which indexes the context; `set` is a whole
+`ProposerSet` over all of them, with scoring and window.
+"""
+
+import argparse
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.proposer import Proposer
+from prolepsis.spec.proposers.prediction import Prediction
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import Window
+
+CONTEXTS = (256, 1024, 2048)
+VOCAB = 49_152
+STEP_TOKENS = 2
+LIMIT = 16
+
+
+@dataclass
+class Sample:
+    tokens: list[int]
+    num_prompt_tokens: int
+    key: str
+    prediction: tuple[int, ...] = ()
+    scope: str = ""
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    noise_key: int = 0
+
+
+def text(length: int, rng: random.Random) -> list[int]:
+    """Return Zipf tokens, a third of them in passages copied from before."""
+    tokens: list[int] = []
+    while len(tokens) < length:
+        if tokens and rng.random() < 0.03:
+            start = rng.randrange(len(tokens))
+            tokens += tokens[start : start + rng.randint(4, 32)]
+        else:
+            tokens.append(int(VOCAB ** rng.random()) - 1)
+    return tokens[:length]
+
+
+def warmed_suffix() -> Suffix:
+    """Return a suffix proposer that has seen 200 outputs."""
+    rng, suffix = random.Random(1), Suffix()
+    for i in range(200):
+        suffix.forget(Sample([0, *text(256, rng)], 1, f"past{i}"))
+    return suffix
+
+
+def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, seed: int) -> tuple[float, float]:
+    """Return the median of a step and the time of the first call, in microseconds."""
+    tokens = text(context + STEP_TOKENS * (steps + 1), random.Random(seed))
+    sample = Sample(tokens[:context], context, f"r{seed}", prediction=tuple(tokens[context:]))
+
+    def step() -> float:
+        started = time.perf_counter()
+        if isinstance(proposer, ProposerSet):
+            proposer.propose([sample], [LIMIT], SpecPlan())
+        else:
+            proposer.propose([sample], [LIMIT])
+        proposed = time.perf_counter()
+        sample.tokens += tokens[len(sample.tokens) : len(sample.tokens) + STEP_TOKENS]
+        committing = time.perf_counter()
+        proposer.commit(sample, STEP_TOKENS)
+        return 1e6 * (proposed - started + time.perf_counter() - committing)
+
+    first = step()
+    times = [step() for _ in range(steps)]
+    proposer.forget(sample)
+    return statistics.median(times), first
+
+
+def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+    def everything() -> ProposerSet:
+        proposers = [warmed_suffix(), PromptLookup(), Prediction()]
+        return ProposerSet(proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
+
+    makers: dict[str, Callable[[], Proposer | ProposerSet]] = {
+        "prompt_lookup": PromptLookup,
+        "suffix": warmed_suffix,
+        "prediction": Prediction,
+        "set": everything,
+    }
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for name, make in makers.items():
+        proposer = make()
+        for context in CONTEXTS:
+            runs = [microseconds(proposer, context, steps, seed) for seed in range(repeats)]
+            medians = [run[0] for run in runs]
+            results.setdefault(name, {})[str(context)] = {
+                "median": statistics.median(medians),
+                "min": min(medians),
+                "max": max(medians),
+                "build": statistics.median(run[1] for run in runs),
+            }
+    return results
+
+
+def provenance() -> dict[str, str]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)  # noqa: S607
+    return {
+        "commit": commit.stdout.strip() or "unknown",
+        "command": " ".join(sys.argv),
+        "python": platform.python_version(),
+        "hardware": f"{platform.machine()} {platform.processor()}",
+        "seeds": "0..repeats-1",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = measure(args.steps, args.repeats)
+    print(f"{'proposer':<16}{'context':>8}{'us/step':>10}{'min':>8}{'max':>8}{'build us':>10}")
+    for name, contexts in results.items():
+        for context, r in contexts.items():
+            print(f"{name:<16}{context:>8}{r['median']:>10.1f}{r['min']:>8.1f}{r['max']:>8.1f}{r['build']:>10.0f}")
+    if args.json:
+        args.json.write_text(json.dumps({"provenance": provenance(), "microseconds": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Prolepsis: speculative decoding for production, with the target model's own output and nothing else.
+
+The names below are the public surface of the package; each is imported when it is first used, so that importing the
+package itself stays quick and needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prolepsis.core.config import EngineConfig as EngineConfig
+    from prolepsis.core.config import ServerConfig as ServerConfig
+    from prolepsis.core.errors import ProlepsisError as ProlepsisError
+    from prolepsis.core.plan import SpecPlan as SpecPlan
+    from prolepsis.core.requests import GenerateRequest as GenerateRequest
+    from prolepsis.core.requests import SpeculationChoice as SpeculationChoice
+    from prolepsis.core.sampling_params import SamplingParams as SamplingParams
+    from prolepsis.engine.client import EngineClient as EngineClient
+    from prolepsis.spec.draft import Draft as Draft
+    from prolepsis.spec.proposer import Proposer as Proposer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Draft": "prolepsis.spec.draft",
+    "EngineClient": "prolepsis.engine.client",
+    "EngineConfig": "prolepsis.core.config",
+    "GenerateRequest": "prolepsis.core.requests",
+    "ProlepsisError": "prolepsis.core.errors",
+    "Proposer": "prolepsis.spec.proposer",
+    "SamplingParams": "prolepsis.core.sampling_params",
+    "ServerConfig": "prolepsis.core.config",
+    "SpecPlan": "prolepsis.core.plan",
+    "SpeculationChoice": "prolepsis.core.requests",
+}
+
+__all__ = [
+    "Draft",
+    "EngineClient",
+    "EngineConfig",
+    "GenerateRequest",
+    "ProlepsisError",
+    "Proposer",
+    "SamplingParams",
+    "ServerConfig",
+    "SpecPlan",
+    "SpeculationChoice",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'prolepsis' has no attribute {name!r}; it has: {', '.join(__all__)}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,93 @@
+"""Prompts of a measurement: JSON lines with `id`, `category` and `prompt` (a user's message)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Protocol
+
+from prolepsis.core.errors import ConfigError
+
+DEFAULT_PROMPTS = "prompts.jsonl"
+"""The set shipped inside the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A user's message before the chat template."""
+
+    id: str
+    category: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """What every contender is fed: the same token ids."""
+
+    id: str
+    category: str
+    token_ids: tuple[int, ...]
+
+
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer needed here; `models.tokenizer.Tokenizer` is the real one."""
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
+
+
+def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
+    """Read the prompts of `path` (None: the shipped set), those of `categories` only where any are named.
+
+    Raises `ConfigError` naming the file and line at fault, or the categories there are.
+    """
+    source, name = (path, str(path)) if path else (files("prolepsis") / DEFAULT_PROMPTS, "the shipped prompt set")
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} cannot be read as UTF-8 text: {error}", param="prompts") from error
+    prompts = [_prompt(line, f"{name}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
+    _check_unique(prompts, name)
+    return _of_categories(prompts, categories, name)
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
+    """Apply the model's chat template to each prompt as one user message."""
+    encode = tokenizer.apply_chat_template
+    return tuple(
+        EncodedPrompt(p.id, p.category, tuple(encode([{"role": "user", "content": p.text}]))) for p in prompts
+    )
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}", param="prompts") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} is not a JSON object", param="prompts")
+    for key in ("id", "category", "prompt"):
+        if not isinstance(record.get(key), str) or not record[key]:
+            raise ConfigError(f"{where} has no text under {key!r}; needed: id, category, prompt", param="prompts")
+    if record["category"] == "all":
+        raise ConfigError(f"{where} has the category 'all', which stands for all of them together", param="prompts")
+    return Prompt(record["id"], record["category"], record["prompt"])
+
+
+def _check_unique(prompts: Sequence[Prompt], name: str) -> None:
+    if not prompts:
+        raise ConfigError(f"{name} holds no prompts", param="prompts")
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ConfigError(f"{name} has the id {prompt.id!r} twice", param="prompts")
+        seen.add(prompt.id)
+
+
+def _of_categories(prompts: Sequence[Prompt], categories: Sequence[str], name: str) -> tuple[Prompt, ...]:
+    known = list(dict.fromkeys(p.category for p in prompts))
+    for category in categories:
+        if category not in known:
+            raise ConfigError(f"{name} has no category {category!r}; it has {', '.join(known)}", param="categories")
+    return tuple(p for p in prompts if not categories or p.category in categories)

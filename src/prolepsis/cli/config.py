@@ -1,0 +1,165 @@
+"""Where settings come from: flag > environment (PROLEPSIS_<FIELD>) > file > default; nothing unknown is let through."""
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+
+DEFAULT_FILE = "prolepsis.yaml"
+ENVIRONMENT_PREFIX = "PROLEPSIS_"
+NOT_FIELDS = frozenset({"PROLEPSIS_CACHE", "PROLEPSIS_CONFIG"})
+"""Environment variables of this prefix that name no field."""
+
+Section = TypeVar("Section", bound=BaseModel)
+
+
+class BenchConfig(BaseModel):
+    """What `prolepsis bench` needs to know of this machine."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    peer_pythons: dict[str, Path] = Field(
+        default_factory=dict, description="the Python that has a peer installed, by the peer's name"
+    )
+
+
+SECTIONS: tuple[type[BaseModel], ...] = (EngineConfig, ServerConfig, BenchConfig)
+"""A configuration file holds the fields of all of them, flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value somebody gave for a field, and where."""
+
+    value: object
+    origin: str
+    """As error messages name it: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The configuration in effect and the origin of every value that is no default."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    bench: BenchConfig
+    origins: Mapping[str, str]
+
+    def sections(self) -> tuple[BaseModel, ...]:
+        return (self.engine, self.server, self.bench)
+
+
+def load_settings(
+    flags: Mapping[str, object],
+    environment: Mapping[str, str],
+    file: Path | None = None,
+    directory: Path = Path(),
+) -> Settings:
+    """Merge the sources; `file` None means ./prolepsis.yaml of `directory` where there is one.
+
+    Raises `ConfigError` that names the origin, the value given and what is allowed.
+    """
+    if file is None and (directory / DEFAULT_FILE).is_file():
+        file = directory / DEFAULT_FILE
+    given = dict(_from_file(file)) if file is not None else {}
+    given |= dict(_from_environment(environment))
+    given |= {name: Given(value, flag_name(name)) for name, value in flags.items() if value is not None}
+    return Settings(
+        engine=_section(EngineConfig, given),
+        server=_section(ServerConfig, given),
+        bench=_section(BenchConfig, given),
+        origins={name: value.origin for name, value in given.items()},
+    )
+
+
+def field_names() -> list[str]:
+    """Names of every field a file or the environment may set."""
+    return [name for section in SECTIONS for name in section.model_fields]
+
+
+def flag_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def environment_name(field: str) -> str:
+    return ENVIRONMENT_PREFIX + field.upper()
+
+
+def misspelt_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield (variable, the name it nearly has) for variables of our prefix that set nothing.
+
+    They are warned of, not refused: an orchestrator may define variables of this prefix for reasons of its own.
+    """
+    known = [environment_name(name) for name in field_names()]
+    for variable in sorted(environment):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_FIELDS and variable not in known:
+            for near in difflib.get_close_matches(variable, known, n=1, cutoff=0.85):
+                yield variable, near
+
+
+def _from_file(file: Path) -> Iterator[tuple[str, Given]]:
+    for key, value in _mapping(file).items():
+        if key not in field_names():
+            near = difflib.get_close_matches(str(key), field_names(), n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{file} sets {key!r}, which is unknown; did you mean {near!r}?", param=str(key))
+        yield key, Given(value, f"{key} in {file}")
+
+
+def _mapping(file: Path) -> dict[str, object]:
+    try:
+        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration file {file} cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {file} is not YAML: {' '.join(str(error).split())}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"configuration file {file} holds a {type(value).__name__}; allowed: a mapping of settings")
+    return value
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Given]]:
+    for name in field_names():
+        if text := environment.get(environment_name(name)):
+            yield name, Given(text, environment_name(name))
+
+
+def _section(section: type[Section], given: Mapping[str, Given]) -> Section:
+    values = {
+        name: _plain(field.annotation, given[name].value)
+        for name, field in section.model_fields.items()
+        if name in given
+    }
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = f"{given[name].origin} is {given[name].value!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(message, param=name) from error
+
+
+def _plain(annotation: Any, value: object) -> object:
+    """Return `value` as the field's type expects it, where text or YAML 1.1 spell it otherwise."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal and isinstance(value, bool):  # YAML reads on and off as booleans
+        return "on" if value else "off"
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if origin in (Union, types.UnionType) and type(None) in arguments:
+        return None if text == "none" else text
+    if origin is tuple:
+        return () if text == "none" else tuple(part.strip() for part in text.split(",") if part.strip())
+    if origin is dict:
+        return dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
+    return text

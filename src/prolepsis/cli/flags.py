@@ -1,0 +1,125 @@
+"""Command-line flags made from the fields of configuration sections, so that no flag is spelt twice."""
+
+import inspect
+import os
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from prolepsis.cli.config import Settings, environment_name, flag_name, load_settings, misspelt_variables
+from prolepsis.cli.output import show_settings, warn
+
+Command = Callable[..., None]
+
+_CONFIG = typer.Option(
+    "--config",
+    envvar="PROLEPSIS_CONFIG",
+    show_envvar=True,
+    metavar="FILE",
+    help="configuration file; default: ./prolepsis.yaml where there is one",
+    rich_help_panel="Configuration",
+)
+_PRINT_CONFIG = typer.Option(
+    "--print-config",
+    help="print the configuration in effect, with the origin of each value, and exit",
+    rich_help_panel="Configuration",
+)
+
+
+def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
+    """Give a command one flag for each field of `sections`; its first parameter receives the merged `Settings`."""
+    fields = {name: field for section in sections for name, field in section.model_fields.items()}
+    panels = {name: _panel(section) for section in sections for name in section.model_fields}
+
+    def decorate(command: Command) -> Command:
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        def run(**arguments: Any) -> None:
+            flags = {name: arguments.pop(name) for name in fields}
+            settings = _settings(flags, arguments.pop("config"))
+            if arguments.pop("print_config"):
+                show_settings(settings)
+                raise typer.Exit()
+            command(settings, **arguments)
+
+        _take_signature(run, command, [*own, *_flag_parameters(fields, panels)])
+        return run
+
+    return decorate
+
+
+def settings_here(**flags: object) -> Settings:
+    """Return the settings of a command that has few flags of its own: environment, ./prolepsis.yaml, defaults."""
+    config = os.environ.get("PROLEPSIS_CONFIG")
+    return _settings(flags, Path(config) if config else None)
+
+
+def _settings(flags: Mapping[str, object], config: Path | None) -> Settings:
+    for variable, near in misspelt_variables(os.environ):
+        warn(f"environment variable {variable} sets nothing; did you mean {near}?")
+    return load_settings(flags, os.environ, config)
+
+
+def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> list[inspect.Parameter]:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    config = inspect.Parameter("config", keyword, default=None, annotation=Annotated[Path | None, _CONFIG])
+    show = inspect.Parameter("print_config", keyword, default=False, annotation=Annotated[bool, _PRINT_CONFIG])
+    flags = [
+        inspect.Parameter(name, keyword, default=None, annotation=_annotation(name, field, panels[name]))
+        for name, field in fields.items()
+    ]
+    return [config, show, *flags]
+
+
+def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
+    flag = flag_name(name)
+    text = f"{field.description}{_default(field)}"
+    if field.annotation is bool:
+        both = f"{flag}/{flag.replace('--', '--no-', 1)}"
+        return Annotated[bool | None, typer.Option(both, help=text, show_default=False, rich_help_panel=panel)]
+    option = typer.Option(
+        flag, help=text, metavar=_metavar(field.annotation), show_default=False, rich_help_panel=panel
+    )
+    return Annotated[str | None, option]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value in ((), {}):
+        return ""
+    if isinstance(value, bool):
+        return f" [default: {'on' if value else 'off'}]"
+    return f" [default: {','.join(value) if isinstance(value, tuple) else value}]"
+
+
+def _metavar(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return _metavar(next(a for a in arguments if a is not type(None)))
+    if origin is Literal:
+        return "|".join(arguments)
+    if origin is tuple:
+        return "NAME,..."
+    if origin is dict:
+        return "NAME=VALUE,..."
+    return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")
+
+
+def _panel(section: type[BaseModel]) -> str:
+    name = section.__name__.removesuffix("Config")
+    example = environment_name(next(iter(section.model_fields)))
+    return f"{name} (also as environment variables such as {example}, and in the file)"
+
+
+def _take_signature(run: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
+    # functools.wraps would also copy the annotations of the settings parameter, which is no flag
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    run.__annotations__ = {p.name: p.annotation for p in parameters}

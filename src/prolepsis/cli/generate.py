@@ -1,0 +1,196 @@
+"""`prolepsis generate`: one prompt, its continuation printed as it comes."""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import typer
+
+from prolepsis.cli.config import Settings
+from prolepsis.cli.flags import configured
+from prolepsis.cli.output import print_json
+from prolepsis.cli.stats import figures, print_stats
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import EngineError, InvalidParameter
+from prolepsis.core.events import Aborted, Failed, Tokens
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.text import TextStream
+
+_ANY_VOCABULARY = 2**31
+_SAMPLING = "Sampling"
+
+
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer needed here; `models.tokenizer.Tokenizer` is the real one."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], /) -> str: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the command line asked for."""
+
+    prompt: str
+    system: str | None
+    raw: bool
+    prediction: str | None
+    speculation: SpeculationChoice
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How one continuation ended."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    stop_reason: str | int | None
+    stats: RequestStats
+
+
+@configured(EngineConfig)
+def generate(
+    settings: Settings,
+    prompt: Annotated[str, typer.Argument(help="the user's message; '-' reads standard input")] = "-",
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="continue the prompt as it is, without the chat template")] = False,
+    prediction: Annotated[
+        Path | None, typer.Option(help="file with text the answer is likely to repeat", metavar="FILE")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="longest answer", rich_help_panel=_SAMPLING)] = 256,
+    min_tokens: Annotated[int, typer.Option(help="shortest answer", rich_help_panel=_SAMPLING)] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy", rich_help_panel=_SAMPLING)] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 keeps all", rich_help_panel=_SAMPLING)] = 0,
+    top_p: Annotated[float, typer.Option(help="1 keeps all", rich_help_panel=_SAMPLING)] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 keeps all", rich_help_panel=_SAMPLING)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is none", rich_help_panel=_SAMPLING)] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="0 is none", rich_help_panel=_SAMPLING)] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="0 is none", rich_help_panel=_SAMPLING)] = 0.0,
+    seed: Annotated[int, typer.Option(help="the same seed gives the same tokens", rich_help_panel=_SAMPLING)] = 0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="text that ends the answer; may be given again", rich_help_panel=_SAMPLING)
+    ] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="go on past the end of sequence", rich_help_panel=_SAMPLING)
+    ] = False,
+    speculation: Annotated[bool, typer.Option("--speculation/--no-speculation", help="draft tokens or not")] = True,
+    stats: Annotated[bool, typer.Option("--stats", help="print the acceptance figures on standard error")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document at the end instead")] = False,
+) -> None:
+    """Print the continuation of a prompt as it comes."""
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        seed=seed,
+    )
+    params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
+    ask = Ask(_text(prompt), system, raw, _read(prediction), SpeculationChoice(enabled=speculation), params)
+    from prolepsis.cli.engine import started
+
+    with started(settings) as engine:
+        answer = asyncio.run(answer_to(ask, engine.client, engine.tokenizer, _silent if as_json else _show))
+        if as_json:
+            print_json(_document(answer, engine.client.info.model))
+        else:
+            print()
+    if stats and not as_json:
+        print_stats(answer.stats)
+
+
+async def answer_to(
+    ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]
+) -> Answer:
+    """Ask the engine and hand each piece of text to `show` as it comes.
+
+    Raises the request's error where it failed, `EngineError` where it was aborted.
+    """
+    text = TextStream(tokenizer, ask.params.stop, min_tokens=ask.params.min_tokens)
+    pieces: list[str] = []
+    token_ids: list[int] = []
+    reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def take(piece: str) -> None:
+        if piece:
+            pieces.append(piece)
+            show(piece)
+
+    async for event in client.generate(_request(ask, tokenizer)):
+        if isinstance(event, Tokens):
+            token_ids += event.token_ids
+            reason, stop_reason = event.finish_reason, event.stop_reason
+            take(text.push(event.token_ids))
+        elif isinstance(event, Failed):
+            raise event.error
+        elif isinstance(event, Aborted):
+            raise EngineError(f"the request was aborted: {event.reason}")
+        else:
+            take(text.finish())
+            return Answer("".join(pieces), tuple(token_ids), reason, stop_reason, event.stats)
+    raise EngineError("the request ended without a terminal event")
+
+
+def _request(ask: Ask, tokenizer: ChatTokenizer) -> GenerateRequest:
+    messages = [{"role": "user", "content": ask.prompt}]
+    if ask.system is not None:
+        messages.insert(0, {"role": "system", "content": ask.system})
+    prompt = tokenizer.encode(ask.prompt) if ask.raw else tokenizer.apply_chat_template(messages)
+    prediction = tokenizer.encode(ask.prediction, add_special_tokens=False) if ask.prediction else []
+    return GenerateRequest(
+        request_id=f"generate-{uuid.uuid4().hex}",
+        prompt_token_ids=tuple(prompt),
+        params=ask.params,
+        prediction_token_ids=tuple(prediction),
+        speculation=ask.speculation,
+    )
+
+
+def _text(prompt: str) -> str:
+    try:
+        text = sys.stdin.buffer.read().decode() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise InvalidParameter(f"the prompt is not UTF-8: {error}", param="prompt") from error
+    if not text:
+        raise InvalidParameter("the prompt is empty; allowed: some text", param="prompt")
+    return text
+
+
+def _read(file: Path | None) -> str | None:
+    try:
+        return None if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise InvalidParameter(f"{file} cannot be read as UTF-8 text: {error}", param="prediction") from error
+
+
+def _show(piece: str) -> None:
+    print(piece, end="", flush=True)
+
+
+def _silent(piece: str) -> None:
+    """Show nothing: the text stands in the document at the end."""
+
+
+def _document(answer: Answer, model: str) -> dict[str, object]:
+    return {**asdict(answer), "stats": figures(answer.stats), "model": model}

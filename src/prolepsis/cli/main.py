@@ -1,0 +1,83 @@
+"""The `prolepsis` command: a table of commands, each imported only when it runs, and the one place that ends errors."""
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from prolepsis import __version__
+from prolepsis.cli.output import EPILOG, INTERRUPTED, exit_status, print_error
+from prolepsis.core.errors import ProlepsisError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP, in OpenAI's shape."),
+    "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt as it comes."),
+    "bench": ("prolepsis.cli.bench.command:bench", "Measure ways of decoding side by side."),
+    "exact": ("prolepsis.cli.exact:exact", "Prove on your own prompts that speculation changes nothing."),
+    "profile": ("prolepsis.cli.profile:profile", "Measure and store what a pass costs here; show the self-check."),
+    "models": ("prolepsis.cli.models:app", "Fetch, list and show models."),
+}
+"""Name -> (module:function or Typer application, one line of help)."""
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is to run, and turns every `ProlepsisError` into one line and an exit status."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, (load_command(name) if name in COMMANDS else command), rest
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ProlepsisError as error:
+            print_error(error)
+            raise typer.Exit(exit_status(error)) from error
+        except KeyboardInterrupt as error:
+            raise typer.Exit(INTERRUPTED) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Serves language models with speculative decoding: the target model's own output, in fewer passes.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+) -> None:
+    """Take the flags that stand before a command."""
+
+
+def _stand_in() -> None:
+    """Stand in the table of commands for one that is not imported yet; never called."""
+
+
+for _name, (_target, _help) in COMMANDS.items():
+    app.command(_name, help=_help)(_stand_in)
+
+
+def load_command(name: str) -> Any:
+    """Import the module of a command and return it as the command-line parser wants it."""
+    target, _ = COMMANDS[name]
+    module, _, attribute = target.partition(":")
+    value = getattr(import_module(module), attribute)
+    if not isinstance(value, typer.Typer):
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        single.command(name, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})(value)
+        value = single
+    return typer.main.get_command(value)

@@ -1,0 +1,45 @@
+"""`prolepsis serve`: the HTTP server around one engine."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from prolepsis.cli.config import Settings
+from prolepsis.cli.flags import configured
+from prolepsis.cli.output import NOT_SERVED, print_error
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prolepsis.server.run import StartedEngine
+    from prolepsis.telemetry.metrics import Metrics
+
+ADDRESS_FIELDS = ("host", "port")
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@configured(EngineConfig, ServerConfig)
+def serve(
+    settings: Settings,
+    log_level: Annotated[LogLevel, typer.Option(help="least severe log lines shown")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON for programs")] = False,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's shape, until interrupted."""
+    from prolepsis.cli.engine import start_for_server
+    from prolepsis.cli.models import ensure_model
+    from prolepsis.server import run
+    from prolepsis.telemetry.logs import configure_logs
+
+    configure_logs(log_level, as_json=log_json)
+
+    def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
+        ensure_model(settings)
+        return start_for_server(config, metrics)
+
+    try:
+        run.serve(settings.engine, settings.server, start)
+    except ConfigError as error:
+        if error.param not in ADDRESS_FIELDS:
+            raise
+        print_error(error)
+        raise typer.Exit(NOT_SERVED) from error

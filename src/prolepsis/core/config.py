@@ -1,0 +1,65 @@
+"""How an engine is set up. What may change while serving is not here: it is a `SpecPlan`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+class EngineConfig(BaseModel):
+    """All that an engine is built from; every field has a flag, an environment variable and a file key of its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(default=DEFAULT_MODEL, description="registry name, folder of safetensors, GGUF file, or hub id")
+    model_dir: Path | None = Field(
+        default=None, description="where models are kept; default: the user's cache directory"
+    )
+    forward: Literal["auto", "native", "lean", "transformers"] = Field(
+        default="auto", description="which forward runs the model"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of a pass; default: all cores")
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="longest prompt plus answer; default: the model's own limit"
+    )
+    kv_memory: str = Field(default="768MiB", description="memory for KV pages, e.g. 768MiB or 2GiB")
+    max_requests: int = Field(default=64, ge=1, description="samples that run at once")
+    max_step_tokens: int = Field(
+        default=512, ge=16, description="tokens of one step over all requests (prefill chunks and drafts)"
+    )
+    prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt prefixes within a tenant scope")
+    strict: Literal["auto", "on", "off"] = Field(
+        default="auto", description="bitwise equality with plain decoding; auto: where the self-check proves it"
+    )
+    proposers: tuple[str, ...] = Field(
+        default=("suffix", "prompt_lookup", "prediction"), description="proposers to load"
+    )
+    draft_model: str | None = Field(default=None, description="model of the draft_model proposer")
+    num_speculative_tokens: int = Field(
+        default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
+    )
+    suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
+
+
+class ServerConfig(BaseModel):
+    """How the HTTP room is set up; every field has a flag, an environment variable and a file key of its name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    served_model_names: tuple[str, ...] = Field(
+        default=(), description="names clients may use; default: the model's own name"
+    )
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
+    shutdown_s: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds that requests in flight get to finish after a stop signal; then they are aborted",
+    )
+    count_rejected_prediction_tokens: bool = Field(
+        default=True, description="count rejected prediction tokens in usage.completion_tokens, as OpenAI does"
+    )

@@ -1,0 +1,79 @@
+"""Every error that Prolepsis raises on purpose.
+
+ProlepsisError
+├── UserError                  the caller's fault: says what was given and what is allowed
+│   ├── InvalidParameter       a request parameter outside its range, or a combination that cannot be served
+│   ├── ContextTooLong         prompt and answer do not fit the model's context or the page pool
+│   ├── ModelNotFound          a model name nobody serves
+│   └── ConfigError            a configuration file, flag or environment variable
+├── ModelError                 a model that cannot be used
+│   ├── ModelLoadError         missing, corrupt or unsupported files
+│   ├── FetchError             a download that failed: hub unreachable, checksum, disk full
+│   └── VocabularyMismatch     draft and target models do not share a tokenizer
+├── MemoryPlanError            the stated memory budget is too small: says how much is needed
+└── EngineError                the engine could not finish a request it had accepted
+    ├── DeadlineExceeded       the request's own deadline passed
+    └── EngineDead             the engine thread ended; nothing is accepted any more
+"""
+
+
+class ProlepsisError(Exception):
+    """Base of the tree; `code` is a stable snake_case name for programs."""
+
+    code = "internal_error"
+
+
+class UserError(ProlepsisError):
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class InvalidParameter(UserError):
+    code = "invalid_value"
+
+
+class ContextTooLong(UserError):
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(UserError):
+    code = "model_not_found"
+
+
+class ConfigError(UserError):
+    code = "invalid_config"
+
+
+class ModelError(ProlepsisError):
+    code = "model_error"
+
+
+class ModelLoadError(ModelError):
+    code = "model_load_error"
+
+
+class FetchError(ModelError):
+    code = "fetch_error"
+
+
+class VocabularyMismatch(ModelError):
+    code = "vocabulary_mismatch"
+
+
+class MemoryPlanError(ProlepsisError):
+    code = "insufficient_memory"
+
+
+class EngineError(ProlepsisError):
+    code = "engine_error"
+
+
+class DeadlineExceeded(EngineError):
+    code = "deadline_exceeded"
+
+
+class EngineDead(EngineError):
+    code = "engine_dead"

@@ -1,0 +1,61 @@
+"""What the engine room says about a request. Each accepted request gets exactly one terminal event, the last it gets."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.stats import RequestStats
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The target's log-probabilities at one emitted token, before temperature and truncation."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), likeliest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens of sample `index` committed by one step; the last event of a sample carries its finish reason."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended the sample; None for end of sequence and length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Terminal: every sample ended by itself."""
+
+    request_id: str
+    stats: RequestStats
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """Terminal: ended from outside (client disconnect, shutdown)."""
+
+    request_id: str
+    stats: RequestStats
+    reason: str = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Terminal: the engine could not serve it."""
+
+    request_id: str
+    error: ProlepsisError
+    stats: RequestStats
+
+
+Terminal = Finished | Aborted | Failed
+Event = Tokens | Terminal

@@ -1,0 +1,27 @@
+"""What the engine room accepts through its inbox: the only door in."""
+
+from dataclasses import dataclass
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: GenerateRequest
+    arrival: float
+    """Clock reading (seconds) when the request was accepted; queue time counts from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+    reason: str = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPlan:
+    plan: SpecPlan
+
+
+Message = Submit | Abort | ApplyPlan

@@ -1,0 +1,36 @@
+"""A generation request as it crosses from the HTTP room into the engine room: frozen, plain values only."""
+
+from dataclasses import dataclass, field
+
+from prolepsis.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationChoice:
+    """What the caller asked of speculation; the plan and the measured value decide what takes effect."""
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None
+    """Ceiling on drafted tokens a step; None leaves it to the engine."""
+    proposers: tuple[str, ...] | None = None
+    """Names of the proposers allowed; None allows every proposer of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One prompt and how to continue it, `n` times."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    n: int = 1
+    """Samples of the same prompt; sample i is keyed by (seed, i) and they share the prompt's pages."""
+    priority: int = 0
+    """Lower runs first; equal priorities run in order of arrival."""
+    deadline_s: float | None = None
+    """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
+    scope: str = ""
+    """Tenant scope: nothing drafted or cached for one scope is visible to another."""
+    prediction_token_ids: tuple[int, ...] = ()
+    """The caller's predicted output (OpenAI `prediction`), tokenised."""
+    speculation: SpeculationChoice = field(default_factory=SpeculationChoice)

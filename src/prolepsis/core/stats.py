@@ -1,0 +1,82 @@
+"""Raw counts of one request; ratios are derived late, by whoever shows them."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EffectiveReason = Literal[
+    "speculating",  # drafts were verified
+    "no_draft",  # allowed, but no proposer had a draft worth verifying
+    "not_worth_it",  # drafts existed, the cost curve said no every time
+    "requested_off",  # the caller turned it off
+    "plan_off",  # the plan's ceiling is 0
+    "no_decode",  # the request ended before a step that could have drafted
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveMode:
+    """What speculation really did for a request, and why."""
+
+    mode: Literal["on", "off"]
+    reason: EffectiveReason
+    plan_version: int
+
+
+@dataclass(slots=True)
+class ProposerCounts:
+    """Counts of one proposer; `per_position[j]` holds [drafted, accepted] of draft position j."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    per_position: list[list[int]] = field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Count one verified draft whose longest path had `drafted` tokens, `accepted` of them emitted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted += accepted
+        while len(self.per_position) < drafted:
+            self.per_position.append([0, 0])
+        for j in range(drafted):
+            self.per_position[j][0] += 1
+            self.per_position[j][1] += j < accepted
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counts and times (seconds) of one request, over all of its samples."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens whose KV came from the prefix cache."""
+    num_output_tokens: int = 0
+    num_steps: int = 0
+    """Target passes that emitted tokens for this request."""
+    num_preemptions: int = 0
+    proposers: dict[str, ProposerCounts] = field(default_factory=dict)
+    prediction_accepted: int = 0
+    prediction_rejected: int = 0
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    first_token_s: float | None = None
+    """From arrival to the first token."""
+    total_s: float = 0.0
+    mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
+
+    @property
+    def num_drafts(self) -> int:
+        return sum(c.num_drafts for c in self.proposers.values())
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(c.num_draft_tokens for c in self.proposers.values())
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(c.num_accepted for c in self.proposers.values())
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens emitted per target pass, in [1, K + 1]."""
+        return self.num_output_tokens / self.num_steps if self.num_steps else 1.0

@@ -1,0 +1,72 @@
+"""Times and counts of a request: what `RequestStats` holds when its terminal event goes out.
+
+A request is queued while it lives and none of its samples runs: before the first is scheduled, and after a preemption.
+Queue time and compute time add up to the whole.
+"""
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.stats import EffectiveMode, EffectiveReason, ProposerCounts
+from prolepsis.engine.request import Request, Sample
+from prolepsis.engine.rows import Row
+
+
+def count_started(sample: Sample, now: float) -> None:
+    """A sample of the request starts to run."""
+    request = sample.request
+    if request.queued_since is not None:
+        request.stats.queue_s += now - request.queued_since
+        request.queued_since = None
+    if not request.started:
+        request.started = True
+        request.stats.num_cached_tokens = sample.num_computed
+    request.num_running += 1
+
+
+def count_stopped(request: Request, now: float) -> None:
+    """A sample of the request stops running: preempted, or ended."""
+    request.num_running -= 1
+    if request.num_running == 0:
+        request.queued_since = now
+
+
+def count_emitted(row: Row, num_emitted: int, num_accepted: int, now: float) -> None:
+    """A pass emitted tokens, `num_accepted` of them drafted, for the row's request."""
+    request, stats = row.sample.request, row.sample.request.stats
+    stats.num_steps += 1
+    stats.num_output_tokens += num_emitted
+    if stats.first_token_s is None:
+        stats.first_token_s = now - request.arrival
+    request.could_draft |= row.asked
+    request.declined |= row.declined
+    if row.draft is not None:
+        counts = stats.proposers.setdefault(row.draft.proposer, ProposerCounts())
+        counts.record(max(row.draft.depths(), default=0), num_accepted)
+
+
+def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
+    """Fill in what is known only at the end."""
+    stats = request.stats
+    stats.total_s = now - request.arrival
+    if request.queued_since is not None:
+        stats.queue_s += now - request.queued_since
+        request.queued_since = None
+    stats.compute_s = max(0.0, stats.total_s - stats.queue_s)
+    predicted = stats.proposers.get("prediction")
+    if predicted is not None:
+        stats.prediction_accepted = predicted.num_accepted
+        stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
+    reason = _reason(request, plan)
+    stats.mode = EffectiveMode("on" if reason == "speculating" else "off", reason, plan.version)
+
+
+def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
+    choice = request.source.speculation
+    if request.stats.num_drafts:
+        return "speculating"
+    if not choice.enabled or choice.num_speculative_tokens == 0:
+        return "requested_off"
+    if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
+        return "plan_off"
+    if request.declined:
+        return "not_worth_it"
+    return "no_draft" if request.could_draft else "no_decode"

@@ -1,0 +1,62 @@
+"""The seam between whoever asks for tokens and the engine room."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from prolepsis.core.events import Event
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the outside may know of a running engine."""
+
+    model: str
+    forward: str
+    vocab_size: int
+    max_model_len: int
+    fingerprint: str
+    """Of tokenizer, weights and forward; `system_fingerprint` of the OpenAI surface."""
+    exactness: Literal["strict", "normal"]
+    exactness_reason: str
+    proposers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """Liveness and readiness as the engine sees itself."""
+
+    alive: bool
+    ready: bool
+    detail: str
+    """Why it is not alive or not ready, or what it still does in the background."""
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    """Share of KV pages in use, 0 to 1."""
+
+
+class EngineClient(Protocol):
+    """Asks one engine for tokens. Safe to use from one event loop; the engine runs elsewhere."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Yield the request's events, the last one terminal; closing the iterator early aborts the request.
+
+        Raises `UserError` before the first event where the request cannot be served, `EngineDead` where nothing can.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        """Swap the speculation plan between two steps."""
+
+    def health(self) -> EngineHealth: ...
+
+    async def close(self) -> None:
+        """Stop the engine; requests in flight end with `Aborted`."""

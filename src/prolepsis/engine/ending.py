@@ -1,0 +1,47 @@
+"""Where a sample ends inside the tokens of a step (ALGORITHMS 1.7)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.events import FinishReason
+from prolepsis.engine.request import Sample
+from prolepsis.spec.draft import ROOT, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The sample ends with the `num_tokens`-th token of the step, inclusive."""
+
+    num_tokens: int
+    reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+def find_ending(sample: Sample, tokens: Sequence[int], max_model_len: int) -> Ending | None:
+    """Return where `tokens`, emitted after those the sample has, end it. Its stop-string search takes them in.
+
+    End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.
+    """
+    num_output = sample.num_output_tokens
+    room = min(sample.params.max_tokens - num_output, max_model_len - len(sample.tokens))
+    for count, token in enumerate(tokens, 1):
+        if token in sample.end_ids and num_output + count >= sample.params.min_tokens:
+            return Ending(count, "stop", token if token in sample.params.stop_token_ids else None)
+        if sample.text is not None:
+            sample.text.push((token,))
+            if sample.text.matched is not None:
+                return Ending(count, "stop", sample.text.matched)
+        if count >= room:
+            return Ending(count, "length")
+    return None
+
+
+def cut_after_end(draft: Draft, end_ids: frozenset[int]) -> Draft:
+    """Return the draft without the nodes below a token that ends the sample: they could never be emitted."""
+    if end_ids.isdisjoint(draft.tokens):
+        return draft
+    dead: set[int] = set()
+    for node, parent in enumerate(draft.parents):
+        if parent != ROOT and (parent in dead or draft.tokens[parent] in end_ids):
+            dead.add(node)
+    return draft.select([node for node in range(len(draft.tokens)) if node not in dead]) if dead else draft

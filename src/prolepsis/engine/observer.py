@@ -1,0 +1,65 @@
+"""What an engine tells whoever measures it; `telemetry.metrics.Metrics` is one."""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, Protocol
+
+from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.timings import StepTiming
+from prolepsis.spec.selection import ProposerSet
+
+Outcome = Literal["finished", "aborted", "failed"]
+_OUTCOMES: dict[type, Outcome] = {Finished: "finished", Aborted: "aborted", Failed: "failed"}
+
+
+class EngineObserver(Protocol):
+    """Called from the engine thread, after each step; must be quick and must not raise."""
+
+    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+        """A step ran a pass of `num_rows` tokens; `seconds` by phase."""
+
+    def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
+        """An accepted request got its terminal event."""
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
+        """Calls of a proposer raised or returned nonsense."""
+
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
+        """Samples running and waiting, share of KV pages in use (0 to 1)."""
+
+
+class NoObserver:
+    """Observes nothing."""
+
+    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None: ...
+
+    def request_ended(self, stats: RequestStats, outcome: Outcome) -> None: ...
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
+
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None: ...
+
+
+class Reporter:
+    """Turns what a step leaves behind into calls of an observer."""
+
+    def __init__(self, observer: EngineObserver, proposers: ProposerSet) -> None:
+        self._observer = observer
+        self._proposers = proposers
+        self._failures: dict[str, int] = {}
+
+    def step(self, timing: StepTiming, load: tuple[int, int, float]) -> None:
+        """Report one step and the load after it: running, waiting, share of KV pages in use."""
+        self._observer.step_done(timing.phases(), timing.num_rows)
+        self._observer.set_load(*load)
+        for name, count in self._proposers.failures.items():
+            new = count - self._failures.get(name, 0)
+            if new:
+                self._observer.proposer_failed(name, new)
+                self._failures[name] = count
+
+    def ended(self, events: Iterable[Event]) -> None:
+        """Report the requests whose terminal event is among `events`."""
+        for event in events:
+            if isinstance(event, Terminal):
+                self._observer.request_ended(event.stats, _OUTCOMES[type(event)])

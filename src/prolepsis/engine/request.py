@@ -1,0 +1,127 @@
+"""What the engine knows of a request while it lives. Only the scheduler writes it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text import Detokenizer, TextStream
+from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.noise import noise_key
+
+Rank = tuple[int, float, int, int]
+"""Priority, arrival, order of submission, sample index: lower runs first, the highest is preempted first."""
+
+
+class Sample:
+    """One of a request's `n` continuations (a `spec.proposer.SampleView`).
+
+    `num_computed` tokens at its front have their KV in `pages`; while decoding that is all but the last.
+    """
+
+    __slots__ = (
+        "end_ids",
+        "ended",
+        "hashes",
+        "history",
+        "index",
+        "key",
+        "noise_key",
+        "num_computed",
+        "num_prompt_tokens",
+        "num_published",
+        "pages",
+        "params",
+        "prediction",
+        "rank",
+        "request",
+        "running",
+        "scope",
+        "text",
+        "tokens",
+    )
+
+    def __init__(self, request: "Request", index: int, end_ids: frozenset[int], text: TextStream | None) -> None:
+        source = request.source
+        self.request = request
+        self.index = index
+        self.key = f"{source.request_id}/{index}"
+        self.rank: Rank = (source.priority, request.arrival, request.serial, index)
+        self.params: SamplingParams = source.params
+        self.scope = source.scope
+        self.prediction: Sequence[int] = source.prediction_token_ids
+        self.noise_key = noise_key(source.params.seed, index)
+        self.tokens = list(source.prompt_token_ids)
+        self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
+        self.end_ids = end_ids
+        """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
+        self.text = text
+        """Where the request has stop strings: finds the token that completes one."""
+        self.num_computed = 0
+        self.num_published = 0
+        """Pages at the front that were offered to the prefix index."""
+        self.pages: list[int] = []
+        self.hashes: list[bytes] = []
+        """Of the full pages at the front of `tokens`, as far as anybody asked."""
+        self.running = False
+        self.ended = False
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens to compute before the next one can be sampled; 1 while decoding."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+@dataclass(slots=True)
+class Request:
+    """A request with its samples, counts and times (seconds on the engine's clock)."""
+
+    source: GenerateRequest
+    arrival: float
+    serial: int
+    queued_since: float | None
+    """Since when no sample runs; None while one does."""
+    samples: list[Sample] = field(default_factory=list)
+    stats: RequestStats = field(default_factory=RequestStats)
+    started: bool = False
+    forked: bool = False
+    """The first sample computed the prompt, the others share its pages."""
+    num_running: int = 0
+    could_draft: bool = False
+    """Some step could have drafted for it."""
+    declined: bool = False
+    """Drafts existed, but verifying them was not worth it."""
+
+    @property
+    def request_id(self) -> str:
+        return self.source.request_id
+
+    @property
+    def deadline(self) -> float | None:
+        seconds = self.source.deadline_s
+        return None if seconds is None else self.arrival + seconds
+
+
+def open_request(
+    source: GenerateRequest,
+    arrival: float,
+    serial: int,
+    eos_token_ids: Sequence[int],
+    tokenizer: Detokenizer | None,
+) -> Request:
+    """Return the runtime state of a request just accepted; stop strings need a tokenizer."""
+    params = source.params
+    request = Request(source, arrival, serial, queued_since=arrival)
+    request.stats.num_prompt_tokens = len(source.prompt_token_ids)
+    end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+    for index in range(source.n):
+        assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
+        text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens) if params.stop and tokenizer else None
+        request.samples.append(Sample(request, index, end_ids, text))
+    return request

@@ -1,0 +1,43 @@
+"""What one step does for one sample, and what came of it."""
+
+from dataclasses import dataclass
+
+from prolepsis.core.events import TokenLogprobs
+from prolepsis.engine.request import Sample
+from prolepsis.spec.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Computes the tokens `start : start + num_tokens` of a sample and, where that is all it has, samples what follows.
+
+    Prefill chunk, plain decoding (1 token) and verification (1 token and a draft) differ in nothing else.
+    """
+
+    sample: Sample
+    start: int
+    num_tokens: int
+    draft: Draft | None = None
+    asked: bool = False
+    """Proposers were asked for a draft."""
+    declined: bool = False
+    """There was a draft, but verifying it was not worth it."""
+
+    @property
+    def samples_next(self) -> bool:
+        """Whether the row computes all tokens there are; to be asked before the step is committed."""
+        return self.start + self.num_tokens == len(self.sample.tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens of the pass: committed ones and draft nodes."""
+        return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says: draft nodes accepted, in order, and the tokens emitted, one more than those."""
+
+    tokens: tuple[int, ...]
+    path: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None

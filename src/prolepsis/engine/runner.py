@@ -1,0 +1,42 @@
+"""Rows to one pass of the target, and the accepted path of a tree to its place in the cache."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.protocol import KVCache, TargetModel
+from prolepsis.spec.draft import ROOT
+
+
+class Runner:
+    """Runs the target model over its paged cache."""
+
+    def __init__(self, model: TargetModel, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:  # [sum of rows' kept logits, vocab] float32
+        """Compute the rows' tokens and drafts; return logits of each row that samples, its last token and its nodes."""
+        return self.model.forward(pack([_sequence(row) for row in rows]), self.cache)
+
+    def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:
+        """Move the KV of accepted nodes behind the committed tokens; nothing moves for the principal chain."""
+        for row, verdict in zip(rows, verdicts, strict=True):
+            if verdict is not None and verdict.path and verdict.path[-1] != len(verdict.path) - 1:
+                base = row.start + row.num_tokens
+                moves = [(base + node, base + i) for i, node in enumerate(verdict.path) if node != i]
+                self.cache.move(row.sample.pages, moves)
+
+
+def _sequence(row: Row) -> SequenceInput:
+    sample, draft, end = row.sample, row.draft, row.start + row.num_tokens
+    token_ids = sample.tokens[row.start : end]
+    if draft is None:
+        return SequenceInput(token_ids, row.start, sample.pages, keep_last=int(row.samples_next))
+    parents = None
+    if not draft.is_chain:
+        last = row.num_tokens - 1
+        parents = [*range(-1, last), *(last if p == ROOT else row.num_tokens + p for p in draft.parents)]
+    return SequenceInput([*token_ids, *draft.tokens], row.start, sample.pages, parents, keep_last=1 + len(draft.tokens))

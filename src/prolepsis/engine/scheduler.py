@@ -1,0 +1,314 @@
+"""Who runs in the next step, and what a step's outcome does to those who ran.
+
+A live sample is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sample of its
+request has computed the prompt. Samples are ranked by priority, then arrival. A running sample that needs a page takes
+it from the lowest-ranked running one, which then waits and computes its tokens again: keyed noise keeps its output.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, InvalidParameter, ProlepsisError
+from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.accounting import close_stats, count_emitted, count_started, count_stopped
+from prolepsis.engine.ending import find_ending
+from prolepsis.engine.paging import Paging
+from prolepsis.engine.request import Request, Sample, open_request
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.text import Detokenizer
+
+_by_rank = attrgetter("rank")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Budgets of a step and of a sequence, in samples and tokens."""
+
+    max_samples: int
+    max_step_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Step:
+    """The step being put together."""
+
+    budget: int
+    rows: dict[str, Row] = field(default_factory=dict)
+    preempted: bool = False
+
+    def add(self, sample: Sample) -> None:
+        row = Row(sample, sample.num_computed, min(sample.num_pending, self.budget))
+        self.rows[sample.key] = row
+        self.budget -= row.num_tokens
+
+    def drop(self, sample: Sample) -> None:
+        row = self.rows.pop(sample.key, None)
+        if row is not None:
+            self.budget += row.num_tokens
+
+
+class Scheduler:
+    """Owns every live request. `schedule` picks rows, `commit` is what changes requests by what the target said."""
+
+    def __init__(self, limits: SchedulerLimits, paging: Paging, detokenizer: Detokenizer | None = None) -> None:
+        assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
+        assert limits.max_step_tokens >= 1 and limits.max_samples >= 1, "a step has room for a token of a sample"
+        self.limits = limits
+        self.plan = SpecPlan()
+        """The plan in effect, named in the stats of requests that end."""
+        self.requests: dict[str, Request] = {}
+        self.running: list[Sample] = []
+        self.waiting: list[Sample] = []
+        self._max_running = min(limits.max_samples, limits.max_step_tokens)
+        self._paging = paging
+        self._detokenizer = detokenizer
+        self._events: list[Event] = []
+        self._ended: list[Sample] = []
+        self._deadlines: dict[str, float] = {}
+        self._serial = 0
+
+    def validate(self, source: GenerateRequest) -> None:
+        """Raise `UserError` for a request that cannot be served, naming what was given and what is allowed.
+
+        Reads nothing that changes, so any thread may call it.
+        """
+        length, longest = len(source.prompt_token_ids), self.limits.max_model_len - 1
+        if length > longest:
+            raise ContextTooLong(
+                f"the prompt has {length} tokens; allowed: at most {longest}, so that one token of the context of "
+                f"{longest + 1} is left for the answer",
+                param="prompt",
+            )
+        if length == 0:
+            raise InvalidParameter("the prompt has no tokens; allowed: at least 1", param="prompt")
+        vocab_size = self.limits.vocab_size
+        lowest, highest = min(source.prompt_token_ids), max(source.prompt_token_ids)
+        if lowest < 0 or highest >= vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidParameter(f"the prompt holds token {wrong}; allowed: 0 to {vocab_size - 1}", param="prompt")
+        if source.n < 1:
+            raise InvalidParameter(f"n is {source.n}; allowed: 1 or more", param="n")
+        if source.params.stop and self._detokenizer is None:
+            raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
+        source.params.validate(vocab_size)
+
+    def submit(self, source: GenerateRequest, arrival: float) -> None:
+        """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` where it is refused."""
+        self.validate(source)
+        if source.request_id in self.requests:
+            raise InvalidParameter(
+                f"request_id {source.request_id!r} is in use; allowed: a new one", param="request_id"
+            )
+        self._serial += 1
+        request = open_request(source, arrival, self._serial, self.limits.eos_token_ids, self._detokenizer)
+        self.requests[source.request_id] = request
+        if request.deadline is not None:
+            self._deadlines[source.request_id] = request.deadline
+        insort(self.waiting, request.samples[0], key=_by_rank)
+
+    def abort(self, request_id: str, reason: str, now: float) -> None:
+        """End a request from outside; unknown and ended ones are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._close(request, Aborted(request_id, request.stats, reason), now)
+
+    def fail(self, request_id: str, error: ProlepsisError, now: float) -> None:
+        """End a request that cannot be served on; unknown and ended ones are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._close(request, Failed(request_id, error, request.stats), now)
+
+    def schedule(self, now: float) -> list[Row]:
+        """Return the rows of the next step, without drafts: decoding samples first, then prefill, then newcomers."""
+        self._expire(now)
+        step = _Step(self.limits.max_step_tokens)
+        for sample in sorted(self.running, key=lambda s: s.num_pending > 1):
+            if step.budget == 0:
+                break
+            if sample.running and self._make_room(sample, step, now):
+                step.add(sample)
+        if not step.preempted:
+            self._admit(step, now)
+        return list(step.rows.values())
+
+    def attach(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows with pages for their drafts; a draft whose pages are not there is dropped, its row stays."""
+        return [
+            row
+            if row.draft is None or self._paging.grow(row.sample, row.start + row.num_rows)
+            else replace(row, draft=None)
+            for row in rows
+        ]
+
+    def commit(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], now: float) -> None:
+        """Advance what ran by what the target said; None for rows that computed a chunk and sampled nothing."""
+        for row, verdict in zip(rows, verdicts, strict=True):
+            if verdict is None:
+                row.sample.num_computed = row.start + row.num_tokens
+                self._paging.publish(row.sample)
+            else:
+                self._commit_tokens(row, verdict, now)
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def take_ended(self) -> list[Sample]:
+        """Return the samples that ended since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def abandon(self, error: ProlepsisError, now: float) -> None:
+        """Fail every request and leave the pages as they are: their accounting is not to be trusted any more."""
+        requests = list(self.requests.values())
+        for owner in (self.requests, self.running, self.waiting, self._deadlines):
+            owner.clear()
+        for request in requests:
+            for sample in request.samples:
+                if not sample.ended:
+                    sample.ended = True
+                    self._ended.append(sample)
+            self._say_goodbye(request, Failed(request.request_id, error, request.stats), now)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV pages held by samples, 0 to 1."""
+        return self._paging.pool.num_referenced / self._paging.pool.num_pages
+
+    def check(self) -> None:
+        """Prove that pages and lists agree. Raises `AssertionError` with a sentence."""
+        live = [s for request in self.requests.values() for s in request.samples if not s.ended]
+        self._paging.pool.check([s.pages for s in live])
+        assert {s.key for s in live if s.running} == {s.key for s in self.running}, "running samples are in the list"
+        assert self.running == sorted(self.running, key=_by_rank), "running samples are ranked"
+        assert self.waiting == sorted(self.waiting, key=_by_rank), "waiting samples are ranked"
+        assert not any(s.pages or s.num_computed for s in live if not s.running), "only running samples hold pages"
+        for sample in live:
+            assert not sample.running or 0 < sample.num_pending, "a running sample has something to compute"
+            held = len(sample.pages) * self._paging.pool.page_size
+            assert not sample.running or sample.num_computed <= held, "computed tokens are in pages"
+
+    def _expire(self, now: float) -> None:
+        if self._deadlines:
+            for request_id in [i for i, deadline in self._deadlines.items() if deadline <= now]:
+                seconds = self.requests[request_id].source.deadline_s
+                self.fail(request_id, DeadlineExceeded(f"not finished {seconds} s after its arrival"), now)
+
+    def _make_room(self, sample: Sample, step: _Step, now: float) -> bool:
+        """Get the pages of the sample's next tokens, at the cost of lower-ranked ones; False if it is lowest itself."""
+        num_slots = sample.num_computed + min(sample.num_pending, step.budget)
+        while not self._paging.grow(sample, num_slots):
+            victim = self.running[-1]
+            self._preempt(victim, step, now)
+            if victim is sample:
+                return False
+        return True
+
+    def _admit(self, step: _Step, now: float) -> None:
+        """Start waiting samples while budgets last. One page per running sample is kept back, against thrashing."""
+        while self.waiting and step.budget > 0:
+            sample = self.waiting[0]
+            has_slot = len(self.running) < self._max_running
+            if has_slot and self._paging.start(sample, reserve=len(self.running)):
+                self._run(self.waiting.pop(0), now)
+                step.add(sample)
+            elif not self._displace(sample, step, now):
+                return
+
+    def _displace(self, sample: Sample, step: _Step, now: float) -> bool:
+        """Preempt the lowest-ranked running sample if its priority is strictly lower than that of the waiting one."""
+        if not self.running or self.running[-1].request.source.priority <= sample.request.source.priority:
+            return False
+        self._preempt(self.running[-1], step, now)
+        return True
+
+    def _run(self, sample: Sample, now: float) -> None:
+        sample.running = True
+        insort(self.running, sample, key=_by_rank)
+        count_started(sample, now)
+
+    def _preempt(self, sample: Sample, step: _Step, now: float) -> None:
+        step.drop(sample)
+        step.preempted = True
+        self._stop(sample, now)
+        sample.request.stats.num_preemptions += 1
+        insort(self.waiting, sample, key=_by_rank)
+
+    def _stop(self, sample: Sample, now: float) -> None:
+        """Take a sample's pages and its place, wherever it stands."""
+        if sample.running:
+            sample.running = False
+            self.running.remove(sample)
+            count_stopped(sample.request, now)
+        elif sample in self.waiting:
+            self.waiting.remove(sample)
+        self._paging.drop(sample)
+
+    def _commit_tokens(self, row: Row, verdict: Verdict, now: float) -> None:
+        sample = row.sample
+        ending = find_ending(sample, verdict.tokens, self.limits.max_model_len)
+        tokens = verdict.tokens[: ending.num_tokens] if ending else verdict.tokens
+        num_accepted = min(len(verdict.path), len(tokens))
+        sample.tokens += tokens
+        sample.num_computed = row.start + row.num_tokens + num_accepted
+        assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
+        if sample.history is not None:
+            sample.history.append(tokens)
+        count_emitted(row, len(tokens), num_accepted, now)
+        self._paging.publish(sample)
+        logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
+        reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
+        self._events.append(
+            Tokens(sample.request.request_id, sample.index, tuple(tokens), logprobs, reason, stop_reason)
+        )
+        self._fork(sample, now)
+        if ending:
+            self._end(sample, now)
+        else:
+            self._paging.trim(sample)
+
+    def _fork(self, first: Sample, now: float) -> None:
+        """Let the siblings of a sample that just computed the prompt run, or wait where there is no place for them."""
+        request = first.request
+        if request.forked:
+            return
+        request.forked = True
+        for sibling in request.samples[1:]:
+            if len(self.running) < self._max_running:
+                self._paging.fork(first, sibling)
+                self._run(sibling, now)
+            else:
+                insort(self.waiting, sibling, key=_by_rank)
+
+    def _end(self, sample: Sample, now: float) -> None:
+        """A sample is complete; so is its request if it was the last."""
+        self._stop(sample, now)
+        sample.ended = True
+        self._ended.append(sample)
+        request = sample.request
+        if all(s.ended for s in request.samples):
+            self._close(request, Finished(request.request_id, request.stats), now)
+
+    def _close(self, request: Request, terminal: Terminal, now: float) -> None:
+        """End what still lives of a request and say so."""
+        for sample in request.samples:
+            if not sample.ended:
+                self._stop(sample, now)
+                sample.ended = True
+                self._ended.append(sample)
+        del self.requests[request.request_id]
+        self._deadlines.pop(request.request_id, None)
+        self._say_goodbye(request, terminal, now)
+
+    def _say_goodbye(self, request: Request, terminal: Terminal, now: float) -> None:
+        """Emit a request's last event: the only place terminal events of accepted requests come from."""
+        close_stats(request, self.plan, now)
+        self._events.append(terminal)

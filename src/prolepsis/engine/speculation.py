@@ -1,0 +1,82 @@
+"""Between rows and proposers: who may draft how far, and what proposers learn of a step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.ending import cut_after_end
+from prolepsis.engine.request import Sample
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import StepLoad
+
+
+class Speculation:
+    """Asks the proposers for the decoding rows of a step and tells them what came of it."""
+
+    def __init__(self, proposers: ProposerSet, *, max_step_tokens: int, max_model_len: int) -> None:
+        self.proposers = proposers
+        self._max_step_tokens = max_step_tokens
+        self._max_model_len = max_model_len
+        self._told: dict[str, int] = {}
+        """How many tokens of each live sample the proposers know."""
+
+    def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
+        """Return the rows with drafts where a proposer has one worth verifying."""
+        num_rows = sum(row.num_tokens for row in rows)
+        room = self._max_step_tokens - num_rows
+        if plan.num_speculative_tokens == 0 or room <= 0 or not self.proposers.names:
+            return list(rows)
+        decoding = [row for row in rows if row.num_tokens == 1 and row.sample.key in self._told]
+        limits = [min(self._limit(row.sample), room) for row in decoding]
+        if not any(limits):
+            return list(rows)
+        load = StepLoad(num_rows, sum(row.start for row in rows), room)
+        samples = [row.sample for row in decoding]
+        allowed = [sample.request.source.speculation.proposers for sample in samples]
+        drafts = self.proposers.propose(samples, limits, plan, load, allowed)
+        drafted = {
+            row.sample.key: _with_draft(row, draft, declined=declined)
+            for row, draft, declined, limit in zip(decoding, drafts, self.proposers.declined, limits, strict=True)
+            if limit
+        }
+        return [drafted.get(row.sample.key, row) for row in rows]
+
+    def learn(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], pass_s: float) -> None:
+        """Tell the proposers what the step committed and the cost model what its pass took (seconds)."""
+        num_rows, num_context = sum(row.num_rows for row in rows), sum(row.start for row in rows)
+        self.proposers.observe_pass(num_rows, num_context, 1000.0 * pass_s)
+        for row, verdict in zip(rows, verdicts, strict=True):
+            if verdict is not None:
+                self._learn_row(row, verdict)
+
+    def forget(self, samples: Sequence[Sample]) -> None:
+        """Tell the proposers which samples ended; those they were never told of are left out."""
+        for sample in samples:
+            if self._told.pop(sample.key, None) is not None:
+                self.proposers.forget(sample)
+
+    def _limit(self, sample: Sample) -> int:
+        """Return the most draft nodes the sample has a use for: the step emits one token more than it accepts."""
+        choice = sample.request.source.speculation
+        if not choice.enabled:
+            return 0
+        left = sample.params.max_tokens - sample.num_output_tokens - 1
+        limit = min(left, self._max_model_len - len(sample.tokens) - 1)
+        return max(0, limit if choice.num_speculative_tokens is None else min(limit, choice.num_speculative_tokens))
+
+    def _learn_row(self, row: Row, verdict: Verdict) -> None:
+        sample = row.sample
+        if row.draft is not None:
+            num_emitted = len(sample.tokens) - row.start - row.num_tokens
+            self.proposers.observe(sample, row.draft, min(len(verdict.path), num_emitted))
+        num_new = len(sample.tokens) - self._told.get(sample.key, 0)
+        self._told[sample.key] = len(sample.tokens)
+        self.proposers.commit(sample, num_new)
+
+
+def _with_draft(row: Row, draft: Draft | None, *, declined: bool) -> Row:
+    if draft is not None:
+        draft = cut_after_end(draft, row.sample.end_ids)
+    return replace(row, draft=draft, asked=True, declined=declined)

@@ -1,0 +1,121 @@
+"""An engine in a thread of this process, asked from one event loop."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable
+
+from prolepsis.core.errors import EngineDead, InvalidParameter
+from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.messages import Abort, ApplyPlan, Submit
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.step import Engine
+
+_TERMINAL = (Finished, Aborted, Failed)
+
+
+class ThreadEngineClient:
+    """An `EngineClient`: the engine steps in its own thread and sleeps on its inbox while nobody asks.
+
+    Events of a step reach the event loop in one call. `start` is called by the first `generate`, from its loop.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._streams: dict[str, asyncio.Queue[Event]] = {}
+        """Of requests whose terminal event is still to come, also those nobody listens to any more."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="prolepsis-engine", daemon=True)
+        self._closing = threading.Event()
+        self._stopped = asyncio.Event()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.engine.info
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Yield the request's events, the last one terminal; closing the iterator early aborts the request."""
+        if self._closing.is_set():
+            raise EngineDead("the engine is closed")
+        self.engine.validate(request)
+        if request.request_id in self._streams:
+            raise InvalidParameter(
+                f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
+            )
+        self._start()
+        stream = self._streams[request.request_id] = asyncio.Queue()
+        self.engine.send(Submit(request, self.engine.clock()))
+        event: Event | None = None
+        try:
+            while not isinstance(event, _TERMINAL):
+                event = await stream.get()
+                yield event
+        finally:
+            if not isinstance(event, _TERMINAL):
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
+        self.engine.send(Abort(request_id))
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        """Swap the speculation plan between two steps."""
+        self.engine.send(ApplyPlan(plan))
+
+    def health(self) -> EngineHealth:
+        """Return how the engine is; closed counts as not alive."""
+        if self._closing.is_set():
+            return EngineHealth(alive=False, ready=False, detail="closed")
+        return self.engine.health()
+
+    async def close(self) -> None:
+        """Stop the engine; requests in flight end with `Aborted`."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self.engine.send(None)
+        if self._thread.is_alive():
+            await self._stopped.wait()
+
+    def _start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
+        assert self._loop is asyncio.get_running_loop(), "one client serves one event loop"
+
+    def _run(self) -> None:
+        engine = self.engine
+        try:
+            while not self._closing.is_set():
+                if not engine.has_work:
+                    engine.wait()
+                self._hand_over(engine.step())
+        except BaseException as error:  # contained: whoever waits must learn that nothing comes any more
+            engine.die(error)
+        self._hand_over(engine.abort_all("shutdown"))
+        self._call(self._end)
+
+    def _hand_over(self, events: list[Event]) -> None:
+        if events:
+            self._call(lambda: self._deliver(events))
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None, "the thread runs after start"
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            self._closing.set()
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            self._streams[event.request_id].put_nowait(event)
+            if isinstance(event, _TERMINAL):
+                del self._streams[event.request_id]
+
+    def _end(self) -> None:
+        """Nothing comes after this: end what was sent too late for the engine to see."""
+        for request_id, stream in self._streams.items():
+            stream.put_nowait(Aborted(request_id, RequestStats(), "shutdown"))
+        self._stopped.set()

@@ -1,0 +1,165 @@
+"""Which sequence holds which KV page: free list, reference counts and an index of pages by what they hold.
+
+Only accounting: what pages store belongs to the model's cache. Every page is in exactly one of three states:
+
+    free        nobody uses it, nothing worth keeping
+    cached      nobody uses it, but the index finds it by its hash; evicted, least recently used first, when needed
+    referenced  held by one sequence or more; it may be in the index as well
+"""
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+
+def root_hash(scope: str) -> bytes:
+    """Return the hash that the first page of a sequence is chained to; scopes never share pages."""
+    return blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def page_hash(previous: bytes, tokens: Sequence[int]) -> bytes:
+    """Return the hash of a full page: its tokens and, through `previous`, everything before them."""
+    return blake2b(array("I", tokens).tobytes(), digest_size=16, key=previous).digest()
+
+
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], page_size: int, scope: str, num_pages: int) -> None:
+    """Append to `hashes` until it holds those of the first `num_pages` full pages of `tokens`."""
+    for i in range(len(hashes), num_pages):
+        previous = hashes[-1] if hashes else root_hash(scope)
+        hashes.append(page_hash(previous, tokens[i * page_size : (i + 1) * page_size]))
+
+
+class PagePool:
+    """Accounting of `num_pages` pages of `page_size` tokens. With `prefix_cache` off nothing is ever indexed."""
+
+    def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
+        assert num_pages > 0 and page_size > 0, "a pool has at least one page of at least one token"
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._references = [0] * num_pages
+        self._hashes: list[bytes | None] = [None] * num_pages
+        self._index: dict[bytes, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `allocate` can hand out: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    @property
+    def num_referenced(self) -> int:
+        return self.num_pages - self.num_available
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Return how many pages hold `num_tokens` tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """Return `count` pages, referenced once; the caller asked `num_available` before."""
+        assert count <= self.num_available, f"{count} pages wanted, {self.num_available} available"
+        pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a reference to each of `pages`, which somebody holds already."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is shared but nobody holds it"
+            self._references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Drop a reference to each of `pages`; of those nobody holds any more the first are evicted first."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is released but nobody holds it"
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                if self._hashes[page] is None:
+                    self._free.append(page)
+                else:
+                    self._cached[page] = None
+
+    def is_writable(self, page: int) -> bool:
+        """Tell whether its one holder may write it: nobody else holds it and nobody can find it."""
+        return self._references[page] == 1 and self._hashes[page] is None
+
+    def make_writable(self, page: int) -> int:
+        """Return a page the holder of `page` may write in its place: a new one if others hold it, else itself.
+
+        A new page takes over the caller's reference and needs one available; the caller copies what `page` stores.
+        """
+        if self._references[page] > 1:
+            (fresh,) = self.allocate(1)
+            self._references[page] -= 1
+            return fresh
+        self._unpublish(page)
+        return page
+
+    def is_shared(self, page: int) -> bool:
+        return self._references[page] > 1
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the pages of the longest indexed prefix of `hashes`, each with one more reference."""
+        pages: list[int] = []
+        for key in hashes:
+            page = self._index.get(key)
+            if page is None:
+                break
+            if self._references[page] == 0:
+                del self._cached[page]
+            self._references[page] += 1
+            pages.append(page)
+        return pages
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Let `match` find a full page whose tokens are all committed and computed; the first of equal pages stays."""
+        assert self._references[page] > 0, f"page {page} is published but nobody holds it"
+        if self.prefix_cache and key not in self._index:
+            assert self._hashes[page] is None, f"page {page} is published under a second hash"
+            self._hashes[page] = key
+            self._index[key] = page
+
+    def drop_cached(self) -> None:
+        """Empty the index; referenced pages stay with their holders."""
+        while self._cached:
+            self._free.append(self._evict())
+        for page in list(self._index.values()):
+            self._unpublish(page)
+
+    def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
+        """Prove the accounting; with `holders` (the page list of every sequence) also every reference count.
+
+        Raises `AssertionError` with a sentence. O(pages): for tests and idle moments.
+        """
+        free = set(self._free)
+        referenced = {page for page, count in enumerate(self._references) if count}
+        assert all(count >= 0 for count in self._references), "a reference count fell below zero"
+        assert len(free) == len(self._free), "a page is free twice"
+        states = Counter([*free, *self._cached, *referenced])
+        assert len(states) == self.num_pages and set(states.values()) <= {1}, "a page has no state, or two"
+        indexed = {page: key for page, key in enumerate(self._hashes) if key is not None}
+        assert indexed == {page: key for key, page in self._index.items()}, "index and page hashes disagree"
+        assert self._cached.keys() <= indexed.keys(), "a cached page cannot be found"
+        assert not free & indexed.keys(), "a free page can be found"
+        if holders is not None:
+            held = Counter(page for pages in holders for page in pages)
+            counts = {page: count for page, count in enumerate(self._references) if count}
+            assert held == counts, f"held {dict(held)}, counted {counts}"
+
+    def _evict(self) -> int:
+        page, _ = self._cached.popitem(last=False)
+        self._unpublish(page)
+        return page
+
+    def _unpublish(self, page: int) -> None:
+        key = self._hashes[page]
+        if key is not None:
+            del self._index[key]
+            self._hashes[page] = None

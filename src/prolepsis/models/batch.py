@@ -1,0 +1,85 @@
+"""One step's input to a target model: a flat list of tokens over all sequences. Prefill, decode and verify look the same.
+
+Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens of sequence s are `starts[s] : starts[s + 1]`; its cached context is `cached[s]` tokens in `pages[s]`.
+
+    The K/V of token t of sequence s is written at slot `cached[s] + (t - starts[s])` of that sequence, whatever its
+    position. Token t attends to the cached context and to its ancestors (`parents`) among this step's tokens, itself
+    included. In a chain, slot and position are the same.
+    """
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32: cached[s] + depth of the token below the cached context (0 for the first)
+    parents: Tensor  # [T] int32: index of the parent among the sequence's own tokens of this step, -1 for none
+    starts: Tensor  # [S + 1] int32
+    cached: Tensor  # [S] int32
+    pages: Tensor  # [S, P] int32, rows padded with 0 beyond what the sequence has
+    logit_rows: Tensor  # [L] int32: the tokens whose logits are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cached.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInput:
+    """One sequence's part of a batch as plain values, from which `pack` makes the tensors."""
+
+    token_ids: list[int]
+    cached: int
+    pages: list[int]
+    parents: list[int] | None = None
+    """None: a chain."""
+    keep_last: int = 1
+    """Logits are kept for this many of the last tokens; 0 for a prefill chunk that is not the last."""
+
+
+def pack(sequences: list[SequenceInput]) -> Batch:
+    """Return the flat batch of `sequences`, on the CPU."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    parents: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
+    width = max(len(s.pages) for s in sequences)
+    for s in sequences:
+        count = len(s.token_ids)
+        token_ids += s.token_ids
+        if s.parents is None:
+            positions += range(s.cached, s.cached + count)
+            parents += range(-1, count - 1)
+        else:
+            depths: list[int] = []
+            for parent in s.parents:
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            positions += [s.cached + depth for depth in depths]
+            parents += s.parents
+        starts.append(starts[-1] + count)
+        logit_rows += range(starts[-1] - s.keep_last, starts[-1])
+    return Batch(
+        token_ids=_int32(token_ids),
+        positions=_int32(positions),
+        parents=_int32(parents),
+        starts=_int32(starts),
+        cached=_int32([s.cached for s in sequences]),
+        pages=torch.tensor([s.pages + [0] * (width - len(s.pages)) for s in sequences], dtype=torch.int32),
+        logit_rows=_int32(logit_rows),
+    )
+
+
+def _int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)

@@ -1,0 +1,128 @@
+"""From a configuration to a model that runs: which forward, where, and why."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import torch
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.lean_shape import LeanShape, lean_fault
+from prolepsis.models.protocol import TargetModel
+from prolepsis.models.store import resolve
+from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.weights import Checkpoint, open_checkpoint
+from prolepsis.native.build import compiler_missing
+
+log = structlog.get_logger(__name__)
+
+EDGE = 1 << 20
+"""Bytes at each end of a weights file that go into its identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, with the tokenizer of the same files."""
+
+    model: TargetModel
+    tokenizer: Tokenizer
+    fingerprint: str
+    """Of tokenizer, weights and forward, 16 hexadecimal digits."""
+    fallback: str | None = None
+    """Why a slower forward than the best for this device runs the model, or None."""
+
+
+def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
+    """Load `config.model` (or `name`, for a draft model) with the best forward that can run it.
+
+    Raises `ModelLoadError` for files that cannot be used and for a forward or device that was asked for and cannot be.
+    """
+    name = name or config.model
+    path = resolve(name, config.model_dir)
+    checkpoint = open_checkpoint(path)
+    tokenizer = load_tokenizer(path)
+    device = pick_device(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    model, fallback = pick_forward(checkpoint, name, config, device)
+    if fallback is not None:
+        log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
+    parts = (tokenizer.fingerprint, weights_identity(path), model.info.forward)
+    fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return LoadedModel(model, tokenizer, fingerprint, fallback)
+
+
+def pick_device(asked: str) -> torch.device:
+    """Return the device to run on; raises `ModelLoadError` for CUDA where there is none."""
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        raise ModelLoadError("device is 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
+    return torch.device("cuda" if available and asked != "cpu" else "cpu")
+
+
+def pick_forward(
+    checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device
+) -> tuple[TargetModel, str | None]:
+    """Return the model and, where the best forward for `device` could not be used, why."""
+    fault = lean_fault(checkpoint.config)
+    if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
+        return _general(checkpoint, name, device), fault if config.forward == "auto" else None
+    shape = LeanShape.from_config(checkpoint.config)
+    if device.type == "cuda":
+        if config.forward == "native":
+            raise ModelLoadError(
+                "forward is 'native', which runs on the CPU only; allowed with cuda: lean, transformers"
+            )
+        return _graphed(checkpoint, shape, name, device), None
+    if config.forward == "lean":
+        return _lean(checkpoint, shape, name), None
+    try:
+        return _native(checkpoint, shape, name, config.threads), None
+    except (ModelLoadError, RuntimeError, ImportError) as error:
+        if config.forward == "native":
+            raise ModelLoadError(f"the native forward cannot run {name}: {error}") from error
+        return _lean(checkpoint, shape, name), f"the native forward cannot run it: {error}"
+
+
+def weights_identity(path: Path) -> str:
+    """Return a hash of names, sizes and both ends of the weight files: cheap for any size, and the same everywhere."""
+    files = [path] if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}\n".encode())
+        with file.open("rb") as data:
+            digest.update(data.read(EDGE))
+            data.seek(max(0, size - EDGE))
+            digest.update(data.read(EDGE))
+    return digest.hexdigest()
+
+
+def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None) -> TargetModel:
+    from prolepsis.models.native import NativeModel
+
+    model: TargetModel = NativeModel(checkpoint, shape, name, threads)
+    return model
+
+
+def _lean(checkpoint: Checkpoint, shape: LeanShape, name: str) -> TargetModel:
+    from prolepsis.models.compiled import CompiledLean
+    from prolepsis.models.lean import LeanModel
+
+    if compiler_missing() is not None:
+        return LeanModel(checkpoint, shape, name, torch.device("cpu"))
+    return CompiledLean(checkpoint, shape, name)
+
+
+def _graphed(checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> TargetModel:
+    from prolepsis.models.graphs import GraphedLean
+
+    return GraphedLean(checkpoint, shape, name, device)
+
+
+def _general(checkpoint: Checkpoint, name: str, device: torch.device) -> TargetModel:
+    from prolepsis.models.general import GeneralModel
+
+    return GeneralModel(checkpoint, name, device, torch.bfloat16)

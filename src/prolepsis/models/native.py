@@ -1,0 +1,162 @@
+"""The native forward: one C++ operator runs a whole pass of a Llama-shaped model on the CPU, for any number of rows.
+
+`native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, among others, in a
+prefill chunk, after a prefix-cache hit and on any branch of a tree.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import structlog
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.batch import Batch
+from prolepsis.models.lean_shape import LeanLayer, LeanShape, lean_ends, lean_layers
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
+from prolepsis.models.weights import Checkpoint
+from prolepsis.native.build import compiler_missing, load_extension
+from prolepsis.native.processor import (
+    AMX_BF16,
+    AVX512_BF16,
+    InstructionSet,
+    default_threads,
+    describe_missing,
+    pick_instruction_set,
+    processor_flags,
+)
+
+log = structlog.get_logger(__name__)
+
+WIDTH = 32
+"""Hidden, intermediate and head widths must be multiples of this."""
+
+
+def load_decoder(instructions: InstructionSet) -> ModuleType:
+    """Build (once) and load the decoder for an instruction set; raises `ModelLoadError` where it cannot be built."""
+    if (missing := compiler_missing()) is not None:
+        raise ModelLoadError(missing)
+    try:
+        return load_extension("decoder", ("decoder.cpp",), instructions.flags)
+    except (RuntimeError, OSError) as error:
+        raise ModelLoadError(f"the native operator could not be built: {error}") from error
+
+
+def agrees_with_torch(module: ModuleType) -> bool:
+    """Check the few-row product against torch on a small case, before a kernel is trusted on a new processor."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(20, 64, generator=generator).bfloat16()
+    weight = torch.randn(48, 64, generator=generator).bfloat16()
+    expected = x.float() @ weight.float().T
+    got = module.linear(x, module.pack(weight), 48, None)
+    return bool(torch.allclose(got, expected, rtol=1e-4, atol=1e-3))
+
+
+def pick_decoder() -> tuple[ModuleType, InstructionSet]:
+    """Return the fastest decoder that this machine runs rightly; raises `ModelLoadError` with what is missing."""
+    best = pick_instruction_set(processor_flags())
+    if best is None:
+        raise ModelLoadError(describe_missing())
+    for instructions in (best, AVX512_BF16) if best is AMX_BF16 else (best,):
+        module = load_decoder(instructions)
+        if agrees_with_torch(module):
+            return module, instructions
+        log.warning("kernel_disagrees", instructions=instructions.name)
+    raise ModelLoadError(f"the {best.name} kernel disagrees with torch on this processor")
+
+
+class NativeCache:
+    """KV pages in the packing that the attention multiplies with: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
+
+    def __init__(self, module: ModuleType, shape: LeanShape, num_pages: int) -> None:
+        size = 2 * PAGE_SIZE * shape.head_dim
+        self.tensor = torch.zeros(shape.layers, num_pages, shape.kv_heads, size, dtype=torch.bfloat16)
+        self._module = module
+
+    @property
+    def num_pages(self) -> int:
+        return self.tensor.shape[1]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page over all layers."""
+        self.tensor[:, target] = self.tensor[:, source]
+
+    def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Copy slots within one sequence (`KVCache.move`)."""
+        self._module.move_slots(self.tensor, list(pages), list(moves))
+
+
+class NativeModel:
+    """A Llama-shaped target on the native forward. Raises `ModelLoadError` where model or machine do not fit."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None = None) -> None:
+        for field in ("hidden", "intermediate", "head_dim"):
+            if getattr(shape, field) % WIDTH:
+                raise ModelLoadError(f"{field} is {getattr(shape, field)}; allowed: multiples of {WIDTH}")
+        self.shape = shape
+        self._module, instructions = pick_decoder()
+        angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
+        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
+        cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
+        self._decoder = self._module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
+        for layer in lean_layers(checkpoint, shape):
+            self._add(layer)
+        ends = lean_ends(checkpoint, shape)
+        self._decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
+        self._info = ModelInfo(
+            name=name,
+            architecture=checkpoint.config.model_type,
+            forward=f"native ({instructions.name})",
+            vocab_size=shape.vocab,
+            max_positions=shape.max_positions,
+            num_layers=shape.layers,
+            page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
+            weight_bytes=self._decoder.weight_bytes(),
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
+
+    def _add(self, layer: LeanLayer) -> None:
+        self._decoder.add_layer(
+            layer.qkv.bfloat16(),
+            layer.o.bfloat16(),
+            layer.gate_up.bfloat16(),
+            layer.down.bfloat16(),
+            layer.input_norm.float(),
+            layer.post_norm.float(),
+            _float(layer.qkv_bias),
+            None,
+            _float(layer.q_norm),
+            _float(layer.k_norm),
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def make_cache(self, num_pages: int) -> KVCache:
+        """Allocate zeroed KV pages."""
+        return NativeCache(self._module, self.shape, num_pages)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
+        """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
+        assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
+        logits: Tensor = self._decoder.forward(
+            batch.token_ids,
+            batch.positions,
+            batch.parents,
+            batch.starts,
+            batch.cached,
+            batch.pages,
+            batch.logit_rows,
+            cache.tensor,
+        )
+        return logits
+
+
+def _float(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.float()
+
+
+def _bf16(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.bfloat16()

@@ -1,0 +1,1 @@
+"""C++ sources and the one place that builds and loads them."""

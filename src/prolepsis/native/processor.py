@@ -1,0 +1,50 @@
+"""Which of our kernels this processor can run."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma")
+AMX = ("-mamx-tile", "-mamx-bf16", "-DPROLEPSIS_AMX")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionSet:
+    """A name for reports and the compiler flags that select it."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+AVX512_BF16 = InstructionSet("avx512_bf16", AVX512)
+AMX_BF16 = InstructionSet("amx_bf16", AVX512 + AMX)
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the processor's feature flags as Linux names them; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
+
+
+def pick_instruction_set(flags: frozenset[str]) -> InstructionSet | None:
+    """Return the best instruction set of ours among `flags`, or None."""
+    if not {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"} <= flags:
+        return None
+    return AMX_BF16 if {"amx_tile", "amx_bf16"} <= flags else AVX512_BF16
+
+
+def describe_missing() -> str:
+    """Say what this processor lacks for the native forward."""
+    return f"this processor ({platform.machine()}) has neither avx512_bf16 nor amx_bf16"
+
+
+def default_threads() -> int:
+    """Return the number of cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

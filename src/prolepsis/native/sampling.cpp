@@ -1,0 +1,354 @@
+// Picks one token of a row of logits: temperature, exact truncation, keyed Gumbel noise. The same arithmetic as
+// sampling/noise.py and sampling/truncation.py: hash and logarithm use integer and IEEE double operations only, in one
+// order and never fused (-ffp-contract=off), so the noise is the same to the bit on every processor.
+// Plain loops over blocks; the compiler makes a version for each vector width and the loader takes the widest.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define WIDEST
+#endif
+
+namespace {
+
+constexpr uint64_t kStep = 0x9e3779b97f4a7c15;
+constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45;  // high part: 40 bits, exact times k
+constexpr double kNone = -std::numeric_limits<double>::infinity();
+constexpr int64_t kBlock = 64, kLanes = 16;
+constexpr int kBins = 4096;
+constexpr double kBinsPerNat = 64.0;
+
+inline uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+  return z ^ (z >> 31);
+}
+
+// 2^k * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series.
+inline double logarithm(double x) {
+  const uint64_t shifted = std::bit_cast<uint64_t>(x) + (0x3ff0000000000000 - 0x3fe6a09e00000000);
+  const double k = static_cast<double>(static_cast<int64_t>(shifted >> 52) - 1023);
+  const double m = std::bit_cast<double>((shifted & 0xfffffffffffff) + 0x3fe6a09e00000000);
+  const double f = m - 1.0, s = f / (f + 2.0), z = s * s;
+  double series = 1.0 / 21;
+  series = series * z + 1.0 / 19;
+  series = series * z + 1.0 / 17;
+  series = series * z + 1.0 / 15;
+  series = series * z + 1.0 / 13;
+  series = series * z + 1.0 / 11;
+  series = series * z + 1.0 / 9;
+  series = series * z + 1.0 / 7;
+  series = series * z + 1.0 / 5;
+  series = series * z + 1.0 / 3;
+  series = series * z;
+  const double twice = s + s;
+  return k * kLn2High + (twice + (twice * series + k * kLn2Low));
+}
+
+inline double uniform_of(uint64_t key, uint64_t token) {
+  const uint64_t bits = mix(key + (token + 1) * kStep) >> 12;
+  return (static_cast<double>(static_cast<int64_t>(bits)) + 0.5) * 0x1p-52;
+}
+
+inline double gumbel_of(uint64_t key, uint64_t token) { return -logarithm(-logarithm(uniform_of(key, token))); }
+
+// At least gumbel_of: -log(-log u) <= -log(1 - u), and log2(v) >= the exponent of v plus its mantissa's fraction.
+inline double gumbel_bound(uint64_t key, uint64_t token) {
+  const double v = 1.0 - uniform_of(key, token);
+  const double log2_floor = static_cast<double>(static_cast<int64_t>(std::bit_cast<uint64_t>(v))) * 0x1p-52 - 1023.0;
+  return 1e-9 - log2_floor * 0x1.62e42fefa39efp-1;
+}
+
+// exp for x <= 0, below 1e-15 relative error; 0 under -708.
+inline double exponential(double x) {
+  constexpr double kRound = 0x1.8p52;
+  const double y = x < -708.0 ? -708.0 : x;
+  const double shifted = y * 0x1.71547652b82fep0 + kRound;
+  const double n = shifted - kRound;
+  const double r = (y - n * kLn2High) - n * kLn2Low;
+  double p = 1.0 / 479001600;
+  p = p * r + 1.0 / 39916800;
+  p = p * r + 1.0 / 3628800;
+  p = p * r + 1.0 / 362880;
+  p = p * r + 1.0 / 40320;
+  p = p * r + 1.0 / 5040;
+  p = p * r + 1.0 / 720;
+  p = p * r + 1.0 / 120;
+  p = p * r + 1.0 / 24;
+  p = p * r + 1.0 / 6;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  const double scale = std::bit_cast<double>((std::bit_cast<uint64_t>(shifted) + 1023) << 52);
+  return x < -708.0 ? 0.0 : p * scale;
+}
+
+struct Truncation {
+  double temperature;
+  int64_t top_k;  // 0: all
+  double top_p, min_p;
+};
+
+// Keeps the tokens above `value` and those at it with an id up to `last`.
+struct Cut {
+  double value = kNone;
+  int64_t last = std::numeric_limits<int64_t>::max();
+  bool keeps(double x, int64_t id) const { return x > value || (x == value && id <= last); }
+  void tighten(const Cut& other) {
+    if (other.value > value || (other.value == value && other.last < last)) *this = other;
+  }
+};
+
+// One thread's buffers for a row of `size` tokens.
+struct Scratch {
+  // The calling thread's own buffers, kept between calls: fresh ones cost as much as the work done in them.
+  static Scratch& of(int64_t size) {
+    thread_local Scratch scratch;
+    scratch.scaled.resize(size);
+    scratch.weight.resize(size);
+    scratch.bin.resize(size);
+    scratch.counts.resize(kBins);
+    scratch.masses.resize(kBins);
+    return scratch;
+  }
+  std::vector<double> scaled, weight;
+  std::vector<int32_t> bin, counts;
+  std::vector<double> masses;
+};
+
+template <class T>
+inline T largest_of(const T* values, int64_t size) {
+  T lanes[kBlock];
+  std::fill(lanes, lanes + kBlock, -std::numeric_limits<T>::infinity());
+  int64_t i = 0;
+  for (; i + kBlock <= size; i += kBlock)
+    for (int64_t j = 0; j < kBlock; j++) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
+  T max = *std::max_element(lanes, lanes + kBlock);
+  for (; i < size; i++) max = values[i] > max ? values[i] : max;
+  return max;
+}
+
+WIDEST float largest(const float* values, int64_t size) { return largest_of(values, size); }
+WIDEST double largest(const double* values, int64_t size) { return largest_of(values, size); }
+
+// (logit - maximum) / temperature: at most 0, so neither a tiny temperature nor huge logits can overflow upwards.
+WIDEST void scale(const float* logits, int64_t size, double max, double factor, double* scaled) {
+  for (int64_t i = 0; i < size; i++) scaled[i] = (static_cast<double>(logits[i]) - max) * factor;
+}
+
+WIDEST void scale(const double* logits, int64_t size, double max, double factor, double* scaled) {
+  for (int64_t i = 0; i < size; i++) scaled[i] = (logits[i] - max) * factor;
+}
+
+WIDEST void weigh(const double* scaled, int64_t size, double* weight) {
+  for (int64_t i = 0; i < size; i++) weight[i] = exponential(scaled[i]);
+}
+
+// Bins of 1/64 nat below the maximum; the last takes the rest.
+WIDEST void place(const double* scaled, int64_t size, int32_t* bin) {
+  for (int64_t i = 0; i < size; i++) {
+    const double below = scaled[i] * -kBinsPerNat;
+    bin[i] = static_cast<int32_t>(below < kBins - 1 ? below : kBins - 1);
+  }
+}
+
+WIDEST void add_noise(const double* scaled, int64_t size, uint64_t key, uint64_t first, double* scores) {
+  for (int64_t i = 0; i < size; i++) scores[i] = scaled[i] + gumbel_of(key, first + i);
+}
+
+// At least the largest score among these tokens, at most kBlock of them.
+WIDEST double best_possible(const double* scaled, int64_t size, uint64_t key, uint64_t first) {
+  double bounds[kBlock], lanes[kLanes];
+  std::fill(bounds + size, bounds + kBlock, kNone);
+  std::fill(lanes, lanes + kLanes, kNone);
+  for (int64_t i = 0; i < size; i++) bounds[i] = scaled[i] + gumbel_bound(key, first + i);
+  for (int64_t i = 0; i < kBlock; i += kLanes)
+    for (int64_t j = 0; j < kLanes; j++) lanes[j] = bounds[i + j] > lanes[j] ? bounds[i + j] : lanes[j];
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+WIDEST bool reaches(const double* scaled, int64_t size, double value) {
+  int hits = 0;
+  for (int64_t i = 0; i < size; i++) hits |= scaled[i] >= value;
+  return hits;
+}
+
+std::vector<int64_t> sorted_bin(const Scratch& s, int bin) {
+  std::vector<int64_t> ids;
+  ids.reserve(s.counts[bin]);
+  for (size_t i = 0; i < s.bin.size(); i++)
+    if (s.bin[i] == bin) ids.push_back(i);
+  std::stable_sort(ids.begin(), ids.end(), [&](int64_t a, int64_t b) { return s.scaled[a] > s.scaled[b]; });
+  return ids;
+}
+
+struct Reached {
+  Cut cut;
+  double mass;  // of all that the cut keeps
+};
+
+// The shortest run of tokens, likeliest first (lowest id among equals), with `count` members or with `mass`.
+Reached take(const Scratch& s, int64_t count, double mass) {
+  int64_t before = 0;
+  double sum = 0.0;
+  for (int b = 0; b < kBins; b++) {
+    if (s.counts[b] == 0) continue;
+    if (before + s.counts[b] < count && sum + s.masses[b] < mass) {
+      before += s.counts[b];
+      sum += s.masses[b];
+      continue;
+    }
+    for (const int64_t id : sorted_bin(s, b)) {
+      sum += s.weight[id];
+      if (++before >= count || sum >= mass) return {{s.scaled[id], id}, sum};
+    }
+  }
+  return {{}, sum};
+}
+
+// Counts and masses of the bins; masses only where the nucleus needs them.
+void fill_bins(Scratch& s, bool with_mass) {
+  const int64_t size = s.scaled.size();
+  place(s.scaled.data(), size, s.bin.data());
+  std::fill(s.counts.begin(), s.counts.end(), 0);
+  std::fill(s.masses.begin(), s.masses.end(), 0.0);
+  if (with_mass) weigh(s.scaled.data(), size, s.weight.data());
+  for (int64_t i = 0; i < size; i++) {
+    s.counts[s.bin[i]]++;
+    if (with_mass) s.masses[s.bin[i]] += s.weight[i];
+  }
+}
+
+// top-k, then top-p of what top-k left, then min-p. Each keeps a run of the likeliest, so the tightest decides.
+Cut find_cut(Scratch& s, const Truncation& t) {
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  constexpr double kEver = std::numeric_limits<double>::infinity();
+  const bool by_count = t.top_k > 0 && t.top_k < static_cast<int64_t>(s.scaled.size()), by_mass = t.top_p < 1.0;
+  Cut cut;
+  if (by_count || by_mass) {
+    fill_bins(s, by_mass);
+    double mass = 0.0;
+    for (const double m : s.masses) mass += m;
+    if (by_count) {
+      const Reached largest = take(s, t.top_k, kEver);
+      cut = largest.cut;
+      mass = largest.mass;
+    }
+    if (by_mass) cut.tighten(take(s, kAll, t.top_p * mass).cut);
+  }
+  if (t.min_p > 0.0) cut.tighten({std::log(t.min_p), kAll});
+  return cut;
+}
+
+struct Row {
+  uint64_t address;
+  bool wide;  // float64, else float32
+  Truncation truncation;
+  uint64_t key;
+};
+
+template <class T>
+void load(const T* logits, double temperature, Scratch& s) {
+  const int64_t size = s.scaled.size();
+  scale(logits, size, largest(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
+}
+
+void load(const Row& row, Scratch& s) {
+  if (row.wide)
+    load(reinterpret_cast<const double*>(row.address), row.truncation.temperature, s);
+  else
+    load(reinterpret_cast<const float*>(row.address), row.truncation.temperature, s);
+}
+
+int64_t pick_row(const Row& row, Scratch& s) {
+  const int64_t size = s.scaled.size();
+  load(row, s);
+  const Cut cut = find_cut(s, row.truncation);
+  double scores[kBlock], best = kNone;
+  int64_t winner = 0;
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t length = std::min(kBlock, size - start);
+    const double* scaled = &s.scaled[start];
+    if (!reaches(scaled, length, cut.value) || best_possible(scaled, length, row.key, start) <= best) continue;
+    add_noise(scaled, length, row.key, start, scores);
+    for (int64_t i = 0; i < length; i++)
+      if (scores[i] > best && cut.keeps(scaled[i], start + i)) {
+        best = scores[i];
+        winner = start + i;
+      }
+  }
+  return winner;
+}
+
+std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size) {
+  pybind11::gil_scoped_release unlocked;
+  Scratch& scratch = Scratch::of(size);
+  std::vector<int64_t> tokens;
+  for (const Row& row : rows) tokens.push_back(pick_row(row, scratch));
+  return tokens;
+}
+
+void probabilities(const Row& row, int64_t size, uint64_t target) {
+  pybind11::gil_scoped_release unlocked;
+  Scratch& s = Scratch::of(size);
+  load(row, s);
+  const Cut cut = find_cut(s, row.truncation);
+  double* out = reinterpret_cast<double*>(target);
+  weigh(s.scaled.data(), size, out);
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; i++) sum += out[i] = cut.keeps(s.scaled[i], i) ? out[i] : 0.0;
+  for (int64_t i = 0; i < size; i++) out[i] /= sum;
+}
+
+WIDEST void gumbel_run(uint64_t key, const int64_t* tokens, int64_t size, double* out) {
+  for (int64_t i = 0; i < size; i++) out[i] = gumbel_of(key, tokens[i]);
+}
+
+void gumbel(uint64_t key, uint64_t tokens, int64_t size, uint64_t target) {
+  gumbel_run(key, reinterpret_cast<const int64_t*>(tokens), size, reinterpret_cast<double*>(target));
+}
+
+WIDEST int64_t first_of(const float* values, int64_t size, float wanted) {
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t length = std::min(kBlock, size - start);
+    int hits = 0;
+    for (int64_t j = 0; j < length; j++) hits |= values[start + j] == wanted;
+    if (hits) return std::find(values + start, values + start + length, wanted) - values;
+  }
+  return 0;
+}
+
+std::vector<int64_t> argmax(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
+  pybind11::gil_scoped_release unlocked;
+  const float* logits = reinterpret_cast<const float*>(address);
+  std::vector<int64_t> tokens;
+  for (const int64_t row : rows) {
+    const float* values = logits + row * stride;
+    tokens.push_back(first_of(values, size, largest(values, size)));
+  }
+  return tokens;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  namespace py = pybind11;
+  py::class_<Row>(m, "Row").def(
+      py::init([](uint64_t address, bool wide, double temperature, int64_t top_k, double top_p, double min_p, uint64_t key) {
+        return Row{address, wide, {temperature, top_k, top_p, min_p}, key};
+      }));
+  m.def("pick", &pick);
+  m.def("probabilities", &probabilities);
+  m.def("gumbel", &gumbel);
+  m.def("argmax", &argmax);
+}

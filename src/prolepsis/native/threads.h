@@ -1,0 +1,79 @@
+// A fixed team of threads that runs one job at a time, with a barrier and shared work counters.
+// Own threads and not OpenMP: torch brings its own OpenMP runtime, and two teams that spin on the same cores starve each other.
+#pragma once
+#include <immintrin.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+class Team {
+ public:
+  explicit Team(int size) : size_(size) {
+    for (int i = 1; i < size; i++) workers_.emplace_back([this, i] { work(i); });
+  }
+
+  ~Team() {
+    stopping_ = true;
+    generation_.fetch_add(1);
+    generation_.notify_all();
+    for (auto& worker : workers_) worker.join();
+  }
+
+  int size() const { return size_; }
+
+  inline static thread_local int me = 0;  // this thread's place in its team
+
+  // Runs job(0) here and job(1..size-1) on the workers; returns when all are done.
+  void run(const std::function<void(int)>& job) {
+    job_ = &job;
+    running_.store(size_ - 1, std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_release);
+    generation_.notify_all();
+    job(0);
+    for (int spins = 0; running_.load(std::memory_order_acquire) != 0;) pause(spins);
+  }
+
+  // Waits until every member of the team has come here.
+  void barrier() {
+    if (size_ == 1) return;
+    const int round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+    } else {
+      for (int spins = 0; round_.load(std::memory_order_acquire) == round;) pause(spins);
+    }
+  }
+
+ private:
+  static constexpr int kSpinsBeforeYield = 4000, kSpinsBeforeSleep = 2000;
+
+  static void pause(int& spins) {
+    _mm_pause();
+    if (++spins > kSpinsBeforeYield) std::this_thread::yield();
+  }
+
+  void work(int place) {
+    me = place;
+    for (int seen = 0;;) {
+      for (int spins = 0; spins < kSpinsBeforeSleep && generation_.load(std::memory_order_acquire) == seen; spins++)
+        _mm_pause();
+      generation_.wait(seen, std::memory_order_acquire);
+      seen = generation_.load(std::memory_order_acquire);
+      if (stopping_) return;
+      (*job_)(me);
+      running_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  const int size_;
+  std::vector<std::thread> workers_;
+  const std::function<void(int)>* job_ = nullptr;
+  std::atomic<bool> stopping_{false};
+  alignas(64) std::atomic<int> generation_{0};
+  alignas(64) std::atomic<int> running_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> round_{0};
+};

@@ -1,0 +1,90 @@
+"""Keyed Gumbel noise: a pure function of (key, output position, token), the same to the bit wherever it is computed.
+
+The hash is SplitMix64 (Steele, Lea, Flood 2014) used as a counter. The logarithm is written in IEEE double additions,
+multiplications and divisions in one order, so that torch, the compiled kernel and any device agree.
+"""
+
+import torch
+from torch import Tensor
+
+from prolepsis.sampling.kernel import native_kernel
+
+_MASK = 2**64 - 1
+_STEP = 0x9E3779B97F4A7C15
+_POSITION_STEP = 0xD1B54A32D192ED03
+_LN2_HIGH = float.fromhex("0x1.62e42fefa38p-1")  # 40 bits: exact when multiplied by an exponent
+_LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
+
+
+def noise_key(seed: int, index: int) -> int:
+    """Return the 64-bit key of sample `index` of a request with `seed`."""
+    return _mix((_mix((seed + _STEP) & _MASK) + (index + 1) * _STEP) & _MASK)
+
+
+def position_key(key: int, position: int) -> int:
+    """Return the 64-bit key of one output position (0 for the first generated token) of the sample keyed `key`."""
+    return _mix((key + (position + 1) * _POSITION_STEP) & _MASK)
+
+
+def gumbel(
+    key: int,
+    position: int,
+    tokens: Tensor,  # [N] int64 token ids, any subset of the vocabulary
+) -> Tensor:  # [N] float64, standard Gumbel in (-3.7, 36.8)
+    """Return g(key, position, token) = -log(-log u) for each token, u uniform on the odd multiples of 2^-53.
+
+    The target's token is argmax(log p + g) (Gumbel-max). A proposer that adds the same noise to its own scores agrees
+    with it as often as the distributions allow (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    """
+    row_key = position_key(key, position)
+    kernel = native_kernel() if tokens.device.type == "cpu" else None
+    if kernel is None:
+        return reference_gumbel(row_key, tokens)
+    ids = tokens.to(torch.int64).contiguous()
+    noise = torch.empty(ids.shape, dtype=torch.float64)
+    kernel.gumbel(row_key, ids.data_ptr(), ids.numel(), noise.data_ptr())
+    return noise
+
+
+def reference_gumbel(
+    row_key: int,
+    tokens: Tensor,  # [N]
+) -> Tensor:  # [N] float64
+    """Return the noise of one position in torch alone; `row_key` is `position_key(key, position)`."""
+    state = (tokens.to(torch.int64) + 1) * _signed(_STEP) + _signed(row_key)
+    state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
+    state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)
+    state = state ^ _shift(state, 31)
+    uniform = (_shift(state, 12).to(torch.float64) + 0.5) * 2.0**-52
+    return -_logarithm(-_logarithm(uniform))
+
+
+def _logarithm(x: Tensor) -> Tensor:
+    # x = 2^k * m with m in [sqrt(1/2), sqrt(2)); log m = 2 atanh(s), s = (m - 1) / (m + 1), by its series.
+    shifted = x.view(torch.int64) + (0x3FF0000000000000 - 0x3FE6A09E00000000)
+    k = ((shifted >> 52) - 1023).to(torch.float64)
+    m = ((shifted & 0xFFFFFFFFFFFFF) + 0x3FE6A09E00000000).view(torch.float64)
+    f = m - 1.0
+    s = f / (f + 2.0)
+    z = s * s
+    series = torch.full_like(z, 1.0 / 21)
+    for odd in range(19, 1, -2):
+        series = series * z + 1.0 / odd
+    series = series * z
+    twice = s + s
+    return k * _LN2_HIGH + (twice + (twice * series + k * _LN2_LOW))
+
+
+def _mix(z: int) -> int:
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """Shift right without the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,66 @@
+"""Edits of the target's logits at one position: logit bias, ban of ending tokens, penalties.
+
+V: vocabulary. All arithmetic is in float64, so the result is the same wherever the row stands.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.sampling.history import TokenHistory
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """One row of logits and all that its token depends on besides them."""
+
+    params: SamplingParams
+    key: int
+    """64-bit key of the sample's noise (`noise.noise_key`)."""
+    position: int
+    """Output position of the token picked here, 0 for the first generated one; the draft's prefix is included."""
+    history: TokenHistory | None = None
+    """Of prompt and committed output; needed only where the parameters have penalties."""
+    prefix: tuple[int, ...] = ()
+    """The draft's own tokens above this row, not committed. The last committed token belongs to `history` alone."""
+
+
+def is_edited(params: SamplingParams, position: int) -> bool:
+    """Say whether logits at this output position are changed before temperature."""
+    return params.has_penalties or bool(params.logit_bias) or position < params.min_tokens
+
+
+def edit(
+    logits: Tensor,  # [V] float32
+    row: SamplingRow,
+    ends: frozenset[int],
+) -> Tensor:  # [V] float64 where edited, else `logits` itself
+    """Return the row's logits after bias, ban of the tokens in `ends` below `min_tokens`, and penalties.
+
+    Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019);
+    presence and frequency subtract their penalty once, and once for each time the output holds the token.
+    """
+    params = row.params
+    if not is_edited(params, row.position):
+        return logits
+    values = logits.to(torch.float64, copy=True)
+    for token, bias in params.logit_bias:
+        values[token] += bias
+    if row.position < params.min_tokens and ends:
+        values[list(ends)] = -torch.inf
+    if params.has_penalties:
+        assert row.history is not None, "penalties need the sample's history"
+        _penalise(values, params, *row.history.counts(row.prefix))
+    return values
+
+
+def _penalise(values: Tensor, params: SamplingParams, ids: Tensor, counts: Tensor) -> None:
+    ids, counts = ids.to(values.device), counts.to(values.device)
+    seen = values[ids]
+    if (factor := params.repetition_penalty) != 1.0:
+        seen = torch.where(seen > 0, seen / factor, seen * factor)
+    seen -= params.presence_penalty * (counts > 0)
+    seen -= params.frequency_penalty * counts
+    values[ids] = seen

@@ -1,0 +1,77 @@
+"""Usage and metrics of one response, from the request's raw counts."""
+
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.formats import Json
+
+
+def usage(stats: RequestStats, *, has_prediction: bool, count_rejected: bool) -> Json:
+    """OpenAI's `usage`; the prediction's counts are there only where the request carried a prediction.
+
+    With `count_rejected` the rejected tokens of the caller's prediction count as completion tokens, as OpenAI bills
+    them; tokens drafted by the engine itself never do.
+    """
+    completion = stats.num_output_tokens
+    if has_prediction and count_rejected:
+        completion += stats.prediction_rejected
+    shown: Json = {
+        "prompt_tokens": stats.num_prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": stats.num_prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+    }
+    if has_prediction:
+        shown["completion_tokens_details"] = {
+            "accepted_prediction_tokens": stats.prediction_accepted,
+            "rejected_prediction_tokens": stats.prediction_rejected,
+        }
+    return shown
+
+
+def metrics(stats: RequestStats) -> Json:
+    """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect."""
+    first = stats.first_token_s
+    generation_s = stats.total_s - stats.queue_s
+    intervals = stats.num_output_tokens - 1
+    decode_s = stats.total_s - first if first is not None else None
+    return {
+        "time_to_first_token_ms": _ms(first),
+        "generation_time_ms": _ms(generation_s),
+        "queue_time_ms": _ms(stats.queue_s),
+        "mean_itl_ms": _ms(decode_s / intervals if decode_s is not None and intervals > 0 else None),
+        "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
+        "speculative_decoding": _speculative_decoding(stats),
+        "effective": {
+            "mode": stats.mode.mode,
+            "reason": stats.mode.reason,
+            "plan_version": stats.mode.plan_version,
+        },
+    }
+
+
+def _speculative_decoding(stats: RequestStats) -> Json:
+    """A row that carried no draft counts as a step that accepted nothing in none of these figures."""
+    drafts, drafted, accepted = stats.num_drafts, stats.num_draft_tokens, stats.num_accepted
+    histogram = acceptance_histogram(stats)
+    return {
+        "mean_acceptance_length": round(1 + accepted / drafts, 4) if drafts else None,
+        "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": drafts,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
+    }
+
+
+def acceptance_histogram(stats: RequestStats) -> list[int]:
+    """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted."""
+    depth = max((len(counts.per_position) for counts in stats.proposers.values()), default=0)
+    at_least = [stats.num_drafts] + [0] * depth
+    for counts in stats.proposers.values():
+        for j, (_, accepted) in enumerate(counts.per_position):
+            at_least[j + 1] += accepted
+    return [here - beyond for here, beyond in zip(at_least, [*at_least[1:], 0], strict=True)]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

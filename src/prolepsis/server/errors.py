@@ -1,0 +1,97 @@
+"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; codes are strings."""
+
+from dataclasses import dataclass
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from prolepsis.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    ModelNotFound,
+    ProlepsisError,
+    UserError,
+)
+
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+
+log = structlog.get_logger(__name__)
+
+
+class RequestRefused(UserError):
+    """A request refused at the HTTP edge, with the code (and where it is not 400, the status) of OpenAI's API."""
+
+    def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+        self.status = status
+
+
+class RequestAborted(EngineError):
+    """The engine ended a request that its client still waits for, such as at shutdown."""
+
+    code = "request_aborted"
+
+
+_STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
+    (ModelNotFound, 404),
+    (ContextTooLong, 400),
+    (UserError, 400),
+    (DeadlineExceeded, 504),
+    (EngineDead, 503),
+    (RequestAborted, 503),
+    (EngineError, 500),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One error as it goes out; `message` holds no internals."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+
+    @property
+    def body(self) -> dict[str, object]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"x-should-retry": "false"} if self.status in (500, 504) else None
+        return JSONResponse(self.body, self.status, headers=headers)
+
+
+def describe_error(error: Exception) -> ErrorReply:
+    """Turn an exception into its reply; whatever was not raised on purpose shows nothing of itself and is logged."""
+    if isinstance(error, RequestRefused):
+        return ErrorReply(error.status, str(error), error.code, error.param)
+    if isinstance(error, HTTPException):
+        return ErrorReply(error.status_code, str(error.detail), _HTTP_CODES.get(error.status_code, "http_error"))
+    if isinstance(error, ProlepsisError):
+        for kind, status in _STATUS:
+            if isinstance(error, kind):
+                return ErrorReply(status, str(error), error.code, getattr(error, "param", None))
+    log.error("request_failed", exc_info=error)
+    return ErrorReply(500, "The server failed to process the request; the error has been logged.", "internal_error")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Answer every exception of every route, and every unknown route, in OpenAI's shape."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code in _HTTP_CODES:
+            what = "No route" if error.status_code == 404 else "Method not allowed for"
+            message = f"{what} {request.method} {request.url.path[:200]}"
+            reply = ErrorReply(error.status_code, message, _HTTP_CODES[error.status_code]).response()
+            reply.headers.update(error.headers or {})
+            return reply
+        return describe_error(error).response()
+
+    for kind in (ProlepsisError, HTTPException, Exception):
+        app.add_exception_handler(kind, answer)

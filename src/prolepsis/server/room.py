@@ -1,0 +1,27 @@
+"""What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
+
+from dataclasses import dataclass
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ModelNotFound
+from prolepsis.engine.client import EngineClient
+from prolepsis.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    started: int
+    """Unix time in seconds."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_names or (self.client.info.model,)
+
+    def check_model(self, name: str) -> None:
+        """Raise `ModelNotFound` unless `name` is served."""
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")

@@ -1,0 +1,149 @@
+"""Serves until told to stop: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.engine.client import EngineClient
+from prolepsis.server.app import build
+from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+
+READINESS_POLL_S = 0.2
+_ABORT_GRACE_S = 2.0
+"""After the stop's own bound: time for aborted requests to tell their clients."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    client: EngineClient
+    tokenizer: Tokenizer
+
+
+StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
+"""Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
+
+
+def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
+
+    Raises `ConfigError` where the address cannot be taken (before anything is loaded), and what `start_engine` raises.
+    """
+    if not structlog.is_configured():
+        configure_logs()
+    with bind(server_config) as listener:
+        metrics = Metrics()
+        engine = start_engine(engine_config, metrics)
+        app = build(server_config, engine.client, engine.tokenizer, metrics)
+        server = StoppingServer(app, engine.client, server_config.shutdown_s)
+        with _signals_end_quietly():
+            _run(server, listener, server_config)
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:  # another process that had bound the same port began to listen first
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _cannot_listen(config, error) from None
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Take the address without listening yet; raises `ConfigError` naming it where that fails."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"host {config.host!r} is no address of this machine: {error.strerror}", param="host"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(target)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(config, error) from None
+    return listener
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+    message = f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another port"
+    return ConfigError(message, param="port")
+
+
+class StoppingServer(uvicorn.Server):
+    """uvicorn that says what is still being prepared, and whose stop has a bound."""
+
+    def __init__(self, app: object, client: EngineClient, shutdown_s: float) -> None:
+        settings = uvicorn.Config(
+            app,  # type: ignore[arg-type]  # FastAPI is an ASGI application
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=int(shutdown_s + _ABORT_GRACE_S) + 1,
+            server_header=False,
+        )
+        super().__init__(settings)
+        self._client = client
+        self._shutdown_s = shutdown_s
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            log.info("listening", url=f"http://{host}:{port}")
+        self._start(self._report_readiness())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("stopping", requests_in_flight=self._client.health().num_running)
+        self._start(self._close_late())
+        await super().shutdown(sockets)
+        for task in self._background:
+            task.cancel()
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        self._background.add(asyncio.ensure_future(work))
+
+    async def _close_late(self) -> None:
+        """Abort what is still in flight when the bound is reached, so that every client is told."""
+        await asyncio.sleep(self._shutdown_s)
+        await self._client.close()
+
+    async def _report_readiness(self) -> None:
+        said = ""
+        while not (health := self._client.health()).ready:
+            if health.detail != said:
+                said = health.detail
+                log.info("preparing", detail=said)
+            await asyncio.sleep(READINESS_POLL_S)
+        log.info("ready", model=self._client.info.model, detail=health.detail)
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more; a stop that was asked for is no failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

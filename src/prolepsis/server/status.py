@@ -1,0 +1,67 @@
+"""What the server says of itself: models, health, metrics."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from prolepsis.server.formats import Json
+from prolepsis.server.room import Room
+from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
+
+
+def status_routes(room: Room, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [_model(name, room) for name in room.model_names]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        room.check_model(name)
+        return JSONResponse(_model(name, room))
+
+    @router.get("/health/live")
+    async def live() -> JSONResponse:
+        health = room.client.health()
+        return JSONResponse({"live": health.alive, "detail": health.detail}, 200 if health.alive else 503)
+
+    @router.get("/health")
+    @router.get("/health/ready")
+    async def ready() -> JSONResponse:
+        ready = _readiness(room)
+        return JSONResponse(ready, 200 if ready["ready"] else 503)
+
+    @router.get("/metrics")
+    async def scrape() -> Response:
+        health = room.client.health()
+        metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+def _model(name: str, room: Room) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": room.started,
+        "owned_by": "prolepsis",
+        "root": room.client.info.model,
+        "max_model_len": room.client.info.max_model_len,
+    }
+
+
+def _readiness(room: Room) -> Json:
+    health, info = room.client.health(), room.client.info
+    return {
+        "ready": health.alive and health.ready,
+        "detail": health.detail,
+        "model": info.model,
+        "forward": info.forward,
+        "exactness": info.exactness,
+        "exactness_reason": info.exactness_reason,
+        "proposers": info.proposers,
+        "num_running": health.num_running,
+        "num_waiting": health.num_waiting,
+        "kv_usage": health.kv_usage,
+    }

@@ -1,0 +1,98 @@
+"""Calls into proposers: whatever one does wrong costs its drafts, is counted, and never reaches a request."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import Proposer, SampleView
+
+log = structlog.get_logger(__name__)
+
+_TOLERATED = 3  # failed calls in a row before the proposer is left alone
+_FIRST_REST = 16  # steps; doubles with every further failure
+_LONGEST_REST = 1024
+
+
+class ContainedProposer:
+    """One proposer with its counters; left alone for a while after several failures in a row."""
+
+    def __init__(self, proposer: Proposer, vocab_size: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.name = proposer.name
+        self.free = bool(getattr(proposer, "free", False))
+        """Proposing costs next to nothing: asked every step and judged on every committed token."""
+        self.num_failures = 0
+        self.seconds = 0.0
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._clock = clock
+        self._failed_in_row = 0
+        self._rest = 0
+
+    def resting(self) -> bool:
+        """Return whether this step passes without it, counting the step."""
+        if self._rest:
+            self._rest -= 1
+            return True
+        return False
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        """Return one sound draft or None per sample; a batch that raises is asked again row by row."""
+        started = self._clock()
+        drafts = self._ask(samples, limits)
+        self.seconds += self._clock() - started
+        return drafts
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        self._guard(lambda: self._proposer.commit(sample, num_new))
+
+    def forget(self, sample: SampleView) -> None:
+        self._guard(lambda: self._proposer.forget(sample))
+
+    def _ask(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        try:
+            drafts = list(self._proposer.propose(samples, limits))
+            if len(drafts) != len(samples):
+                raise ValueError(f"{len(drafts)} drafts for {len(samples)} samples")
+        except Exception as error:  # contained: a proposer costs speed, never a request
+            if len(samples) > 1:
+                return [
+                    draft for pair in zip(samples, limits, strict=True) for draft in self._ask([pair[0]], [pair[1]])
+                ]
+            self._fail(f"propose: {error!r}")
+            return [None]
+        checked = [self._checked(draft, limit) for draft, limit in zip(drafts, limits, strict=True)]
+        if any(draft is not None for draft in checked):
+            self._failed_in_row = 0
+        return checked
+
+    def _checked(self, draft: Draft | None, limit: int) -> Draft | None:
+        if draft is None:
+            return None
+        try:
+            fault = draft.fault(self._vocab_size, limit)
+            if fault is None and draft.proposer != self.name:
+                fault = f"draft is signed {draft.proposer!r}"
+        except Exception as error:  # contained: nonsense may be of any shape
+            fault = repr(error)
+        if fault is None:
+            return draft if draft.tokens else None
+        self._fail(f"draft: {fault}")
+        return None
+
+    def _guard(self, verb: Callable[[], None]) -> None:
+        started = self._clock()
+        try:
+            verb()
+        except Exception as error:  # contained: see propose
+            self._fail(repr(error))
+        self.seconds += self._clock() - started
+
+    def _fail(self, what: str) -> None:
+        self.num_failures += 1
+        self._failed_in_row += 1
+        excess = self._failed_in_row - _TOLERATED
+        if excess >= 0:
+            self._rest = min(_LONGEST_REST, _FIRST_REST << min(excess, 10))
+            log.warning("proposer_rests", proposer=self.name, steps=self._rest, failure=what)

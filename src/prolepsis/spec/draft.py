@@ -1,0 +1,93 @@
+"""What a proposer hands over: a chain or a small tree of guessed tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = -1
+"""Parent index of a node that follows the last committed token directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Guessed continuation of one sample; node i follows node `parents[i]` and always comes after it.
+
+    The principal chain comes first (node 0 follows the root, node 1 follows node 0, ...), so accepting it moves no KV.
+    No two children of one node carry the same token. Verification needs no draft probabilities.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    proposer: str
+    survival: tuple[float, ...] = ()
+    """Estimated probability that node i and all its ancestors are accepted; empty when the proposer has no estimate."""
+    bucket: int = 0
+    """Calibration bucket of the proposer (for example the match length), echoed to the acceptance estimator."""
+    buckets: tuple[int, ...] = ()
+    """Bucket of each node, where nodes of one draft differ; empty: `bucket` holds for all."""
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return tuple(depths)
+
+    def cut(self, size: int) -> "Draft":
+        """Return the draft with its first `size` nodes only."""
+        return Draft(
+            self.tokens[:size],
+            self.parents[:size],
+            self.proposer,
+            self.survival[:size],
+            self.bucket,
+            self.buckets[:size],
+        )
+
+    def select(self, nodes: Sequence[int]) -> "Draft":
+        """Return the draft of `nodes` only, given in ascending order and each with its parent."""
+        place = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
+        return Draft(
+            tuple(self.tokens[i] for i in nodes),
+            tuple(place[self.parents[i]] for i in nodes),
+            self.proposer,
+            tuple(self.survival[i] for i in nodes) if self.survival else (),
+            self.bucket,
+            tuple(self.buckets[i] for i in nodes) if self.buckets else (),
+        )
+
+    def bucket_of(self, node: int) -> int:
+        """Return the calibration bucket of one node."""
+        return self.buckets[node] if self.buckets else self.bucket
+
+    def conditional(self, node: int) -> float | None:
+        """Return the proposer's estimate that `node` is accepted given its parent was, or None without estimates."""
+        if not self.survival:
+            return None
+        parent = self.parents[node]
+        above = 1.0 if parent == ROOT else self.survival[parent]
+        return self.survival[node] / above if above > 0.0 else 0.0
+
+    def fault(self, vocab_size: int, limit: int) -> str | None:
+        """Say what is wrong with a draft from an untrusted proposer, or None."""
+        if len(self.tokens) > limit:
+            return f"{len(self.tokens)} tokens; allowed: {limit}"
+        lengths = (len(self.parents), len(self.survival or self.tokens), len(self.buckets or self.tokens))
+        if any(length != len(self.tokens) for length in lengths):
+            return f"{len(self.tokens)} tokens against {lengths} parents, survivals and buckets"
+        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if not isinstance(token, int) or not 0 <= token < vocab_size:
+                return f"token {token!r} at node {i}; allowed: 0 to {vocab_size - 1}"
+            if not ROOT <= parent < i:
+                return f"parent {parent} at node {i}; allowed: {ROOT} to {i - 1}"
+        if len(set(zip(self.tokens, self.parents, strict=True))) != len(self.tokens):
+            return "two children of one node carry the same token"
+        return None if all(0.0 <= s <= 1.0 for s in self.survival) else f"survival {self.survival}; allowed: 0 to 1"
+
+
+def chain(tokens: tuple[int, ...], proposer: str, survival: tuple[float, ...] = (), bucket: int = 0) -> Draft:
+    """Return a chain draft: each token follows the one before."""
+    return Draft(tokens, tuple(range(-1, len(tokens) - 1)), proposer, survival, bucket)

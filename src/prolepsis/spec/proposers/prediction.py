@@ -1,0 +1,102 @@
+"""The caller's predicted output as a draft: follows it from the first token, finds its place again after a mismatch.
+
+A pointer says where in the prediction the output continues. A committed token that equals the predicted one advances
+it. After a mismatch the last tokens of the output are searched in the prediction, longest n-gram first, nearest
+occurrence first (edits keep their order); where nothing is found the token is taken for a substitution, and the draft
+goes on behind it. Predictions are not bound to positions: a match may resume after any amount of new text.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import SampleView
+
+_SIZES = (6, 4, 3, 2)
+_NEAR = 32  # a single token counts as a match only this near to where the pointer stood
+_MAX_RUN = 8  # longer runs of matches share a bucket
+START_BUCKET = 100
+_NGRAM_BUCKET = 50  # + length of the n-gram that re-synchronised
+
+
+class _Follower:
+    """Where one sample's output stands in its prediction."""
+
+    def __init__(self, prediction: Sequence[int]) -> None:
+        self._prediction = tuple(prediction)
+        self._places: dict[tuple[int, ...], list[int]] | None = None  # n-gram -> where it ends, ascending
+        self._num_seen = 0
+        self.pointer = 0
+        self.bucket = START_BUCKET
+
+    def follow(self, output: Sequence[int]) -> None:
+        """Move the pointer over the tokens that are new."""
+        for i in range(self._num_seen, len(output)):
+            if self.pointer < len(self._prediction) and self._prediction[self.pointer] == output[i]:
+                self.pointer += 1
+                self.bucket = min(_MAX_RUN, self.bucket + 1 if self.bucket < _NGRAM_BUCKET else 1)
+            else:
+                self._resynchronise(output[max(0, i + 1 - _SIZES[0]) : i + 1])
+        self._num_seen = len(output)
+
+    def next_tokens(self, limit: int) -> tuple[int, ...]:
+        return self._prediction[self.pointer : self.pointer + limit]
+
+    def _resynchronise(self, recent: Sequence[int]) -> None:
+        """Find `recent`, the output's last tokens, in the prediction and point behind it."""
+        places = self._places
+        if places is None:
+            places = self._places = _index(self._prediction)
+        for size in _SIZES:
+            found = places.get(tuple(recent[-size:])) if len(recent) >= size else None
+            if found:
+                self.pointer, self.bucket = _nearest(found, self.pointer), _NGRAM_BUCKET + size
+                return
+        single = places.get((recent[-1],))
+        if single and abs(_nearest(single, self.pointer) - self.pointer) <= _NEAR:
+            self.pointer, self.bucket = _nearest(single, self.pointer), _NGRAM_BUCKET + 1
+        else:
+            self.pointer, self.bucket = min(self.pointer + 1, len(self._prediction)), 0
+
+
+class Prediction:
+    """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched."""
+
+    name = "prediction"
+    free = True
+
+    def __init__(self) -> None:
+        self._followers: dict[str, _Follower] = {}
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        """Nothing to do: the pointer catches up when it is next asked."""
+
+    def forget(self, sample: SampleView) -> None:
+        self._followers.pop(sample.key, None)
+
+    def _propose(self, sample: SampleView, limit: int) -> Draft | None:
+        if not sample.prediction:
+            return None
+        follower = self._followers.get(sample.key)
+        if follower is None:
+            follower = self._followers[sample.key] = _Follower(sample.prediction)
+        follower.follow(sample.tokens[sample.num_prompt_tokens :])
+        tokens = follower.next_tokens(limit)
+        return chain(tokens, self.name, bucket=follower.bucket) if tokens else None
+
+
+def _index(prediction: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
+    places: dict[tuple[int, ...], list[int]] = {}
+    for size in (*_SIZES, 1):
+        for end in range(size, len(prediction) + 1):
+            places.setdefault(prediction[end - size : end], []).append(end)
+    return places
+
+
+def _nearest(places: list[int], pointer: int) -> int:
+    """Return the first place at or after `pointer`, else the last before it: edits keep their order."""
+    i = bisect_left(places, pointer)
+    return places[i] if i < len(places) else places[-1]

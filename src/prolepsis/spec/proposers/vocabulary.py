@@ -1,0 +1,40 @@
+"""Whether two models mean the same by a token id."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from prolepsis.core.errors import VocabularyMismatch
+
+_SHOWN = 3  # differing tokens named in the error
+
+
+class Vocabulary(Protocol):
+    """What is compared of a tokenizer."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def vocab(self) -> Mapping[str, int]: ...
+
+
+def require_same_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
+    """Raise `VocabularyMismatch` saying what differs, unless every token has the same id in both.
+
+    Fingerprints may differ where ids agree (another chat template): the maps decide.
+    """
+    if draft.fingerprint == target.fingerprint:
+        return
+    ours, theirs = dict(draft.vocab), dict(target.vocab)
+    differing = sorted((t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t)), key=str)
+    if not differing:
+        return
+    shown = ", ".join(f"{t!r}: {_id(ours, t)} in the draft, {_id(theirs, t)} in the target" for t in differing[:_SHOWN])
+    raise VocabularyMismatch(
+        f"draft and target model do not share a vocabulary: {len(ours)} tokens in the draft, {len(theirs)} in the "
+        f"target, {len(differing)} differ ({shown}{', ...' if len(differing) > _SHOWN else ''})"
+    )
+
+
+def _id(vocab: Mapping[str, int], token: str) -> str:
+    return str(vocab[token]) if token in vocab else "absent"

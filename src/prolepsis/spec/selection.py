@@ -1,0 +1,193 @@
+"""Which draft of which proposer each sample gets in a step: ask, contain, score, choose, cut, learn."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.stats import ProposerCounts
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.effort import Effort, Offer, gain, value
+from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.scoring import Scoreboard
+from prolepsis.spec.window import StepLoad, Window
+
+_PROBED_BUCKET = 0  # where a costly proposer's depth is decided before its draft, and so its bucket, is known
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One sample in one call of `propose`: its best draft so far."""
+
+    sample: SampleView
+    limit: int
+    allowed: tuple[str, ...] | None
+    draft: Draft | None = None
+    survivals: tuple[float, ...] = ()
+    worth: float = 0.0
+
+
+class ProposerSet:
+    """All proposers of an engine behind one call. The engine's order in a step:
+
+    drafts = proposers.propose(samples, limits, plan, load, allowed)
+    ... one pass over plain rows and drafts; verify; append the emitted tokens to the samples ...
+    proposers.observe_pass(num_rows, num_context, ms)     # of the whole pass: forward and verification
+    proposers.observe(sample, draft, num_accepted)        # per sample whose draft was verified
+    proposers.commit(sample, num_new)                     # per sample that emitted tokens
+    proposers.forget(sample)                              # once, when the sample ended
+
+    `commit` is also called once with the whole prompt when a sample starts to decode. A proposer's fault costs drafts
+    and is counted in `failures`; nothing here raises for it.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        window: Window,
+        acceptance: AcceptanceEstimator,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.names = tuple(p.name for p in proposers)
+        assert len(set(self.names)) == len(self.names), "proposers have different names"
+        self.counts = {name: ProposerCounts() for name in self.names}
+        """Verified drafts of each proposer."""
+        self.declined: list[bool] = []
+        """For each sample of the last `propose`: there was a draft, but no node of it was worth verifying."""
+        self._proposers = [ContainedProposer(p, vocab_size, clock) for p in proposers]
+        self._efforts = {p.name: Effort() for p in self._proposers if not p.free}
+        self._window = window
+        self._acceptance = acceptance
+        self._board = Scoreboard(acceptance)
+        self._tokens_per_ms = 0.0
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Contained faults of each proposer: calls that raised, drafts that were nonsense."""
+        return {p.name: p.num_failures for p in self._proposers}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent inside each proposer."""
+        return {p.name: p.seconds for p in self._proposers}
+
+    def propose(
+        self,
+        samples: Sequence[SampleView],
+        limits: Sequence[int],  # most draft nodes of each sample; 0: none
+        plan: SpecPlan,
+        load: StepLoad | None = None,
+        allowed: Sequence[tuple[str, ...] | None] | None = None,
+    ) -> list[Draft | None]:
+        """Return the draft to verify for each decoding sample, or None.
+
+        `limits` hold what the sample allows (its own ceiling, room in its context, tokens it may still emit); the
+        plan's ceiling is applied here. `load` None: the pass holds just these samples. `allowed[i]` None: every
+        proposer of the plan.
+        """
+        self.declined = [False] * len(samples)
+        ceiling = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
+        ceiling = min(ceiling, plan.num_speculative_tokens)
+        if ceiling <= 0 or not any(limit > 0 for limit in limits):
+            return [None] * len(samples)
+        names = allowed or [None] * len(samples)
+        turns = [_Turn(s, min(n, ceiling), a) for s, n, a in zip(samples, limits, names, strict=True)]
+        load = load or _own_load(samples, ceiling)
+        price = 0.0 if plan.fixed_depth is not None else self._window.price(load, len(samples))
+        for proposer in self._proposers:
+            if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
+                self._ask(proposer, turns, price, fixed=plan.fixed_depth is not None)
+        return self._cut(turns, load, fixed=plan.fixed_depth is not None)
+
+    def observe(self, sample: SampleView, draft: Draft, num_accepted: int) -> None:
+        """Count a verified draft of which `num_accepted` tokens were emitted."""
+        self.counts[draft.proposer].record(max(draft.depths(), default=0), num_accepted)
+
+    def observe_pass(self, num_rows: int, num_context: int, ms: float) -> None:
+        """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""
+        self._window.cost.observe(num_rows, num_context, ms)
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        """Tell every proposer that the last `num_new` tokens are committed, and judge what was proposed for them."""
+        self._board.commit(sample)
+        for proposer in self._proposers:
+            proposer.commit(sample, num_new)
+
+    def forget(self, sample: SampleView) -> None:
+        """Tell every proposer that the sample ended."""
+        self._board.drop(sample)
+        for proposer in self._proposers:
+            proposer.forget(sample)
+
+    def _ask(self, proposer: ContainedProposer, turns: Sequence[_Turn], price: float, *, fixed: bool) -> None:
+        """Let one proposer compete for the samples that allow it."""
+        asked = [t for t in turns if t.limit > 0 and (t.allowed is None or proposer.name in t.allowed)]
+        depths = [turn.limit for turn in asked]
+        effort = None if proposer.free else self._efforts[proposer.name]
+        if effort and not fixed:
+            asked, depths = self._worth_asking(proposer.name, effort, asked, price)
+        if not asked:
+            return
+        before = proposer.seconds
+        drafts = proposer.propose([turn.sample for turn in asked], depths)
+        if effort:
+            effort.learn(max(depths), 1000.0 * (proposer.seconds - before))
+        for turn, draft in zip(asked, drafts, strict=True):
+            if draft is not None:
+                self._compete(turn, draft, price)
+
+    def _worth_asking(
+        self, name: str, effort: Effort, turns: Sequence[_Turn], price: float
+    ) -> tuple[list[_Turn], list[int]]:
+        """Return the samples for which a costly proposer pays, and how deep for each."""
+        offers = [Offer(self._expected(name, turn), turn.worth) for turn in turns]
+        depth = effort.depth(offers, price, self._tokens_per_ms)
+        pays = [gain(offer, depth, price) > 0.0 for offer in offers] if depth else [False] * len(turns)
+        if depth and not any(pays):  # a probe
+            pays = [True] * len(turns)
+        asked = [turn for turn, does in zip(turns, pays, strict=True) if does]
+        return asked, [min(depth, turn.limit) for turn in asked]
+
+    def _expected(self, name: str, turn: _Turn) -> tuple[float, ...]:
+        tilt = self._board.tilt(turn.sample, name).factor
+        survivals = self._acceptance.survival(name, _PROBED_BUCKET, turn.limit)
+        return tuple(min(1.0, tilt ** (depth + 1)) * alive for depth, alive in enumerate(survivals))
+
+    def _compete(self, turn: _Turn, draft: Draft, price: float) -> None:
+        """Keep `draft` for the sample where it is worth more than the best so far; judge it in any case."""
+        survivals = self._acceptance.survivals(draft, self._board.tilt(turn.sample, draft.proposer))
+        worth = value(survivals, price)
+        if turn.draft is None or worth > turn.worth:
+            turn.draft, turn.survivals, turn.worth = draft, survivals, worth
+        self._board.add(turn.sample, draft)
+
+    def _cut(self, turns: Sequence[_Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
+        if fixed:
+            return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
+        cut = self._window.cut([turn.survivals for turn in turns], load)
+        self._tokens_per_ms = cut.tokens_per_ms
+        self.declined = [turn.draft is not None and not nodes for turn, nodes in zip(turns, cut.nodes, strict=True)]
+        return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
+
+
+def _selected(turn: _Turn, nodes: list[int]) -> Draft | None:
+    if turn.draft is None or not nodes:
+        return None
+    return turn.draft if len(nodes) == len(turn.draft.tokens) else turn.draft.select(nodes)
+
+
+def _own_load(samples: Sequence[SampleView], ceiling: int) -> StepLoad:
+    return StepLoad(len(samples), sum(len(s.tokens) for s in samples), ceiling * len(samples))
+
+
+def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:
+    """Return the drafts, the last ones cut where a pass has no room for them."""
+    kept: list[Draft | None] = []
+    for draft in drafts:
+        size = min(len(draft.tokens), budget) if draft else 0
+        budget -= size
+        kept.append(draft.cut(size) if draft and size else None)
+    return kept

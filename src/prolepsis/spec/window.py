@@ -1,0 +1,89 @@
+"""How many drafted tokens a pass verifies: the marginal rule of ALGORITHMS 4.1 as one best-first choice.
+
+Slots of all drafts of the batch compete by survival S. A slot is worth its rows while S > b*G (b: marginal ms of a row,
+G: tokens per ms). Cost curves have steps, so the objective itself is evaluated for every prefix of the sorted slots:
+
+    (plain tokens + sum of S) / (ms(rows + slots) + overhead)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.spec.cost import CostCurve
+
+_FLOOR = 0.004  # survivals below are never worth a row
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a pass carries before any draft is added."""
+
+    num_rows: int
+    """Tokens of the pass: one per decoding sample plus prefill chunks."""
+    num_context: int
+    """Cached tokens over all sequences of the pass."""
+    max_draft_tokens: int
+    """Draft nodes that still fit the pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nodes of each draft to verify (ascending, closed under parents), and what is expected of the pass."""
+
+    nodes: list[list[int]]
+    tokens: float
+    ms: float
+
+    @property
+    def tokens_per_ms(self) -> float:
+        return self.tokens / self.ms
+
+
+class Window:
+    """Decides by a cost curve; `overhead_ms` is the time of a step outside the pass.
+
+    Drafts are verified only where that gains at least the share `min_gain` of tokens per millisecond over none.
+    """
+
+    def __init__(self, cost: CostCurve, *, overhead_ms: float = 0.7, min_gain: float = 0.01) -> None:
+        self.cost = cost
+        self._overhead = overhead_ms
+        self._min_gain = min_gain
+
+    def cut(
+        self,
+        survivals: Sequence[Sequence[float]],  # per decoding sample; empty: no draft. A node's never above its parent's
+        load: StepLoad,
+    ) -> Cut:
+        """Return the set of nodes with the most expected tokens per millisecond within the load's budget."""
+        slots = sorted(
+            (-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft) if alive > _FLOOR
+        )
+        del slots[max(0, load.max_draft_tokens) :]
+        best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], len(survivals), load)
+        nodes: list[list[int]] = [[] for _ in survivals]
+        for _, s, node in slots[:best]:
+            nodes[s].append(node)
+        for kept in nodes:
+            kept.sort()
+        return Cut(nodes, tokens, ms)
+
+    def price(self, load: StepLoad, num_plain: int) -> float:
+        """Return the survival at which one more row just pays, for a pass of this load: b * G over the next 8 rows."""
+        table = self.cost.table(load.num_rows + 8, load.num_context)
+        base = table[load.num_rows]
+        marginal = (table[load.num_rows + 8] - base) / 8.0
+        return marginal * num_plain / (base + self._overhead)
+
+    def _best_prefix(self, alive: Sequence[float], num_plain: int, load: StepLoad) -> tuple[int, float, float]:
+        rows = load.num_rows
+        table = self.cost.table(rows + len(alive), load.num_context)
+        tokens = float(num_plain)
+        best = (0, tokens, table[rows] + self._overhead)
+        best_rate = (1.0 + self._min_gain) * tokens / best[2]
+        for count, gain in enumerate(alive, 1):
+            tokens += gain
+            ms = table[rows + count] + self._overhead
+            if tokens > best_rate * ms:
+                best, best_rate = (count, tokens, ms), tokens / ms
+        return best

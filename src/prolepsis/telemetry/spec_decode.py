@@ -1,0 +1,32 @@
+"""Counters of speculation by proposer, fed from the counts of ended requests."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter
+
+from prolepsis.core.stats import ProposerCounts
+
+
+class SpecDecodeCounters:
+    """Raw counts only; a rate per label is a query."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"prolepsis_spec_decode_{name}", text, labels, registry=registry)
+
+        self.failures = counter("proposer_failures", "Proposer calls that raised or returned nonsense", "proposer")
+        self._drafts = counter("num_drafts", "Drafts verified", "proposer")
+        self._draft_tokens = counter("num_draft_tokens", "Draft tokens verified", "proposer")
+        self._accepted = counter("num_accepted_tokens", "Draft tokens accepted", "proposer")
+        self._accepted_per_pos = counter(
+            "num_accepted_tokens_per_pos", "Draft tokens accepted by position in the draft", "proposer", "position"
+        )
+
+    def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
+        """Add one request's counts."""
+        for name, counts in proposers.items():
+            self._drafts.labels(name).inc(counts.num_drafts)
+            self._draft_tokens.labels(name).inc(counts.num_draft_tokens)
+            self._accepted.labels(name).inc(counts.num_accepted)
+            for position, (_, accepted) in enumerate(counts.per_position):
+                self._accepted_per_pos.labels(name, str(position)).inc(accepted)

@@ -1,0 +1,95 @@
+"""Writes small GGUF files: a model's weights as llama.cpp lays them out, and a byte-level vocabulary."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prolepsis.models.gguf_checkpoint import transformers_name
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+
+
+def byte_level_vocabulary() -> tuple[list[str], list[int], list[str]]:
+    """Tokens, their kinds and merges: two control tokens, all bytes, and a few merges."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    merges = ["h e", "l l", "he ll", "Ġ w", "hell o"]
+    tokens = ["<s>", "</s>", *sorted(ByteLevel.alphabet()), *(m.replace(" ", "") for m in merges)]
+    return tokens, [3, 3] + [1] * (len(tokens) - 2), merges
+
+
+def permute(tensor: Tensor, heads: int) -> Tensor:
+    """What llama.cpp's converter does to q and k rows of the llama architecture."""
+    half = tensor.shape[0] // heads // 2
+    return tensor.view(heads, 2, half, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    architecture: str,
+    *,
+    pre: str = "smollm",
+    extra: dict[str, Tensor] | None = None,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+) -> None:
+    """Write `model` (a Llama-shaped transformers model) with matrices quantised as `kind`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_metadata(writer, model.config, pre)
+    tied = model.config.tie_word_embeddings
+    state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
+    names = {name: ours for name in _gguf_names(model.config.num_hidden_layers) if (ours := transformers_name(name))}
+    for name, ours in names.items():
+        if ours not in state:
+            continue
+        tensor = state[ours]
+        if architecture == "llama" and "attn_q." in name:
+            tensor = permute(tensor, model.config.num_attention_heads)
+        if architecture == "llama" and "attn_k." in name:
+            tensor = permute(tensor, model.config.num_key_value_heads)
+        values = tensor.float().numpy()
+        if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(values))
+    for name, tensor in (extra or {}).items():
+        writer.add_tensor(name, tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_names(layers: int) -> list[str]:
+    parts = "attn_norm ffn_norm attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm ffn_gate ffn_up ffn_down"
+    inner = [f"blk.{i}.{p}.{end}" for i in range(layers) for p in parts.split() for end in ("weight", "bias")]
+    return ["token_embd.weight", "output_norm.weight", "output.weight", *inner]
+
+
+def _write_metadata(writer: gguf.GGUFWriter, config: object, pre: str) -> None:
+    def get(name: str) -> int:
+        value = getattr(config, name)
+        assert isinstance(value, int)
+        return value
+
+    writer.add_block_count(get("num_hidden_layers"))
+    writer.add_context_length(get("max_position_embeddings"))
+    writer.add_embedding_length(get("hidden_size"))
+    writer.add_feed_forward_length(get("intermediate_size"))
+    writer.add_head_count(get("num_attention_heads"))
+    writer.add_head_count_kv(get("num_key_value_heads"))
+    writer.add_key_length(getattr(config, "head_dim", None) or get("hidden_size") // get("num_attention_heads"))
+    writer.add_layer_norm_rms_eps(float(getattr(config, "rms_norm_eps")))  # noqa: B009
+    writer.add_rope_freq_base(float(getattr(config, "rope_parameters")["rope_theta"]))  # noqa: B009
+    tokens, kinds, merges = byte_level_vocabulary()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)

@@ -1,0 +1,103 @@
+"""GGUF files give the weights, names, layout and configuration of the model they were written from."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.gguf_checkpoint import unpermute
+from prolepsis.models.lean import LeanModel, LeanShape
+from prolepsis.models.weights import open_checkpoint
+from tests.models.gguf_files import permute, write_gguf
+from tests.models.tiny import LLAMA3, one, reference, run, save_tiny
+
+CPU = torch.device("cpu")
+
+
+def logits(path: Path, tokens: list[int]) -> torch.Tensor:
+    checkpoint = open_checkpoint(path, torch.float32)
+    target = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", CPU)
+    return run(target, target.make_cache(1), one(tokens, 0, [0]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+        ("qwen2", {"head_dim": None}),
+        ("qwen3", {"head_dim": 32}),
+    ],
+)
+def test_it_computes_what_the_model_computes(tmp_path: Path, kind: str, changes: dict[str, object]) -> None:
+    model = save_tiny(tmp_path / "model", kind, changes)
+    write_gguf(tmp_path / "model.gguf", model, kind)
+    tokens = list(range(3, 20))
+    torch.testing.assert_close(logits(tmp_path / "model.gguf", tokens), reference(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_quantised_matrices_come_dequantised(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "llama", {})
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.F16):
+        path = tmp_path / f"{kind.name}.gguf"
+        write_gguf(path, model, "llama", kind=kind)
+        checkpoint = open_checkpoint(path, torch.float32)
+        for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight"):
+            expected = model.state_dict()[name]
+            error = (checkpoint.tensor(name) - expected).norm() / expected.norm()
+            assert error < (0.1 if kind.name == "Q4_1" else 0.01), kind.name
+        assert open_checkpoint(path).tensor("lm_head.weight").dtype == torch.bfloat16
+
+
+def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:
+    rope = LLAMA3 | {"original_max_position_embeddings": 8192}
+    changes: dict[str, object] = {"rope_parameters": rope, "head_dim": 64, "max_position_embeddings": 16384}
+    model = save_tiny(tmp_path / "model", "llama", changes)
+    shape = LeanShape.from_config(model.config)
+    plain = 1.0 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
+    write_gguf(tmp_path / "a.gguf", model, "llama", extra={"rope_freqs.weight": plain / torch.tensor(shape.inv_freq)})
+    found = LeanShape.from_config(open_checkpoint(tmp_path / "a.gguf").config)
+    torch.testing.assert_close(torch.tensor(found.inv_freq), torch.tensor(shape.inv_freq))
+    write_gguf(tmp_path / "b.gguf", model, "llama", extra={"rope_freqs.weight": torch.linspace(1, 3, 32)})
+    with pytest.raises(ModelLoadError, match="rope_freqs"):
+        open_checkpoint(tmp_path / "b.gguf")
+
+
+def test_unpermute_undoes_permute() -> None:
+    rows = torch.randn(24, 5)
+    assert torch.equal(unpermute(permute(rows, 3), 3), rows)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("gguf")
+    write_gguf(folder / "whole.gguf", save_tiny(folder / "model", "llama", {}), "llama")
+    return (folder / "whole.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("keep", [0, 3, 10, 100, 5000, -10])
+def test_a_cut_off_file_is_named(tmp_path: Path, whole: bytes, keep: int) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[:keep])
+    with pytest.raises(ModelLoadError, match=r"cut\.gguf"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, b"XXXX"), (4, b"\x63\0\0\0"), (8, b"\xff" * 8), (16, b"\xff" * 8)])
+def test_a_broken_header_is_named(tmp_path: Path, whole: bytes, at: int, value: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(whole[:at] + value + whole[at + len(value) :])
+    with pytest.raises(ModelLoadError, match=r"broken\.gguf"):
+        open_checkpoint(path)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "nobody-knows")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match="nobody-knows"):
+        open_checkpoint(tmp_path / "odd.gguf")

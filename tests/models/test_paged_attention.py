@@ -1,0 +1,76 @@
+"""Paged attention against a row-by-row softmax, and the masks of trees and windows."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.paged_attention import ROWS_AT_ONCE, Scoring, ancestors, attend, paged_attention, plan_attention
+from prolepsis.models.plain_cache import LayerKV, PlainCache
+from prolepsis.models.protocol import PAGE_SIZE
+
+CPU = torch.device("cpu")
+
+
+def one_row(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+    """[h, d], [L, k, d], [L, k, dv] -> [h, dv], one head after the other."""
+    group = query.shape[0] // keys.shape[1]
+    out = []
+    for head in range(query.shape[0]):
+        scores = keys[:, head // group] @ query[head] * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+        sink = [] if scoring.sinks is None else [scoring.sinks[head : head + 1]]
+        weights = torch.softmax(torch.cat([scores, *sink]), dim=0)[: len(scores)]
+        out.append(weights @ values[:, head // group])
+    return torch.stack(out)
+
+
+trees = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(-1, i - 1) for i in range(n)]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(trees, st.integers(0, 70), st.sampled_from([None, 1, 5, 40]), st.booleans())
+def test_each_row_sees_context_and_ancestors(
+    parents: tuple[int, ...], cached: int, window: int | None, full: bool
+) -> None:
+    torch.manual_seed(cached)
+    heads, kv, dim = 4, 2, 8
+    sinks = torch.randn(heads) if full else None
+    scoring = Scoring(dim**-0.5, window, 3.0 if full else None, sinks)
+    rows, length = len(parents), cached + len(parents)
+    pages = list(range(5))[::-1][: -(-length // PAGE_SIZE)]
+    cache = PlainCache([LayerKV(kv, dim, dim)], 5, torch.float32, CPU)
+    keys, values, query = torch.randn(length, kv, dim), torch.randn(length, kv, dim), torch.randn(rows, heads, dim)
+    history = torch.tensor([pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(cached)]).long()
+    cache.write(0, history, keys[:cached], values[:cached])
+    batch = pack([SequenceInput([0] * rows, cached, pages, parents=list(parents))])
+    plan = plan_attention(batch, CPU)
+    cache.write(0, plan.slots, keys[cached:], values[cached:])
+    found = paged_attention(query, cache, 0, plan, scoring)
+    for row in range(rows):
+        path, node = [row], parents[row]
+        while node >= 0:
+            path.append(node)
+            node = parents[node]
+        seen = list(range(cached)) + [cached + i for i in reversed(path)]
+        seen = seen if window is None else seen[-window:]
+        torch.testing.assert_close(found[row], one_row(query[row], keys[seen], values[seen], scoring))
+
+
+def test_ancestors_of_a_chain_are_all_before() -> None:
+    assert torch.equal(ancestors(torch.arange(-1, 5)), torch.ones(6, 6, dtype=torch.bool).tril())
+
+
+def test_long_chunks_are_cut_without_a_seam() -> None:
+    rows = ROWS_AT_ONCE + 3
+    cache = PlainCache([LayerKV(1, 8, 8)], 8, torch.float32, CPU)
+    batch = pack([SequenceInput([0] * rows, 0, list(range(5)))])
+    plan = plan_attention(batch, CPU)
+    query, keys = torch.randn(rows, 2, 8), torch.randn(rows, 1, 8)
+    cache.write(0, plan.slots, keys, keys)
+    scoring = Scoring(0.3)
+    found = paged_attention(query, cache, 0, plan, scoring)
+    expected = attend(query[None], keys[None], keys[None], torch.ones(1, rows, rows, dtype=torch.bool).tril(), scoring)
+    torch.testing.assert_close(found, expected[0])

@@ -1,0 +1,116 @@
+"""Tokenizers from folders and GGUF files read and write text as transformers does."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
+from tests.models.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
+from tests.models.tiny import save_tiny
+
+TEXTS = ["hello world", "  two  spaces\n\nlines", "year 2026, 3.14", "äöü 你好 🙂", "hello</s>hello", ""]
+CHAT = [{"role": "user", "content": "hello 12"}, {"role": "assistant", "content": "hell"}]
+
+
+def byte_level(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
+    """transformers' own tokenizer over the vocabulary that GGUF files of these tests hold."""
+    tokens, _, merges = byte_level_vocabulary()
+    pairs = [(merge.split(" ")[0], merge.split(" ")[1]) for merge in merges]
+    backend = Backend(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
+    backend.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    byte_level().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf")
+    write_gguf(path / "model.gguf", save_tiny(path / "model", "llama", {}), "llama")
+    return path / "model.gguf"
+
+
+@pytest.fixture(scope="module", params=["folder", "gguf_file"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    path = request.getfixturevalue(request.param)
+    assert isinstance(path, Path)
+    return load_tokenizer(path)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_it_agrees_with_transformers(tokenizer: Tokenizer, folder: Path, text: str) -> None:
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    ids = tokenizer.encode(text)
+    assert ids == theirs(text)["input_ids"]
+    for skip in (True, False):
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_chat_template_agrees_with_transformers(tokenizer: Tokenizer, folder: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(str(folder))
+    assert tokenizer.apply_chat_template(CHAT) == theirs.apply_chat_template(CHAT, return_dict=False)
+
+
+def test_its_facts(tokenizer: Tokenizer) -> None:
+    assert tokenizer.eos_token_ids == (1,)
+    assert tokenizer.special_token_ids == {0, 1}
+    assert tokenizer.vocab["hello"] == tokenizer.vocab_size - 1
+
+
+def test_the_fingerprint_tells_tokenizers_apart(folder: Path, tmp_path: Path) -> None:
+    ours = load_tokenizer(folder)
+    assert ours.fingerprint == load_tokenizer(folder).fingerprint
+    byte_level("{{ messages[0]['content'] }}").save_pretrained(tmp_path)
+    other = load_tokenizer(tmp_path)
+    assert ours.fingerprint != other.fingerprint
+    assert ours.vocabulary_difference(other) is None
+
+
+def test_a_different_vocabulary_is_described(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    changed = byte_level()
+    changed.add_tokens(["extra"])
+    changed.save_pretrained(tmp_path)
+    assert tokenizer.vocabulary_difference(load_tokenizer(tmp_path)) == "263 tokens against 264"
+
+
+def test_no_template_is_the_callers_fault(tmp_path: Path) -> None:
+    byte_level(None).save_pretrained(tmp_path)
+    with pytest.raises(InvalidParameter, match="no chat template"):
+        load_tokenizer(tmp_path).apply_chat_template(CHAT)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    byte_level().save_pretrained(tmp_path)
+    (tmp_path / name).write_text("{broken")
+    with pytest.raises(ModelLoadError, match=name):
+        load_tokenizer(tmp_path)
+
+
+def test_an_unknown_split_rule_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", save_tiny(tmp_path / "model", "llama", {}), "llama", pre="nobody-knows")
+    with pytest.raises(ModelLoadError, match="nobody-knows"):
+        load_tokenizer(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
+def test_split_rules_keep_the_text(tmp_path: Path, pre: str) -> None:
+    write_gguf(tmp_path / "m.gguf", save_tiny(tmp_path / "model", "llama", {}), "llama", pre=pre)
+    tokenizer = load_tokenizer(tmp_path / "m.gguf")
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text

@@ -1,0 +1,92 @@
+"""Folders of safetensors: whole ones give tensors, damaged ones an error that names the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.lean_shape import LeanShape, lean_layers
+from prolepsis.models.weights import INDEX, WEIGHTS, open_checkpoint
+from tests.models.tiny import save_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tiny(tmp_path, "llama", {})
+    return tmp_path
+
+
+def test_tensors_come_in_bfloat16(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.tensor("model.norm.weight").dtype == torch.bfloat16
+    assert checkpoint.config.hidden_size == 64
+    with pytest.raises(ModelLoadError, match=r"no tensor 'model\.nothing'"):
+        checkpoint.tensor("model.nothing")
+
+
+def test_shards_are_one_checkpoint(folder: Path) -> None:
+    whole = open_checkpoint(folder, torch.float32)
+    names = sorted(whole.tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    expected = {name: whole.tensor(name) for name in names}
+    for file, own in parts.items():
+        save_file({name: expected[name] for name in own}, folder / file)
+    weight_map = {name: file for file, own in parts.items() for name in own}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (folder / WEIGHTS).unlink()
+    sharded = open_checkpoint(folder, torch.float32)
+    assert sorted(sharded.tensors) == names
+    assert all(torch.equal(sharded.tensor(name), expected[name]) for name in names)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks b\.safetensors"):
+        open_checkpoint(folder)
+    (folder / INDEX).write_text("[]")
+    with pytest.raises(ModelLoadError, match="not a safetensors index"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, -100])
+def test_a_cut_off_file_is_named(folder: Path, keep: int) -> None:
+    file = folder / WEIGHTS
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is not a whole safetensors file"):
+        open_checkpoint(folder)
+
+
+def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ModelLoadError, match=r"neither model\.safetensors"):
+        open_checkpoint(folder)
+    (folder / "config.json").write_text("{broken")
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        open_checkpoint(folder)
+    (folder / "config.json").write_text('{"model_type": "nobody-knows"}')
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        open_checkpoint(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelLoadError, match=r"no config\.json"):
+        open_checkpoint(folder)
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        open_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match="not a model"):
+        open_checkpoint(tmp_path / "model.bin")
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 80}))
+    checkpoint = open_checkpoint(folder)
+    with pytest.raises(ModelLoadError, match=r"gate_proj.*\[96, 64\].*\[80, 64\]"):
+        list(lean_layers(checkpoint, LeanShape.from_config(checkpoint.config)))
+
+
+def test_end_tokens_join_both_configurations(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    assert open_checkpoint(folder).eos_token_ids == (2, 7)
+    (folder / "generation_config.json").write_text("7")
+    with pytest.raises(ModelLoadError, match="generation_config"):
+        _ = open_checkpoint(folder).eos_token_ids

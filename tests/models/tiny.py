@@ -1,0 +1,112 @@
+"""Tiny random models of real architectures, and a driver that feeds them through pages in awkward ways."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, TargetModel
+
+BASE: dict[str, object] = {
+    "vocab_size": 160,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LLAMA3: dict[str, object] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN: dict[str, object] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+MOE: dict[str, object] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "norm_topk_prob": True,
+}
+WINDOWS: dict[str, object] = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
+
+LEAN: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-rope": ("llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("llama", {"rope_parameters": YARN}),
+    "llama-mha": ("llama", {"num_key_value_heads": 4}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {"head_dim": None}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}
+GENERAL: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {"head_dim": None}),
+    "qwen3": ("qwen3", {}),
+    "mistral-window": ("mistral", {"sliding_window": 40}),
+    "gemma2": ("gemma2", {**WINDOWS, "query_pre_attn_scalar": 16}),
+    "gemma3": ("gemma3_text", {**WINDOWS, "query_pre_attn_scalar": 16}),
+    "qwen3-moe": ("qwen3_moe", MOE),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "sliding_window": None}),
+    "gpt-oss": ("gpt_oss", {**WINDOWS, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def save_tiny(folder: Path, kind: str, changes: dict[str, object]) -> PreTrainedModel:
+    """Write a random float32 model to `folder` and return it, with eager attention."""
+    fields = {**BASE, **changes}
+    config = AutoConfig.for_model(kind, **{k: v for k, v in fields.items() if v is not None or k == "sliding_window"})
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, 0.15)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+@torch.no_grad()
+def reference(model: PreTrainedModel, tokens: list[int]) -> Tensor:  # [len(tokens), vocab]
+    """Logits of the class's own full forward."""
+    logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
+    return logits[0]
+
+
+def one(tokens: list[int], cached: int, pages: list[int], **rest: object) -> SequenceInput:
+    """A sequence that keeps the logits of all its tokens."""
+    return SequenceInput(tokens, cached, pages, keep_last=len(tokens), **rest)  # type: ignore[arg-type]
+
+
+def scattered(count: int) -> tuple[list[int], list[int]]:
+    """Pages of two sequences, interleaved and out of order."""
+    order = list(range(2 * count))[::-1]
+    return order[::2], order[1::2]
+
+
+def run(target: TargetModel, cache: KVCache, *sequences: SequenceInput) -> Tensor:
+    """One step over `sequences`."""
+    return target.forward(pack(list(sequences)), cache)
+
+
+PROMPT_PAGES = 4
+PROMPT = 2 * PAGE_SIZE + 17

@@ -1,0 +1,70 @@
+"""A small HTTP server on this machine that serves bytes by path, with ranges and faults on demand."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Web:
+    """What is served, how it misbehaves, and what was asked."""
+
+    pages: dict[str, bytes] = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    cut_after: list[int] = field(default_factory=list)
+    """For each of the next answers: end the connection after so many bytes."""
+    statuses: list[int] = field(default_factory=list)
+    """For each of the next answers: this status instead of the page."""
+    ranges: bool = True
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    """(path, Range header) of every request."""
+    url: str = ""
+
+
+@contextmanager
+def serve(web: Web) -> Iterator[Web]:
+    """Serve `web` on a free port while the block runs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self, web)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    web.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield web
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def answer(handler: BaseHTTPRequestHandler, web: Web) -> None:
+    """Answer one request as `web` says."""
+    path = handler.path.partition("?")[0]
+    wanted = handler.headers.get("Range")
+    web.asked.append((path, wanted))
+    body = web.pages.get(path)
+    status = web.statuses.pop(0) if web.statuses else (404 if body is None else 200)
+    body = body or b""
+    if status == 200 and wanted and web.ranges:
+        first = int(wanted.removeprefix("bytes=").rstrip("-"))
+        status, body = (206, body[first:]) if first < len(body) else (416, b"")
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.send_header("Content-Type", web.types.get(path, "application/octet-stream"))
+    handler.send_header("Connection", "close")
+    handler.end_headers()
+    cut = web.cut_after.pop(0) if web.cut_after else len(body)
+    if handler.command == "GET":
+        handler.wfile.write(body[:cut])
+    handler.close_connection = True

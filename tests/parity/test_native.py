@@ -1,0 +1,162 @@
+"""The native forward against transformers' float32 logits, and against itself: a row's bits never depend on its company."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.batch import SequenceInput
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.native import NativeModel, pick_decoder
+from prolepsis.models.protocol import KVCache
+from prolepsis.models.weights import open_checkpoint
+from tests.models.tiny import LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
+
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {"head_dim": 32}),
+    "llama-tied": ("llama", {"head_dim": 32, "tie_word_embeddings": True, "vocab_size": 167}),
+    "llama-rope": ("llama", {"head_dim": 32, "rope_parameters": LLAMA3}),
+    "llama-mha": ("llama", {"head_dim": 32, "num_key_value_heads": 4}),
+    "llama-mqa": ("llama", {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 1}),
+    "mistral": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "qwen2": ("qwen2", {"head_dim": None, "hidden_size": 128}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+}
+
+
+def why_not() -> str | None:
+    try:
+        pick_decoder()
+    except ModelLoadError as error:
+        return str(error)
+    return None
+
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+
+
+@cache
+def pair(name: str) -> tuple[NativeModel, PreTrainedModel]:
+    kind, changes = CASES[name]
+    with TemporaryDirectory() as folder:
+        model = save_tiny(Path(folder), kind, changes)
+        for parameter in model.parameters():  # both start from weights that bf16 holds exactly
+            parameter.data = parameter.data.bfloat16().float()
+        model.save_pretrained(folder)
+        checkpoint = open_checkpoint(Path(folder), torch.float32)
+        return NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), name, threads=2), model
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    drawn: list[int] = torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return drawn
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    """Within what bf16 activations allow: 3 % of the logits' own spread."""
+    assert found.shape == expected.shape
+    error = (found - expected).pow(2).mean().sqrt() / expected.std()
+    assert error < 0.03, f"relative error {error:.3f}"
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    assert torch.equal(found, expected), f"differs by {(found - expected).abs().max():.1e}"
+
+
+def prefill(target: NativeModel, context: list[int], pages: list[int], num_pages: int) -> KVCache:
+    cache = target.make_cache(num_pages)
+    run(target, cache, one(context, 0, pages))
+    return cache
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_chunks_and_decode_match_the_reference(name: str) -> None:
+    target, model = pair(name)
+    first, second = tokens(PROMPT, 1), tokens(PROMPT - 9, 2)
+    pages_a, pages_b = scattered(PROMPT_PAGES)
+    cache = target.make_cache(2 * PROMPT_PAGES)
+    whole_a, whole_b = reference(model, first), reference(model, second)
+    close(run(target, cache, one(first[:30], 0, pages_a)), whole_a[:30])
+    mixed = run(target, cache, one(first[30:70], 30, pages_a), one(second[:20], 0, pages_b))
+    close(mixed, torch.cat([whole_a[30:70], whole_b[:20]]))
+    for at in range(70, PROMPT):
+        close(run(target, cache, one([first[at]], at, pages_a)), whole_a[at : at + 1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_by_one_equals_every_chunking_to_the_bit(name: str) -> None:
+    target, _ = pair(name)
+    text = tokens(PROMPT, 3)
+    pages, _ = scattered(PROMPT_PAGES)
+    cache = target.make_cache(2 * PROMPT_PAGES)
+    alone = torch.cat([run(target, cache, one([token], at, pages)) for at, token in enumerate(text)])
+    for size in (2, 5, 13, 16, 33, PROMPT):
+        cache = target.make_cache(2 * PROMPT_PAGES)
+        chunks = [run(target, cache, one(text[at : at + size], at, pages)) for at in range(0, PROMPT, size)]
+        same(torch.cat(chunks), alone)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_branch_of_a_tree_equals_plain_decoding_to_the_bit(name: str) -> None:
+    target, model = pair(name)
+    for length in (1, PROMPT, 2 * 32 - 2, 2 * 32 - 1, 2 * 32):  # the tail at every place around a page border
+        context = tokens(length, 4)
+        pages, _ = scattered(PROMPT_PAGES)
+        nodes, parents = tokens(9, 5), [-1, 0, 1, 0, 3, 3, 5, 2, -1]
+        cache = prefill(target, context, pages, 2 * PROMPT_PAGES)
+        found = run(target, cache, one(nodes, length, pages, parents=parents))
+        for node in range(len(nodes)):
+            path = path_to(node, parents)
+            plain = prefill(target, context, pages, 2 * PROMPT_PAGES)
+            step = [run(target, plain, one([nodes[i]], length + at, pages)) for at, i in enumerate(path)]
+            same(found[node], step[-1][0])
+        close(found[[6]], reference(model, context + [nodes[i] for i in path_to(6, parents)])[-1:])
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_compaction_leaves_the_cache_of_plain_decoding(name: str) -> None:
+    target, _ = pair(name)
+    context, nodes, parents = tokens(PROMPT, 6), tokens(7, 7), [-1, 0, 1, 0, 3, 3, 5]
+    pages, _ = scattered(PROMPT_PAGES)
+    cache = prefill(target, context, pages, 2 * PROMPT_PAGES)
+    run(target, cache, one(nodes, PROMPT, pages, parents=parents))
+    accepted = path_to(6, parents)
+    cache.move(pages, [(PROMPT + i, PROMPT + j) for j, i in enumerate(accepted) if i != j])
+    text = context + [nodes[i] for i in accepted]
+    plain = prefill(target, text, pages, 2 * PROMPT_PAGES)
+    last = one([9], len(text), pages)
+    same(run(target, cache, last), run(target, plain, last))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-mqa"])
+def test_neighbours_and_copied_pages_change_nothing(name: str) -> None:
+    target, _ = pair(name)
+    text, other = tokens(40, 8), tokens(60, 9)
+    pages, more = scattered(PROMPT_PAGES)
+    cache = prefill(target, text, pages, 2 * PROMPT_PAGES)
+    alone = run(target, cache, one([5], 40, pages))
+    sequences = [SequenceInput(other, 0, more, keep_last=0), one([5], 40, pages)]
+    same(run(target, cache, *sequences), alone)
+    cache.copy_page(pages[0], more[3])
+    same(run(target, cache, one([5], 40, [more[3], *pages[1:]])), alone)
+
+
+def test_widths_that_do_not_fit_are_refused() -> None:
+    with TemporaryDirectory() as folder:
+        save_tiny(Path(folder), "llama", {"head_dim": 16})
+        checkpoint = open_checkpoint(Path(folder), torch.float32)
+        with pytest.raises(ModelLoadError, match=r"head_dim is 16; allowed: multiples of 32"):
+            NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny")

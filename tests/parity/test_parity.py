@@ -1,0 +1,102 @@
+"""Both torch forwards, through pages in chunks, decode steps and trees, against transformers' own full forward."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from prolepsis.models.batch import SequenceInput
+from prolepsis.models.general import GeneralModel
+from prolepsis.models.lean import LeanModel, LeanShape
+from prolepsis.models.protocol import TargetModel
+from prolepsis.models.weights import open_checkpoint
+from tests.models.tiny import GENERAL, LEAN, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
+
+CPU = torch.device("cpu")
+CASES = [("lean", name) for name in LEAN] + [("general", name) for name in GENERAL]
+
+
+@cache
+def pair(forward: str, name: str) -> tuple[TargetModel, PreTrainedModel]:
+    kind, changes = (LEAN if forward == "lean" else GENERAL)[name]
+    with TemporaryDirectory() as folder:
+        model = save_tiny(Path(folder), kind, changes)
+        checkpoint = open_checkpoint(Path(folder), torch.float32)
+        if forward == "lean":
+            return LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), name, CPU), model
+        return GeneralModel(checkpoint, name, CPU, torch.float32), model
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    drawn: list[int] = torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return drawn
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("forward", "name"), CASES)
+def test_chunks_decode_and_neighbours(forward: str, name: str) -> None:
+    target, model = pair(forward, name)
+    first, second = tokens(PROMPT, 1), tokens(PROMPT - 9, 2)
+    pages_a, pages_b = scattered(PROMPT_PAGES)
+    cache = target.make_cache(2 * PROMPT_PAGES)
+    whole_a, whole_b = reference(model, first), reference(model, second)
+    close(run(target, cache, one(first[:30], 0, pages_a)), whole_a[:30])
+    mixed = run(target, cache, one(first[30:70], 30, pages_a), one(second[:20], 0, pages_b))
+    close(mixed, torch.cat([whole_a[30:70], whole_b[:20]]))
+    for at in range(70, PROMPT):
+        mixed = run(target, cache, one(second[at - 50 : at - 49], at - 50, pages_b), one([first[at]], at, pages_a))
+        close(mixed, torch.cat([whole_b[at - 50 : at - 49], whole_a[at : at + 1]]))
+
+
+@pytest.mark.parametrize(("forward", "name"), CASES)
+def test_tree_and_compaction(forward: str, name: str) -> None:
+    target, model = pair(forward, name)
+    context = tokens(PROMPT, 3)
+    pages, _ = scattered(PROMPT_PAGES)
+    cache = target.make_cache(2 * PROMPT_PAGES)
+    run(target, cache, one(context, 0, pages))
+    nodes, parents = tokens(7, 4), [-1, 0, 1, 0, 3, 3, 5]
+    found = run(target, cache, one(nodes, PROMPT, pages, parents=parents))
+    for node in range(7):
+        path = path_to(node, parents)
+        expected = reference(model, context + [nodes[i] for i in path])[-1]
+        close(found[node], expected)
+    accepted = path_to(6, parents)
+    cache.move(pages, [(PROMPT + i, PROMPT + j) for j, i in enumerate(accepted) if i != j])
+    text = context + [nodes[i] for i in accepted] + tokens(2, 5)
+    close(run(target, cache, one(text[-2:], len(text) - 2, pages)), reference(model, text)[-2:])
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize(("forward", "name"), [("lean", "llama"), ("general", "gemma3")])
+def test_only_the_wanted_logits_are_returned(forward: str, name: str) -> None:
+    target, model = pair(forward, name)
+    text = tokens(12, 6)
+    cache = target.make_cache(2)
+    found = run(target, cache, SequenceInput(text, 0, [0], keep_last=2), SequenceInput(text[:5], 0, [1], keep_last=0))
+    assert found.dtype == torch.float32
+    close(found, reference(model, text)[-2:])
+
+
+def test_a_copied_page_serves_another_sequence() -> None:
+    target, model = pair("lean", "llama")
+    text = tokens(20, 8)
+    cache = target.make_cache(3)
+    run(target, cache, one(text[:18], 0, [2]))
+    cache.copy_page(2, 0)
+    run(target, cache, one(tokens(2, 9), 18, [2]))
+    close(run(target, cache, one(text[18:], 18, [0])), reference(model, text)[18:])

@@ -1,0 +1,78 @@
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+import structlog
+import uvicorn
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.server.app import build
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+
+@dataclass
+class Served:
+    """A real uvicorn around a fake engine."""
+
+    url: str
+    engine: FakeEngine
+    metrics: Metrics
+
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+
+@contextmanager
+def served(engine: FakeEngine, config: ServerConfig | None = None) -> Iterator[Served]:
+    metrics = Metrics()
+    app = build(config or ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), metrics)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    try:
+        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_logs() -> Iterator[None]:
+    configure_logs("error")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """One server for tests that leave no trace in it."""
+    with served(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
+    """Call the application without a network: one client per engine."""
+    clients: list[httpx.AsyncClient] = []
+
+    def connect(engine: FakeEngine) -> httpx.AsyncClient:
+        app = build(ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), Metrics())
+        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test"))
+        return clients[-1]
+
+    yield connect
+    for one in clients:
+        await one.aclose()

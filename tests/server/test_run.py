@@ -1,0 +1,104 @@
+"""The whole process: a busy port, readiness, a stop that lets answers end and one that does not."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.run import StartedEngine, bind, serve
+from prolepsis.telemetry.metrics import Metrics
+
+SCRIPT = """
+import sys
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.server.run import StartedEngine, serve
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+port, hold, delay, bound = int(sys.argv[1]), eval(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+engine = FakeEngine(hold_after=hold, delay_s=delay)
+serve(EngineConfig(), ServerConfig(port=port, shutdown_s=bound), lambda c, m: StartedEngine(engine, ByteTokenizer()))
+assert engine.closed
+print("ended")
+"""
+STREAM = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def process(hold: str, delay: float, bound: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    port = free_port()
+    command = [sys.executable, "-c", SCRIPT, str(port), hold, str(delay), str(bound)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_live(url)
+        yield running, url
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def wait_until_live(url: str) -> None:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            if httpx.get(f"{url}/health/live").status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.05)
+    raise AssertionError("the server did not come up")
+
+
+def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
+    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
+        raise AssertionError("the model was loaded for a port that is taken")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use") as caught:
+            serve(EngineConfig(), ServerConfig(port=port), start)
+    assert caught.value.param == "port"
+
+
+def test_an_unknown_host_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="host"):
+        bind(ServerConfig(host="256.0.0.1"))
+
+
+def test_sigterm_lets_an_answer_end() -> None:
+    with process("None", 0.1, 10) as (running, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=20) as response:
+            lines = response.iter_lines()
+            first = next(lines)
+            running.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert first.startswith("data: {")
+        assert rest[-1] == "data: [DONE]"
+        output, _ = running.communicate(timeout=10)
+        assert running.returncode == 0, output
+        assert output.endswith("ended\n")
+        assert "ready" in output
+
+
+def test_sigterm_aborts_what_does_not_end_within_the_bound() -> None:
+    with process("2", 0.0, 0.3) as (running, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=20) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert "request_aborted" in rest[-1]
+        output, _ = running.communicate(timeout=10)
+        assert running.returncode == 0, output

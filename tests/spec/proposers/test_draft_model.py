@@ -1,0 +1,169 @@
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import VocabularyMismatch
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.models.batch import Batch
+from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.spec.proposers.draft_model import DraftModel
+from tests.spec.samples import FakeSample
+
+VOCAB = 50
+INFO = ModelInfo("fake", "fake", "fake", VOCAB, 4096, 1, 1, 1, (0,))
+
+
+@dataclass
+class FakeKV:
+    num_pages: int
+    slots: dict[int, int] = field(default_factory=dict)
+
+    def copy_page(self, source: int, target: int) -> None: ...
+
+    def move(self, pages: object, moves: object) -> None: ...
+
+
+@dataclass
+class HistoryModel:
+    """Its next token is a function of all tokens it finds cached, so wrong or stale K/V gives wrong drafts."""
+
+    info: ModelInfo = INFO
+    batch_sizes: list[int] = field(default_factory=list)
+    broken: bool = False
+
+    def make_cache(self, num_pages: int) -> FakeKV:
+        return FakeKV(num_pages)
+
+    def forward(self, batch: Batch, cache: FakeKV) -> Tensor:
+        if self.broken:
+            raise RuntimeError("out of memory")
+        self.batch_sizes.append(batch.num_tokens)
+        logits = torch.zeros(batch.num_sequences, VOCAB)
+        starts = batch.starts.tolist()
+        for s in range(batch.num_sequences):
+            pages, cached = batch.pages[s].tolist(), int(batch.cached[s])
+            for i, token in enumerate(batch.token_ids[starts[s] : starts[s + 1]].tolist()):
+                slot = cached + i
+                cache.slots[pages[slot // PAGE_SIZE] * PAGE_SIZE + slot % PAGE_SIZE] = token
+            length = cached + starts[s + 1] - starts[s]
+            history = [cache.slots[pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE] for i in range(length)]
+            logits[s, next_token(history)] = 1.0
+        return logits
+
+
+def next_token(history: list[int]) -> int:
+    return sum((i + 1) * token for i, token in enumerate(history)) % VOCAB
+
+
+def continuation(tokens: list[int], count: int) -> tuple[int, ...]:
+    grown = list(tokens)
+    for _ in range(count):
+        grown.append(next_token(grown))
+    return tuple(grown[len(tokens) :])
+
+
+@dataclass
+class FakeVocabulary:
+    fingerprint: str = "same"
+    vocab: dict[str, int] = field(default_factory=lambda: {str(i): i for i in range(VOCAB)})
+
+
+def _proposer(model: HistoryModel, num_pages: int = 64) -> DraftModel:
+    return DraftModel(model, FakeVocabulary(), FakeVocabulary(), num_pages=num_pages)  # type: ignore[arg-type]
+
+
+def test_another_vocabulary_is_refused_at_construction() -> None:
+    other = FakeVocabulary("other", {"a": 0})
+    with pytest.raises(VocabularyMismatch, match="do not share a vocabulary"):
+        DraftModel(HistoryModel(), FakeVocabulary(), other, num_pages=4)  # type: ignore[arg-type]
+
+
+def test_drafts_what_the_model_says_for_all_samples_in_one_pass_a_level() -> None:
+    model = HistoryModel()
+    samples = [FakeSample([1, 2, 3], key="a"), FakeSample([4] * 40, key="b"), FakeSample([5], key="c")]
+    drafts = _proposer(model).propose(samples, [4, 2, 3])
+    assert [d.tokens if d else None for d in drafts] == [
+        continuation(s.tokens, n) for s, n in zip(samples, [4, 2, 3], strict=True)
+    ]
+    assert model.batch_sizes == [44, 3, 2, 1]
+
+
+def test_catches_up_after_accepted_and_rejected_tokens_in_one_pass() -> None:
+    model = HistoryModel()
+    proposer, sample = _proposer(model), FakeSample([1, 2, 3])
+    for emitted in ([9], [], [7, 8, 9], [11] * 40):
+        draft = proposer.propose([sample], [5])[0]
+        assert draft is not None
+        assert draft.tokens == continuation(sample.tokens, 5)
+        sample.tokens += [*draft.tokens[: 4 if not emitted else 2], *emitted, 13]
+    model.batch_sizes.clear()
+    proposer.propose([sample], [1])
+    assert model.batch_sizes == [41]  # what follows the two accepted tokens, whose K/V stays
+
+
+def test_samples_that_were_not_asked_catch_up_later() -> None:
+    proposer, sample = _proposer(HistoryModel()), FakeSample([1, 2, 3])
+    proposer.propose([sample], [3])
+    sample.tokens += [5, 6, 7, 8, 9, 10]
+    proposer.commit(sample, 6)
+    draft = proposer.propose([sample], [3])[0]
+    assert draft is not None
+    assert draft.tokens == continuation(sample.tokens, 3)
+
+
+def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
+    proposer, sample = _proposer(HistoryModel()), FakeSample([1] * 1100)
+    assert [proposer.propose([sample], [2])[0] is not None for _ in range(3)] == [False, False, True]
+
+
+def test_without_room_the_longest_unused_gives_way_and_nothing_fails() -> None:
+    proposer = _proposer(HistoryModel(), num_pages=3)
+    samples = [FakeSample([i] * 40, key=str(i)) for i in range(3)]
+    for sample in samples:  # two pages each: every claim evicts the one before
+        draft = proposer.propose([sample], [4])[0]
+        assert draft is not None
+        assert draft.tokens == continuation(sample.tokens, 4)
+    drafts = proposer.propose(samples, [4, 4, 4])
+    assert [draft is not None for draft in drafts] == [True, False, False]
+    assert proposer.propose([FakeSample([1] * 200, key="big")], [4]) == [None]
+    for key in ("0", "1", "2", "big"):
+        proposer.forget(FakeSample([], key=key))
+    assert proposer._cache.num_free == 3
+
+
+def test_a_pass_that_fails_leaves_no_stale_cache() -> None:
+    model = HistoryModel()
+    proposer, sample = _proposer(model), FakeSample([1, 2, 3])
+    proposer.propose([sample], [3])
+    model.broken = True
+    with pytest.raises(RuntimeError):
+        proposer.propose([sample], [3])
+    model.broken = False
+    draft = proposer.propose([sample], [3])[0]
+    assert draft is not None
+    assert draft.tokens == continuation(sample.tokens, 3)
+
+
+def test_context_length_is_respected() -> None:
+    short = HistoryModel(ModelInfo("fake", "fake", "fake", VOCAB, 8, 1, 1, 1, (0,)))
+    assert _proposer(short).propose([FakeSample([1] * 7)], [2])[0] is not None
+    assert _proposer(short).propose([FakeSample([1] * 8)], [2]) == [None]
+
+
+def test_sampled_requests_draft_with_the_keyed_noise_of_their_positions() -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def noise(key: int, position: int, vocab_size: int) -> Tensor:
+        asked.append((key, position, vocab_size))
+        row = torch.zeros(vocab_size)
+        row[20 + position] = 10.0
+        return row
+
+    proposer = DraftModel(HistoryModel(), FakeVocabulary(), FakeVocabulary(), num_pages=4, noise=noise)  # type: ignore[arg-type]
+    sampled = FakeSample([1, 2], key="s", params=SamplingParams(temperature=0.8), noise_key=77)
+    greedy = FakeSample([1, 2], key="g")
+    drafts = proposer.propose([sampled, greedy], [2, 2])
+    assert [d.tokens if d else None for d in drafts] == [(22, 23), continuation([1, 2], 2)]
+    assert asked == [(77, 2, VOCAB), (77, 3, VOCAB)]

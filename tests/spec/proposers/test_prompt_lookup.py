@@ -1,0 +1,38 @@
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from tests.spec.samples import FakeSample
+
+
+def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | None:
+    for size in (5, 4, 3, 2):
+        for start in range(len(tokens) - 1, size - 1, -1):
+            if tokens[start - size : start] == tokens[-size:]:
+                grown = list(tokens)
+                while len(grown) < start + limit:
+                    grown.append(grown[len(grown) - (len(tokens) - start)])
+                return tuple(grown[start : start + limit]), size
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.lists(st.integers(1, 5), max_size=6), st.integers(1, 8))
+def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit: int) -> None:
+    proposer, sample = PromptLookup(), FakeSample([])
+    for step in [*steps, len(tokens)]:
+        sample.tokens += tokens[len(sample.tokens) : len(sample.tokens) + step]
+        draft = proposer.propose([sample], [limit])[0]
+        expected = _reference(sample.tokens, limit)
+        assert (None if draft is None else (draft.tokens, draft.bucket)) == expected
+
+
+def test_samples_are_apart_and_forgotten() -> None:
+    proposer = PromptLookup()
+    one, two = FakeSample([1, 2, 3, 1, 2], key="one"), FakeSample([4, 5, 1, 2], key="two")
+    drafts = proposer.propose([one, two], [4, 4])
+    assert drafts[0] is not None
+    assert drafts[1] is None
+    proposer.forget(one)
+    proposer.forget(one)
+    assert set(proposer._indexes) == {"two"}

@@ -1,0 +1,31 @@
+"""A sample as proposers see it, with plain fields, and small builders around it."""
+
+from dataclasses import dataclass, field
+
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.spec.draft import Draft
+
+VOCAB = 100
+
+
+@dataclass
+class FakeSample:
+    tokens: list[int]
+    num_prompt_tokens: int = 0
+    key: str = "r0/0"
+    scope: str = ""
+    prediction: tuple[int, ...] = ()
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    noise_key: int = 0
+
+
+def accepted(draft: Draft, truth: list[int]) -> list[int]:
+    """Return the nodes of `draft` that verification against `truth`, the target's tokens, would accept."""
+    path: list[int] = []
+    for token in truth:
+        above = path[-1] if path else -1
+        children = [i for i in range(len(draft.tokens)) if draft.parents[i] == above and draft.tokens[i] == token]
+        if not children:
+            break
+        path.append(children[0])
+    return path

@@ -1,0 +1,73 @@
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt
+from prolepsis.spec.draft import Draft, chain
+
+
+def test_starts_from_the_prior_and_converges_to_the_rate() -> None:
+    estimator, rng = AcceptanceEstimator(prior=0.6), random.Random(0)
+    draft = chain((1,), "p")
+    assert estimator.rate("p", 0, 0) == 0.6
+    for _ in range(3000):
+        estimator.record(draft, 0, 0, hit=rng.random() < 0.25)
+    assert estimator.rate("p", 0, 0) == pytest.approx(0.25, abs=0.05)
+
+
+def test_follows_a_change_within_some_half_lives() -> None:
+    estimator, draft = AcceptanceEstimator(), chain((1,), "p")
+    for hit in [True] * 2000 + [False] * 2000:
+        estimator.record(draft, 0, 0, hit=hit)
+    assert estimator.rate("p", 0, 0) < 0.1
+
+
+def test_few_trials_are_shrunk_to_the_bucket_and_a_new_bucket_to_the_pool() -> None:
+    estimator = AcceptanceEstimator(prior=0.5)
+    for _ in range(1000):
+        estimator.record(chain((1,), "p", bucket=3), 0, 0, hit=True)
+    estimator.record(chain((1, 2), "p", bucket=3), 1, 1, hit=False)
+    assert 0.8 < estimator.rate("p", 3, 1) < 1.0  # one miss at a position does not make it hopeless
+    assert estimator.rate("p", 9, 0) > 0.95  # a bucket nobody saw goes by its proposer
+    assert estimator.rate("q", 0, 0) == 0.5  # another proposer by the prior
+
+
+def test_the_proposers_own_estimate_is_the_prior_of_its_buckets() -> None:
+    estimator = AcceptanceEstimator()
+    draft = Draft((5, 6), (-1, 0), "p", survival=(0.3, 0.15), buckets=(1, 2))
+    assert estimator.survivals(draft) == pytest.approx((0.3, 0.15))
+    for _ in range(2000):
+        estimator.record(draft, 0, 0, hit=True)
+    assert estimator.survivals(draft)[0] > 0.95
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=200))
+def test_survival_never_rises_and_stays_a_probability(trials: list[tuple[int, int, bool]]) -> None:
+    estimator = AcceptanceEstimator()
+    for bucket, position, hit in trials:
+        estimator.record(chain(tuple(range(10)), "p", bucket=bucket), position, position, hit=hit)
+    for bucket in range(4):
+        survivals = estimator.survival("p", bucket, 16)
+        assert len(survivals) == 16
+        assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *survivals), survivals, strict=False))
+
+
+def test_a_childs_survival_is_never_above_its_parents() -> None:
+    draft = Draft((1, 2, 3, 4), (-1, 0, -1, 2), "p", survival=(0.6, 0.5, 0.3, 0.3))
+    tilt = Tilt(hits=100.0, expected=10.0)
+    survivals = AcceptanceEstimator().survivals(draft, tilt)
+    assert survivals[1] <= survivals[0] <= 1.0
+    assert survivals[3] <= survivals[2] <= 1.0
+
+
+def test_tilt_tells_a_better_request_from_the_rest() -> None:
+    estimator, tilt, draft = AcceptanceEstimator(), Tilt(), chain((1,), "p")
+    for i in range(400):
+        estimator.record(draft, 0, 0, hit=i % 2 == 0)
+    for _ in range(30):
+        estimator.record(draft, 0, 0, hit=True, tilt=tilt)
+    assert tilt.factor > 1.2
+    assert estimator.survivals(draft, tilt)[0] > estimator.survivals(draft)[0]

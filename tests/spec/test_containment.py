@@ -1,0 +1,93 @@
+from collections.abc import Sequence
+
+import pytest
+
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.scripted import Scripted
+from tests.spec.samples import VOCAB, FakeSample
+
+SAMPLES = [FakeSample([1], key=key) for key in "abc"]
+
+NONSENSE = {
+    "out of the vocabulary": chain((VOCAB,), "scripted"),
+    "negative": chain((-1,), "scripted"),
+    "no integer": chain((1.5,), "scripted"),  # type: ignore[arg-type]
+    "too long": chain((1, 2, 3, 4, 5), "scripted"),
+    "parents missing": Draft((1, 2), (-1,), "scripted"),
+    "parent after child": Draft((1, 2), (1, -1), "scripted"),
+    "twins": Draft((1, 1), (-1, -1), "scripted"),
+    "survival is no probability": chain((1,), "scripted", survival=(float("nan"),)),
+    "signed by another": chain((1,), "suffix"),
+    "no draft at all": "hello",
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_costs_its_row_and_one_count(name: str) -> None:
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        return NONSENSE[name] if sample.key == "b" else chain((7,), "scripted")  # type: ignore[return-value]
+
+    contained = ContainedProposer(Scripted(script), VOCAB)
+    drafts = contained.propose(SAMPLES, [4, 4, 4])
+    assert [draft is not None for draft in drafts] == [True, False, True]
+    assert contained.num_failures == 1
+
+
+def test_a_row_that_raises_costs_only_its_own_draft() -> None:
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        if sample.key == "b":
+            raise RuntimeError("poison")
+        return chain((7,), "scripted")
+
+    contained = ContainedProposer(Scripted(script), VOCAB)
+    for _ in range(20):
+        assert not contained.resting()
+        assert [d is not None for d in contained.propose(SAMPLES, [4, 4, 4])] == [True, False, True]
+    assert contained.num_failures == 20
+
+
+class _Short:
+    name = "short"
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        return []
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        raise ValueError("commit")
+
+    def forget(self, sample: SampleView) -> None:
+        raise ValueError("forget")
+
+
+def test_wrong_counts_and_raising_verbs_are_contained() -> None:
+    contained = ContainedProposer(_Short(), VOCAB)
+    assert contained.propose(SAMPLES[:1], [4]) == [None]
+    contained.commit(SAMPLES[0], 1)
+    contained.forget(SAMPLES[0])
+    assert contained.num_failures == 3
+
+
+def test_one_that_keeps_failing_is_left_alone_for_longer_and_longer_then_tried_again() -> None:
+    broken = True
+
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        if broken:
+            raise RuntimeError("down")
+        return chain((7,), "scripted")
+
+    contained = ContainedProposer(Scripted(script), VOCAB)
+    rests = []
+    for _ in range(6):
+        contained.propose(SAMPLES[:1], [4])
+        rest = 0
+        while contained.resting():
+            rest += 1
+        rests.append(rest)
+    assert rests == [0, 0, 16, 32, 64, 128]
+    broken = False
+    assert contained.propose(SAMPLES[:1], [4])[0] is not None
+    broken = True
+    contained.propose(SAMPLES[:1], [4])
+    assert not contained.resting()  # a success clears the record

@@ -1,0 +1,75 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
+
+positive = st.floats(0.1, 100.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(positive, min_size=3, max_size=3), min_size=4, max_size=4))
+def test_never_falls_in_rows_or_context_whatever_was_measured(ms: list[list[float]]) -> None:
+    curve = CostCurve((1, 4, 8, 16), (0, 512, 1024), ms)
+    for context in range(0, 2048, 256):
+        table = curve.table(40, context)
+        assert all(a <= b + 1e-9 for a, b in pairwise(table))
+    for rows in (1, 3, 16, 30):
+        by_context = [curve.ms(rows, context) for context in range(0, 2048, 256)]
+        assert all(a <= b + 1e-9 for a, b in pairwise(by_context))
+
+
+def test_interpolates_between_points_and_extrapolates_beyond() -> None:
+    curve = CostCurve((1, 5, 9), (0, 512), ((10.0, 12.0), (14.0, 16.0), (18.0, 20.0)))
+    assert curve.ms(3, 0) == pytest.approx(12.0)
+    assert curve.ms(1, 256) == pytest.approx(11.0)
+    assert curve.ms(19, 0) == pytest.approx(28.0)
+    assert curve.ms(1, 1024) == pytest.approx(14.0)
+
+
+def test_steps_of_the_curve_are_kept() -> None:
+    curve = CostCurve((1, 8, 9, 16), (0,), ((10.0,), (10.0,), (20.0,), (20.0,)))
+    assert (curve.ms(8, 0), curve.ms(9, 0), curve.ms(16, 0)) == (10.0, 20.0, 20.0)
+
+
+def test_profile_takes_medians_and_ignores_single_outliers() -> None:
+    calls: dict[tuple[int, int], int] = {}
+
+    def measure(rows: int, context: int) -> float:
+        calls[rows, context] = calls.get((rows, context), 0) + 1
+        return 1000.0 if calls[rows, context] in (1, 3) else 5.0 + rows + context / 100.0  # warm-up and one hiccup
+
+    curve = profile_cost(measure, rows=(1, 8), contexts=(0, 512), repeats=3)
+    assert curve.ms(8, 512) == pytest.approx(18.12)
+
+
+def test_survives_json() -> None:
+    curve = CostCurve((1, 8), (0, 512), ((10.0, 12.0), (11.0, 13.0)))
+    again = CostCurve.from_json(curve.to_json())
+    assert again.table(20, 700) == curve.table(20, 700)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"rows": [1], "contexts": [0], "ms": []}', "x", '{"rows": 3}'])
+def test_refuses_what_is_no_curve(text: str) -> None:
+    with pytest.raises(ValueError, match=r"cost curve|Expecting"):
+        CostCurve.from_json(text)
+
+
+def test_follows_drift_and_clips_outliers() -> None:
+    curve = flat_cost(10.0, 0.0)
+    for _ in range(400):
+        curve.observe(1, 0, 15.0)
+    assert curve.ms(1, 0) == pytest.approx(15.0, rel=0.05)
+    curve.observe(1, 0, 1e6)
+    assert curve.correction(1) < 1.7
+
+
+def test_a_band_that_is_slower_than_profiled_is_found_out() -> None:
+    curve = flat_cost(10.0, 0.0)
+    for _ in range(400):
+        curve.observe(1, 0, 10.0)
+        curve.observe(16, 0, 20.0)
+    assert curve.ms(1, 0) < 11.0
+    assert curve.ms(16, 0) > 18.0

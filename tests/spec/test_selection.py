@@ -1,0 +1,174 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.core.plan import PANIC_PLAN, SpecPlan
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposers.prediction import Prediction
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.scripted import Script, Scripted
+from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import StepLoad, Window
+from tests.spec.samples import VOCAB, FakeSample, accepted
+
+PLAN = SpecPlan()
+
+
+def _set(*proposers: Proposer, ms_per_row: float = 0.1) -> ProposerSet:
+    return ProposerSet(proposers, Window(flat_cost(10.0, ms_per_row)), AcceptanceEstimator(), VOCAB)
+
+
+def _always(tokens: tuple[int, ...], name: str) -> Script:
+    return lambda sample, limit: chain(tokens[:limit], name)
+
+
+def _raise(sample: SampleView, limit: int) -> Draft | None:
+    raise RuntimeError("down")
+
+
+def _step(proposers: ProposerSet, sample: FakeSample, truth: list[int], plan: SpecPlan = PLAN) -> Draft | None:
+    """One engine step for one sample whose target says `truth`."""
+    draft = proposers.propose([sample], [16], plan)[0]
+    num_accepted = len(accepted(draft, truth)) if draft else 0
+    sample.tokens += truth[: num_accepted + 1]
+    if draft:
+        proposers.observe(sample, draft, num_accepted)
+    proposers.commit(sample, num_accepted + 1)
+    return draft
+
+
+def test_the_better_proposer_wins_after_a_few_steps() -> None:
+    right, wrong = Scripted(_always((1,) * 8, "right"), "right"), Scripted(_always((2,) * 8, "wrong"), "wrong")
+    proposers, sample = _set(wrong, right), FakeSample([0])
+    drafts = [_step(proposers, sample, [1] * 17) for _ in range(30)]
+    assert all(draft is not None and draft.proposer == "right" for draft in drafts[-20:])
+    assert proposers.counts["right"].num_accepted > 150
+
+
+def test_a_proposer_that_is_never_chosen_is_still_judged_and_comes_back() -> None:
+    steady, moody = Scripted(_always((1, 9), "steady"), "steady"), Scripted(_always((1, 2, 3, 4), "moody"), "moody")
+    proposers, sample = _set(steady, moody), FakeSample([0])
+    for _ in range(60):
+        _step(proposers, sample, [1, 9, 9])
+    before = proposers.counts["moody"].num_drafts
+    for _ in range(10):
+        _step(proposers, sample, [1, 9, 9])
+    assert proposers.counts["moody"].num_drafts == before
+    drafts = [_step(proposers, sample, [1, 2, 3, 4, 5]) for _ in range(300)]
+    assert drafts[-1] is not None
+    assert drafts[-1].proposer == "moody"
+
+
+def test_hopeless_drafts_are_declined_and_cost_no_rows() -> None:
+    proposers, sample = _set(Scripted(_always((2, 2, 2), "p"), "p")), FakeSample([0])
+    drafts = [_step(proposers, sample, [1]) for _ in range(300)]
+    assert drafts[0] is not None
+    assert drafts[-1] is None
+    assert proposers.declined == [True]
+
+
+def test_no_draft_is_not_declined() -> None:
+    proposers = _set(Scripted(lambda sample, limit: None))
+    assert proposers.propose([FakeSample([1])], [4], PLAN) == [None]
+    assert proposers.declined == [False]
+
+
+@pytest.mark.parametrize(
+    ("plan", "limit"), [(PANIC_PLAN, 16), (SpecPlan(num_speculative_tokens=0, fixed_depth=4), 16), (PLAN, 0)]
+)
+def test_depth_zero_asks_nobody(plan: SpecPlan, limit: int) -> None:
+    proposers = _set(Scripted(_raise))
+    assert proposers.propose([FakeSample([1])] * 2, [limit] * 2, plan) == [None, None]
+    assert proposers.failures == {"scripted": 0}
+
+
+def test_ceilings_and_budgets_hold() -> None:
+    proposers = _set(Scripted(lambda sample, limit: chain((1,) * limit, "scripted")))
+    samples = [FakeSample([0], key=key) for key in "abc"]
+    limits = [16, 3, 0]
+    sizes = [len(d.tokens) if d else 0 for d in proposers.propose(samples, limits, SpecPlan(num_speculative_tokens=5))]
+    assert sizes[0] <= 5
+    assert sizes[1] <= 3
+    assert sizes[2] == 0
+    drafts = proposers.propose(samples, limits, PLAN, StepLoad(3, 3, 4))
+    assert sum(len(d.tokens) for d in drafts if d) <= 4
+
+
+def test_a_fixed_depth_overrides_the_window_but_not_the_limits() -> None:
+    proposers = _set(Scripted(lambda sample, limit: chain((2,) * limit, "scripted")), ms_per_row=100.0)
+    samples = [FakeSample([0], key=key) for key in "abc"]
+    drafts = proposers.propose(samples, [16, 2, 16], SpecPlan(fixed_depth=5), StepLoad(3, 3, 9))
+    assert [len(d.tokens) if d else 0 for d in drafts] == [5, 2, 2]
+
+
+def test_plan_and_sample_choose_the_proposers() -> None:
+    proposers = _set(Scripted(_always((1,), "a"), "a"), Scripted(_always((2,), "b"), "b"))
+    samples = [FakeSample([0], key=key) for key in "xyz"]
+    drafts = proposers.propose(samples, [4] * 3, SpecPlan(proposers=("b",)), None, [None, ("a",), ("b", "a")])
+    assert [d.proposer if d else None for d in drafts] == ["b", None, "b"]
+
+
+def test_faults_of_one_proposer_leave_the_others_at_work() -> None:
+    proposers, sample = _set(Scripted(_raise, "bad"), Scripted(_always((1, 1), "good"), "good")), FakeSample([0])
+    drafts = [_step(proposers, sample, [1, 1, 1]) for _ in range(40)]
+    assert all(draft is not None and draft.proposer == "good" for draft in drafts)
+    assert 3 <= proposers.failures["bad"] < 10
+    assert proposers.failures["good"] == 0
+
+
+def test_a_costly_proposer_that_never_hits_is_left_then_probed() -> None:
+    asked: list[int] = []
+
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        asked.append(len(sample.tokens))
+        return chain((2,) * limit, "slow")
+
+    ticks = iter(range(10**9))
+    proposers = ProposerSet(
+        [Scripted(script, "slow", free=False)],
+        Window(flat_cost()),
+        AcceptanceEstimator(),
+        VOCAB,
+        clock=lambda: next(ticks) / 200.0,  # each call takes 5 ms
+    )
+    sample = FakeSample([0])
+    for _ in range(600):
+        _step(proposers, sample, [1])
+    assert asked[-1] > 300, "it is still probed"
+    assert len([at for at in asked if at > 300]) < 5
+
+
+def test_counts_follow_verification() -> None:
+    proposers, sample = _set(Scripted(_always((1, 1, 2), "p"), "p")), FakeSample([0])
+    _step(proposers, sample, [1, 1, 1, 1], SpecPlan(fixed_depth=3))
+    counts = proposers.counts["p"]
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted) == (1, 3, 2)
+    assert counts.per_position == [[1, 1], [1, 1], [1, 0]]
+    assert proposers.seconds["p"] > 0.0
+
+
+def test_every_verb_reaches_the_proposers() -> None:
+    scripted = Scripted(lambda sample, limit: None)
+    proposers, sample = _set(scripted), FakeSample([1, 2, 3], num_prompt_tokens=3)
+    proposers.commit(sample, 3)
+    _step(proposers, sample, [1])
+    proposers.forget(sample)
+    assert scripted.committed == [("r0/0", 3), ("r0/0", 1)]
+    assert scripted.forgotten == ["r0/0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 16))
+def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], limit: int) -> None:
+    proposers = _set(Suffix(1 << 16), PromptLookup(), Prediction())
+    sample = FakeSample([truth[0]], num_prompt_tokens=1, prediction=tuple(truth[1::2]))
+    while len(sample.tokens) < len(truth):
+        draft = _step(proposers, sample, truth[len(sample.tokens) :])
+        assert draft is None or draft.fault(VOCAB, 16) is None
+    assert sample.tokens == truth
+    assert sum(proposers.failures.values()) == 0
+    proposers.forget(sample)

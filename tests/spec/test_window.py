@@ -1,0 +1,73 @@
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.spec.cost import CostCurve, flat_cost
+from prolepsis.spec.window import StepLoad, Window
+
+survivals = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda s: tuple(sorted(s, reverse=True)))
+increments = st.lists(st.floats(0.0, 3.0), min_size=13, max_size=13)
+
+
+def _load(num_samples: int, budget: int = 1000) -> StepLoad:
+    return StepLoad(num_samples, 0, budget)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(survivals, min_size=1, max_size=3), increments, st.integers(0, 12))
+def test_finds_the_best_of_all_cuts(drafts: list[tuple[float, ...]], increments: list[float], budget: int) -> None:
+    ms = [10.0]
+    for step in increments:
+        ms.append(ms[-1] + step)
+    window = Window(CostCurve(range(1, 17), (0,), [[m] for m in [*ms, ms[-1], ms[-1]]]), min_gain=0.0)
+    base, table = len(drafts), window.cost.table(16, 0)
+
+    def rate(sizes: tuple[int, ...]) -> float:
+        tokens = base + sum(sum(draft[:size]) for draft, size in zip(drafts, sizes, strict=True))
+        return tokens / (table[base + sum(sizes)] + 0.7)
+
+    every = product(*(range(len(draft) + 1) for draft in drafts))
+    optimum = max(rate(sizes) for sizes in every if sum(sizes) <= budget)
+    cut = window.cut(drafts, _load(base, budget))
+    assert cut.nodes == [list(range(len(nodes))) for nodes in cut.nodes]  # chains are cut to prefixes
+    assert rate(tuple(len(nodes) for nodes in cut.nodes)) == pytest.approx(optimum)
+    assert cut.tokens_per_ms == pytest.approx(optimum)
+
+
+def test_the_nodes_of_a_tree_are_kept_with_their_parents() -> None:
+    alive, parents = (0.6, 0.1, 0.3, 0.25, 0.25), (-1, 0, -1, 2, 3)
+    cut = Window(flat_cost(10.0, 0.8)).cut([alive], _load(1))
+    kept = cut.nodes[0]
+    assert kept == [0, 2, 3, 4]
+    assert all(parents[node] in (-1, *kept) for node in kept)
+
+
+def test_no_drafts_no_rows() -> None:
+    cut = Window(flat_cost()).cut([(), ()], _load(2))
+    assert cut.nodes == [[], []]
+    assert cut.tokens == 2.0
+
+
+def test_likely_slots_of_one_sample_go_before_unlikely_ones_of_another() -> None:
+    cut = Window(flat_cost(10.0, 0.1)).cut([(0.9, 0.8, 0.7), (0.2, 0.1)], _load(2, budget=3))
+    assert cut.nodes == [[0, 1, 2], []]
+
+
+def test_a_step_in_the_curve_is_not_climbed_for_little_but_for_much() -> None:
+    window = Window(CostCurve((1, 4, 5, 16), (0,), ((10.0,), (10.0,), (16.0,), (16.0,))))
+    assert [len(n) for n in window.cut([(0.5, 0.4, 0.3, 0.2, 0.1)], _load(1)).nodes] == [3]
+    assert [len(n) for n in window.cut([(0.95,) * 12], _load(1)).nodes] == [12]
+
+
+def test_gains_too_small_to_trust_are_left() -> None:
+    window = Window(flat_cost(10.0, 0.0), min_gain=0.05)
+    assert window.cut([(0.04,)], _load(1)).nodes == [[]]
+    assert window.cut([(0.06,)], _load(1)).nodes == [[0]]
+
+
+def test_speculation_stops_when_the_machine_is_full() -> None:
+    """Where a pass costs in proportion to its rows, only near-certain tokens pay."""
+    cut = Window(flat_cost(0.01, 1.0), overhead_ms=0.0).cut([(0.7, 0.5)] * 16, _load(16))
+    assert cut.nodes == [[]] * 16

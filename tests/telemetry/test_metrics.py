@@ -1,0 +1,82 @@
+from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.telemetry.metrics import Metrics
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+def ended() -> RequestStats:
+    counts = ProposerCounts()
+    counts.record(3, 2)
+    counts.record(2, 0)
+    return RequestStats(
+        num_prompt_tokens=10,
+        num_cached_tokens=4,
+        num_output_tokens=5,
+        num_preemptions=1,
+        proposers={"suffix": counts},
+        queue_s=0.2,
+        compute_s=0.8,
+        first_token_s=0.6,
+        total_s=1.0,
+        mode=EffectiveMode("on", "speculating", 1),
+    )
+
+
+def test_speculation_is_counted_by_proposer_and_position() -> None:
+    metrics = Metrics()
+    metrics.request_ended(ended(), "finished")
+    metrics.request_ended(ended(), "aborted")
+    stem = "prolepsis_spec_decode_num"
+    assert sample(metrics, f"{stem}_drafts_total", proposer="suffix") == 4
+    assert sample(metrics, f"{stem}_draft_tokens_total", proposer="suffix") == 10
+    assert sample(metrics, f"{stem}_accepted_tokens_total", proposer="suffix") == 4
+    for position, accepted in (("0", 2), ("1", 2), ("2", 0)):
+        value = sample(metrics, f"{stem}_accepted_tokens_per_pos_total", proposer="suffix", position=position)
+        assert value == accepted
+
+
+def test_requests_are_counted_by_outcome_with_their_times() -> None:
+    metrics = Metrics()
+    metrics.request_ended(ended(), "finished")
+    metrics.request_ended(RequestStats(), "failed")
+    assert sample(metrics, "prolepsis_requests_total", outcome="finished") == 1
+    assert sample(metrics, "prolepsis_requests_total", outcome="failed") == 1
+    assert sample(metrics, "prolepsis_requests_effective_total", mode="on", reason="speculating") == 1
+    assert sample(metrics, "prolepsis_request_queue_time_seconds_sum") == 0.2
+    assert sample(metrics, "prolepsis_request_inference_time_seconds_sum") == 0.8
+    assert sample(metrics, "prolepsis_time_to_first_token_seconds_count") == 1
+    assert sample(metrics, "prolepsis_request_time_per_output_token_seconds_sum") == 0.1
+    assert sample(metrics, "prolepsis_e2e_request_latency_seconds_count") == 2
+    assert sample(metrics, "prolepsis_prefix_cache_hits_total") == 4
+    assert sample(metrics, "prolepsis_num_preemptions_total") == 1
+
+
+def test_steps_are_split_by_part() -> None:
+    metrics = Metrics()
+    metrics.step_done({"forward": 0.5, "propose": 0.25}, num_rows=3)
+    metrics.step_done({"forward": 0.5}, num_rows=2)
+    assert sample(metrics, "prolepsis_step_seconds_total", part="forward") == 1.0
+    assert sample(metrics, "prolepsis_step_seconds_total", part="propose") == 0.25
+    assert sample(metrics, "prolepsis_steps_total") == 2
+    assert sample(metrics, "prolepsis_step_rows_total") == 5
+    assert sample(metrics, "prolepsis_step_duration_seconds_sum") == 1.25
+
+
+def test_failures_load_and_info() -> None:
+    metrics = Metrics()
+    metrics.proposer_failed("suffix", 2)
+    metrics.set_load(3, 4, 0.5)
+    metrics.describe(model="m", forward="f", exactness="strict")
+    text = metrics.exposition().decode()
+    assert 'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"} 2.0' in text
+    assert "prolepsis_num_requests_running 3.0" in text
+    assert 'prolepsis_engine_info{exactness="strict",forward="f",model="m"} 1.0' in text
+
+
+def test_two_engines_in_one_process_share_nothing() -> None:
+    one, other = Metrics(), Metrics()
+    one.request_ended(ended(), "finished")
+    assert sample(one, "prolepsis_prompt_tokens_total") == 10
+    assert sample(other, "prolepsis_prompt_tokens_total") == 0
