@@ -92,7 +92,7 @@ def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, see
 
 def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
     def everything() -> ProposerSet:
-        proposers = [warmed_suffix(), PromptLookup(), Prediction()]
+        proposers: list[Proposer] = [warmed_suffix(), PromptLookup(), Prediction()]
         return ProposerSet(proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
 
     makers: dict[str, Callable[[], Proposer | ProposerSet]] = {

@@ -8,11 +8,12 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
+from prolepsis.core.events import Event, Terminal, Tokens
 from prolepsis.core.messages import Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
@@ -26,7 +27,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.batch import Batch
-from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
@@ -36,7 +37,6 @@ from prolepsis.spec.window import Window
 
 VOCAB = 24
 EOS = 0
-TERMINAL = (Finished, Aborted, Failed)
 
 
 def table_logits(context: Sequence[int]) -> list[float]:
@@ -76,7 +76,8 @@ class TableModel:
     def make_cache(self, num_pages: int) -> TableCache:
         return TableCache(num_pages)
 
-    def forward(self, batch: Batch, cache: TableCache) -> Tensor:  # [L, VOCAB] float32
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, VOCAB] float32
+        assert isinstance(cache, TableCache)
         self.num_passes += 1
         if self.fail_next:
             self.fail_next -= 1
@@ -85,7 +86,7 @@ class TableModel:
         kept = set(batch.logit_rows.tolist())
         starts, pages, cached = batch.starts.tolist(), batch.pages.tolist(), batch.cached.tolist()
         tokens, positions, parents = batch.token_ids.tolist(), batch.positions.tolist(), batch.parents.tolist()
-        for s, (begin, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for s, (begin, end) in enumerate(pairwise(starts)):
             slots = [slot_of(pages[s], cached[s] + i) for i in range(end - begin)]
             for i, slot in enumerate(slots):
                 cache.slots[slot] = (tokens[begin + i], positions[begin + i])
@@ -148,7 +149,7 @@ def _walk(row: Row, logits: Sequence[Sequence[float]]) -> Verdict:
         children = [i for i, p in enumerate(draft.parents) if p == node] if draft else []
         node = next((i for i in children if draft and draft.tokens[i] == token), -2)
         if node < 0 or token in sample.end_ids:
-            return Verdict(tuple(tokens), tuple(path))
+            return Verdict(tuple(tokens), tuple(path), len(path) + (node >= 0))
         path.append(node)
 
 
@@ -236,12 +237,12 @@ def outputs(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:
     return texts
 
 
-def terminals(events: Iterable[Event]) -> dict[str, Event]:
+def terminals(events: Iterable[Event]) -> dict[str, Terminal]:
     """Return each request's terminal event; there is exactly one, and nothing after it."""
-    found: dict[str, Event] = {}
+    found: dict[str, Terminal] = {}
     for event in events:
         assert event.request_id not in found, f"{event} after {found.get(event.request_id)}"
-        if isinstance(event, TERMINAL):
+        if isinstance(event, Terminal):
             found[event.request_id] = event
     return found
 

@@ -1,13 +1,390 @@
-"""One engine, one step at a time."""
+"""One engine step by step: what comes out, what is counted, and what a failure costs."""
 
-from tests.fakes import Room, build, outputs, reference, request, run, terminals
+from collections.abc import Mapping, Sequence
 
-from prolepsis.core.events import Finished
+import pytest
+
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError, InvalidParameter
+from prolepsis.core.events import Aborted, Failed, Finished, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, Submit
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.observer import Outcome
+from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.draft import chain
+from prolepsis.spec.proposers.scripted import Scripted
+from tests.fakes import (
+    EOS,
+    VOCAB,
+    Letters,
+    Room,
+    build,
+    draft_chain,
+    draft_tree,
+    drain,
+    outputs,
+    reference,
+    request,
+    run,
+    submit,
+    terminals,
+)
+
+LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+def stats_of(events: Sequence[object]) -> RequestStats:
+    (finished,) = [e for e in events if isinstance(e, Finished)]
+    return finished.stats
 
 
 def test_greedy_request_decodes_as_the_reference() -> None:
-    source = request("a", [1, 2, 3])
+    source = request("a", [1, 2, 3], LONG)
     events = run(build(Room()), source)
     assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
     assert isinstance(terminals(events)["a"], Finished)
+
+
+def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
+    engine = build(Room(max_step_tokens=16))
+    first, second = request("a", [1, 2], LONG), request("b", [i % VOCAB for i in range(100)], LONG)
+    submit(engine, first)
+    engine.step()
+    submit(engine, second)
+    for _ in range(5):
+        engine.step()
+        timing = engine.timings.last[-1]
+        assert (timing.num_rows, timing.num_samples) == (16, 2)
+    texts = outputs(drain(engine))
+    assert texts["a", 0] == reference(first, noise_key(0, 0))[6:]
+    assert texts["b", 0] == reference(second, noise_key(0, 0))
+
+
+def test_chain_and_tree_drafts_change_steps_but_not_tokens() -> None:
+    source = request("a", [1, 2, 3], LONG)
+    plain = outputs(run(build(Room()), source))
+    for script in (lambda s, n: draft_chain(s, n, wrong_from=3), draft_tree):
+        engine = build(Room(proposers=[Scripted(script)]))
+        engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
+        events = run(engine, source)
+        assert outputs(events) == plain
+        stats = stats_of(events)
+        assert stats.num_steps < 20
+        assert stats.num_output_tokens == 40
+        assert stats.mode.reason == "speculating"
+        assert 0 <= stats.num_accepted - (40 - stats.num_steps) <= 1
+
+
+def test_draft_is_cut_after_end_of_sequence_and_counts_only_what_was_emitted() -> None:
+    source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=200))
+    expected = reference(source, noise_key(0, 0))
+    assert expected[-1] == EOS
+    engine = build(Room(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=16)))
+    events = run(engine, source)
+    assert outputs(events)["a", 0] == expected
+    stats = stats_of(events)
+    assert stats.num_accepted + stats.num_steps >= len(expected)
+    assert stats.num_draft_tokens <= len(expected)
+
+
+def test_finish_reasons() -> None:
+    base = request("a", [1, 2, 3], LONG)
+    tokens = reference(base, noise_key(0, 0))
+    text = Letters().decode(tokens)
+    cases = {
+        "length": (LONG, "length", None),
+        "id": (SamplingParams(temperature=0.0, stop_token_ids=(tokens[5],), ignore_eos=True), "stop", tokens[5]),
+        "text": (SamplingParams(temperature=0.0, stop=(text[7:10],), ignore_eos=True), "stop", text[7:10]),
+    }
+    for name, (params, reason, stop_reason) in cases.items():
+        source = request(name, [1, 2, 3], params)
+        for proposers in ((), [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]):
+            events = run(build(Room(proposers=proposers)), source)
+            last = [e for e in events if isinstance(e, Tokens)][-1]
+            assert (last.finish_reason, last.stop_reason) == (reason, stop_reason)
+            assert outputs(events)[name, 0] == reference(source, noise_key(0, 0))
+
+
+def test_answer_ends_where_the_context_does() -> None:
+    source = request("a", [1] * 40, SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True))
+    drafting = [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]
+    for proposers in ((), drafting):
+        engine = build(Room(max_model_len=64, num_pages=2, proposers=proposers))
+        events = run(engine, source)
+        assert outputs(events)["a", 0] == reference(source, noise_key(0, 0), max_model_len=64)
+        assert len(outputs(events)["a", 0]) == 24
+
+
+def test_samples_of_one_request_share_the_prompt_and_differ_by_their_key() -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
+    source = request("a", [i % VOCAB for i in range(64)], params, n=4)
+    engine = build(Room())
+    submit(engine, source)
+    events = engine.step()
+    assert engine.scheduler.kv_usage <= 3 / 64
+    events += drain(engine)
+    texts = outputs(events)
+    assert [texts["a", i] for i in range(4)] == [reference(source, noise_key(7, i)) for i in range(4)]
+    assert len({tuple(text) for text in texts.values()}) == 4
+    assert engine.scheduler.kv_usage == 0
+
+
+def test_equal_prompts_reuse_pages_within_a_scope_only() -> None:
+    engine = build(Room())
+    prompt = [i % VOCAB for i in range(96)]
+    first = stats_of(run(engine, request("a", prompt, LONG)))
+    again = run(engine, request("b", prompt, LONG))
+    other = run(engine, GenerateRequest("c", tuple(prompt), LONG, scope="someone else"))
+    assert (first.num_cached_tokens, stats_of(again).num_cached_tokens, stats_of(other).num_cached_tokens) == (0, 64, 0)
+    assert outputs(again)["b", 0] == outputs(other)["c", 0]
+
+
+def test_higher_priority_takes_the_place_of_lower() -> None:
+    engine = build(Room(max_samples=1))
+    low, high = request("low", [1], LONG, priority=5), request("high", [2], LONG, priority=1)
+    submit(engine, low)
+    engine.step()
+    submit(engine, high)
+    events = drain(engine)
+    assert list(terminals(events)) == ["high", "low"]
+    assert terminals(events)["low"].stats.num_preemptions == 1
+
+
+def test_preempted_requests_say_the_same() -> None:
+    sources = [request(str(i), [i + 1] * 30, LONG) for i in range(6)]
+    engine = build(Room(num_pages=8, max_model_len=128))
+    events = run(engine, *sources)
+    ends = terminals(events)
+    assert sum(ends[s.request_id].stats.num_preemptions for s in sources) > 0
+    for source in sources:
+        assert outputs(events)[source.request_id, 0] == reference(source, noise_key(0, 0))
+
+
+def test_queue_and_compute_time_add_up() -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 0.25
+        return now[0]
+
+    engine = build(Room(max_samples=1, clock=clock))
+    ends = terminals(run(engine, request("a", [1], LONG), request("b", [2], LONG)))
+    for end in ends.values():
+        assert end.stats.queue_s + end.stats.compute_s == pytest.approx(end.stats.total_s)
+    assert ends["b"].stats.queue_s >= ends["a"].stats.compute_s > 0
+
+
+def test_abort_ends_a_request_and_leaves_its_neighbour() -> None:
+    engine = build(Room())
+    source = request("b", [2], LONG)
+    submit(engine, request("a", [1], LONG), source)
+    events = engine.step()
+    engine.send(Abort("a", "client"))
+    engine.send(Abort("nobody"))
+    events += drain(engine)
+    assert isinstance(terminals(events)["a"], Aborted)
+    assert outputs(events)["b", 0] == reference(source, noise_key(0, 0))
+
+
+def test_deadline_fails_a_request_waiting_or_running() -> None:
+    now = [0.0]
+    engine = build(Room(max_samples=1, clock=lambda: now[0]))
+    running, waiting = (GenerateRequest(i, (1,), LONG, deadline_s=5.0) for i in "ab")
+    submit(engine, running, waiting)
+    events = engine.step()
+    now[0] = 5.0
+    events += drain(engine)
+    for end in terminals(events).values():
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, DeadlineExceeded)
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (request("a", [1] * 256), ContextTooLong, "has 256 tokens; allowed: at most 255"),
+        (request("a", []), InvalidParameter, "at least 1"),
+        (request("a", [1, VOCAB]), InvalidParameter, f"token {VOCAB}; allowed: 0 to {VOCAB - 1}"),
+        (request("a", [1], n=0), InvalidParameter, "n is 0"),
+        (request("a", [1], SamplingParams(top_p=0.0)), InvalidParameter, "top_p"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(source: GenerateRequest, error: type[Exception], message: str) -> None:
+    engine = build(Room())
+    with pytest.raises(error, match=message):
+        engine.validate(source)
+    end = terminals(run(engine, source))["a"]
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, error)
+
+
+def test_used_id_does_not_disturb_its_owner() -> None:
+    source = request("a", [1], LONG)
+    events = run(build(Room()), source, request("a", [2], LONG))
+    assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
+    assert isinstance(terminals(events)["a"], Finished)
+
+
+def test_failed_step_costs_its_requests_only() -> None:
+    engine = build(Room(max_samples=1))
+    source = request("b", [2], LONG)
+    submit(engine, request("a", [1], LONG), source)
+    events = engine.step()
+    engine.runner.model.fail_next = 1  # type: ignore[attr-defined]
+    events += drain(engine)
+    end = terminals(events)["a"]
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, EngineError)
+    assert "the device is gone" in str(end.error)
+    assert outputs(events)["b", 0] == reference(source, noise_key(0, 0))
+    assert engine.dead is None
+
+
+def test_repeated_failure_ends_the_engine_cleanly() -> None:
+    engine = build(Room(max_samples=1))
+    engine.runner.model.fail_next = 99  # type: ignore[attr-defined]
+    events = run(engine, *(request(str(i), [1], LONG) for i in range(6)))
+    kinds = [type(end.error) for end in terminals(events).values() if isinstance(end, Failed)]
+    assert kinds == [EngineError] * MAX_FAILED_STEPS + [EngineDead] * (6 - MAX_FAILED_STEPS)
+    with pytest.raises(EngineDead):
+        engine.validate(request("late", [1]))
+    (late,) = run(engine, request("late", [1]))
+    assert isinstance(late, Failed)
+    assert not engine.health().alive
+
+
+def test_broken_accounting_ends_the_engine_cleanly() -> None:
+    engine = build(Room())
+    submit(engine, request("a", [1], LONG))
+    events = engine.step()
+    engine.scheduler._paging.pool._free.pop()
+    engine.runner.model.fail_next = 1  # type: ignore[attr-defined]
+    submit(engine, request("b", [1], LONG))
+    events += drain(engine, check=False)
+    assert len(terminals(events)) == 2
+    assert "accounting" in str(engine.dead)
+
+
+def test_proposer_that_raises_or_lies_costs_nothing_but_its_drafts() -> None:
+    def boom(*_: object) -> None:
+        raise ValueError("no idea")
+
+    source = request("a", [1, 2, 3], LONG)
+    scripts = [boom, lambda s, n: chain((VOCAB,), "scripted"), lambda s, n: "nonsense"]
+    for script in scripts:
+        engine = build(Room(proposers=[Scripted(script)]))  # type: ignore[arg-type]
+        events = run(engine, source)
+        assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
+        assert engine.speculation.proposers.failures["scripted"] > 0
+        assert stats_of(events).mode.reason == "no_draft"
+
+
+def test_draft_without_pages_is_dropped_and_the_row_stays() -> None:
+    scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))
+    sources = [request(str(i), [i + 1] * 20, LONG) for i in range(4)]
+    engine = build(Room(num_pages=8, max_model_len=64, proposers=[scripted]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=16)))
+    events = run(engine, *sources)
+    for source in sources:
+        assert outputs(events)[source.request_id, 0] == reference(source, noise_key(0, 0))
+        assert terminals(events)[source.request_id].stats.num_preemptions == 0
+
+
+def test_effective_mode_says_why() -> None:
+    drafting = [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]
+    off = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice(enabled=False))
+    named = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice(proposers=("other",)))
+    short = request("a", [1], SamplingParams(temperature=0.0, max_tokens=1))
+    plain = request("a", [1], LONG)
+    cases = [
+        (off, SpecPlan(), "requested_off"),
+        (named, SpecPlan(), "no_draft"),
+        (short, SpecPlan(), "no_decode"),
+        (plain, SpecPlan(3, 0), "plan_off"),
+        (plain, SpecPlan(4), "speculating"),
+    ]
+    for source, plan, reason in cases:
+        engine = build(Room(proposers=drafting))
+        engine.send(ApplyPlan(plan))
+        mode = stats_of(run(engine, source)).mode
+        assert (mode.reason, mode.plan_version) == (reason, plan.version)
+
+
+def test_ceiling_of_a_request_holds() -> None:
+    scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))
+    source = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice(num_speculative_tokens=2))
+    engine = build(Room(proposers=[scripted]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=8)))
+    stats = stats_of(run(engine, source))
+    assert len(stats.proposers["scripted"].per_position) == 2
+
+
+def test_proposers_learn_the_prompt_once_then_each_step_and_forget_once() -> None:
+    scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=2))
+    source = request("a", [1, 2, 3], LONG)
+    run(build(Room(proposers=[scripted])), source)
+    assert scripted.committed[0] == ("a/0", 4)
+    assert sum(count for _, count in scripted.committed) == 43
+    assert scripted.forgotten == ["a/0"]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.ended: list[str] = []
+        self.load = (-1, -1, -1.0)
+
+    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+        assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit"}
+        self.steps.append(num_rows)
+
+    def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
+        self.ended.append(outcome)
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
+
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
+        self.load = (num_running, num_waiting, kv_usage)
+
+
+def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
+    recorder = Recorder()
+    engine = build(Room(observer=recorder))
+    submit(engine, request("a", [1, 2], LONG), request("b", [1], LONG), request("refused", []))
+    engine.step()
+    engine.send(Abort("b"))
+    drain(engine)
+    assert sorted(recorder.ended) == ["aborted", "finished"]
+    assert recorder.steps == [3] + [1] * 39
+    assert recorder.load == (0, 0, 0.0)
+    assert engine.timings.num_steps == 40
+
+
+def test_two_engines_in_one_process_do_not_meet() -> None:
+    one, two = build(Room()), build(Room(num_pages=16, max_model_len=64))
+    source, other = request("a", [1, 2], LONG), request("a", [2, 1], LONG)
+    submit(one, source)
+    submit(two, other)
+    texts: list[list[object]] = [[], []]
+    while one.has_work or two.has_work:
+        texts[0] += one.step()
+        texts[1] += two.step()
+    assert outputs(texts[0])["a", 0] == reference(source, noise_key(0, 0))  # type: ignore[arg-type]
+    assert outputs(texts[1])["a", 0] == reference(other, noise_key(0, 0))  # type: ignore[arg-type]
+
+
+def test_shutdown_ends_what_is_live_and_what_is_still_in_the_inbox() -> None:
+    engine = build(Room())
+    submit(engine, request("a", [1], LONG))
+    events = engine.step()
+    engine.send(Submit(request("b", [1]), engine.clock()))
+    events += engine.abort_all("shutdown")
+    assert [(e.request_id, e.reason) for e in events if isinstance(e, Aborted)] == [
+        ("a", "shutdown"),
+        ("b", "shutdown"),
+    ]
+    assert not engine.has_work

@@ -16,7 +16,7 @@ def test_amounts(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "12XB", "-1MiB", "0MiB", "1,5GiB", "ten"])
 def test_refused_amounts_name_what_is_allowed(text: str) -> None:
-    with pytest.raises(ConfigError, match="kv_memory is .*allowed: a positive amount such as 768MiB"):
+    with pytest.raises(ConfigError, match=r"kv_memory is .*allowed: a positive amount such as 768MiB"):
         parse_bytes(text)
 
 

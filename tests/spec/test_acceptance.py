@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt
+from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt, survivals
 from prolepsis.spec.draft import Draft, chain
 
 
@@ -37,10 +37,10 @@ def test_few_trials_are_shrunk_to_the_bucket_and_a_new_bucket_to_the_pool() -> N
 def test_the_proposers_own_estimate_is_the_prior_of_its_buckets() -> None:
     estimator = AcceptanceEstimator()
     draft = Draft((5, 6), (-1, 0), "p", survival=(0.3, 0.15), buckets=(1, 2))
-    assert estimator.survivals(draft) == pytest.approx((0.3, 0.15))
+    assert survivals(draft, estimator.rates(draft)) == pytest.approx((0.3, 0.15))
     for _ in range(2000):
         estimator.record(draft, 0, 0, hit=True)
-    assert estimator.survivals(draft)[0] > 0.95
+    assert survivals(draft, estimator.rates(draft))[0] > 0.95
 
 
 @settings(max_examples=50, deadline=None)
@@ -50,24 +50,22 @@ def test_survival_never_rises_and_stays_a_probability(trials: list[tuple[int, in
     for bucket, position, hit in trials:
         estimator.record(chain(tuple(range(10)), "p", bucket=bucket), position, position, hit=hit)
     for bucket in range(4):
-        survivals = estimator.survival("p", bucket, 16)
-        assert len(survivals) == 16
-        assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *survivals), survivals, strict=False))
+        alive = estimator.survival("p", bucket, 16)
+        assert len(alive) == 16
+        assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *alive), alive, strict=False))
 
 
 def test_a_childs_survival_is_never_above_its_parents() -> None:
     draft = Draft((1, 2, 3, 4), (-1, 0, -1, 2), "p", survival=(0.6, 0.5, 0.3, 0.3))
-    tilt = Tilt(hits=100.0, expected=10.0)
-    survivals = AcceptanceEstimator().survivals(draft, tilt)
-    assert survivals[1] <= survivals[0] <= 1.0
-    assert survivals[3] <= survivals[2] <= 1.0
+    alive = survivals(draft, AcceptanceEstimator().rates(draft), factor=5.0)
+    assert alive[1] <= alive[0] <= 1.0
+    assert alive[3] <= alive[2] <= 1.0
 
 
 def test_tilt_tells_a_better_request_from_the_rest() -> None:
-    estimator, tilt, draft = AcceptanceEstimator(), Tilt(), chain((1,), "p")
-    for i in range(400):
-        estimator.record(draft, 0, 0, hit=i % 2 == 0)
+    tilt, draft = Tilt(), chain((1,), "p")
+    assert tilt.factor == 1.0
     for _ in range(30):
-        estimator.record(draft, 0, 0, hit=True, tilt=tilt)
+        tilt.record(1.0, 0.5)
     assert tilt.factor > 1.2
-    assert estimator.survivals(draft, tilt)[0] > estimator.survivals(draft)[0]
+    assert survivals(draft, [0.5], tilt.factor)[0] > 0.6

@@ -15,8 +15,8 @@ from prolepsis.core.errors import ConfigError
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
-NOT_FIELDS = frozenset({"PROLEPSIS_CACHE", "PROLEPSIS_CONFIG"})
-"""Environment variables of this prefix that name no field."""
+NOT_FIELDS = ("PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_PEER_")
+"""Beginnings of the environment variables of this prefix that name no field."""
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -26,8 +26,11 @@ class BenchConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    peer_pythons: dict[str, Path] = Field(
+    peer_python: dict[str, Path] = Field(
         default_factory=dict, description="the Python that has a peer installed, by the peer's name"
+    )
+    peer_model: dict[str, Path] = Field(
+        default_factory=dict, description="the model folder a peer loads, by the peer's name"
     )
 
 
@@ -100,9 +103,10 @@ def misspelt_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, st
     """
     known = [environment_name(name) for name in field_names()]
     for variable in sorted(environment):
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_FIELDS and variable not in known:
-            for near in difflib.get_close_matches(variable, known, n=1, cutoff=0.85):
-                yield variable, near
+        if variable in known or not variable.startswith(ENVIRONMENT_PREFIX) or variable.startswith(NOT_FIELDS):
+            continue
+        for near in difflib.get_close_matches(variable, known, n=1, cutoff=0.85):
+            yield variable, near
 
 
 def _from_file(file: Path) -> Iterator[tuple[str, Given]]:

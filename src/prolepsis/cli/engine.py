@@ -1,14 +1,45 @@
-"""Starts an engine for a command: fetches a known model that is missing, builds, waits, and closes at the end."""
+"""Starts an engine for a command: fetches a known model that is missing, builds, and closes at the end."""
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
+from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from prolepsis.engine.client import EngineClient
+    from prolepsis.engine.observer import EngineObserver
+    from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An engine in its thread, and its model's tokenizer."""
+
+    client: "ThreadEngineClient"
+    tokenizer: "Tokenizer"
+
+
+def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None) -> Running:
+    """Load the model and put an engine and its client together."""
+    from prolepsis.engine.build import build_engine
+    from prolepsis.engine.thread import ThreadEngineClient
+    from prolepsis.models.store import resolve
+    from prolepsis.models.tokenizer import load_tokenizer
+
+    engine = build_engine(config, observer)
+    return Running(ThreadEngineClient(engine), load_tokenizer(resolve(config.model, config.model_dir)))
+
+
+@asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Running]:
+    """Run the configured engine while the block runs, which must be the event loop of all requests."""
+    ensure_model(settings)
+    engine = start_engine(settings.engine)
+    try:
+        yield engine
+    finally:
+        await engine.client.close()

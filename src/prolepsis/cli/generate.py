@@ -63,6 +63,7 @@ class Answer:
 @configured(EngineConfig)
 def generate(
     settings: Settings,
+    *,
     prompt: Annotated[str, typer.Argument(help="the user's message; '-' reads standard input")] = "-",
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="continue the prompt as it is, without the chat template")] = False,
@@ -106,21 +107,23 @@ def generate(
     )
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
     ask = Ask(_text(prompt), system, raw, _read(prediction), SpeculationChoice(enabled=speculation), params)
-    from prolepsis.cli.engine import started
-
-    with started(settings) as engine:
-        answer = asyncio.run(answer_to(ask, engine.client, engine.tokenizer, _silent if as_json else _show))
-        if as_json:
-            print_json(_document(answer, engine.client.info.model))
-        else:
-            print()
-    if stats and not as_json:
+    answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
+    if as_json:
+        print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})
+        return
+    print()
+    if stats:
         print_stats(answer.stats)
 
 
-async def answer_to(
-    ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]
-) -> Answer:
+async def _answer(ask: Ask, settings: Settings, show: Callable[[str], None]) -> tuple[Answer, str]:
+    from prolepsis.cli.engine import running
+
+    async with running(settings) as engine:
+        return await answer_to(ask, engine.client, engine.tokenizer, show), engine.client.info.model
+
+
+async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]) -> Answer:
     """Ask the engine and hand each piece of text to `show` as it comes.
 
     Raises the request's error where it failed, `EngineError` where it was aborted.
@@ -190,7 +193,3 @@ def _show(piece: str) -> None:
 
 def _silent(piece: str) -> None:
     """Show nothing: the text stands in the document at the end."""
-
-
-def _document(answer: Answer, model: str) -> dict[str, object]:
-    return {**asdict(answer), "stats": figures(answer.stats), "model": model}

@@ -26,9 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Name = Annotated[
-    str | None, typer.Argument(help="known name or hub id (OWNER/NAME); default: the configured model")
-]
+Name = Annotated[str | None, typer.Argument(help="known name or hub id (OWNER/NAME); default: the configured model")]
 Directory = Annotated[
     Path | None, typer.Option("--model-dir", help="where models are kept; default: the user's cache directory")
 ]

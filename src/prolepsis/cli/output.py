@@ -48,6 +48,7 @@ _STATUS_OF: tuple[tuple[type[ProlepsisError], int], ...] = (
     (ProlepsisError, FAILED),
 )
 
+
 def exit_status(error: ProlepsisError) -> int:
     """Return the documented exit status of an error."""
     return next(status for kind, status in _STATUS_OF if isinstance(error, kind))
@@ -102,13 +103,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def show_settings(settings: "Settings") -> None:
-    """Print the configuration in effect as YAML that a configuration file may hold."""
-    import yaml
-
+    """Print the configuration in effect as a configuration file may hold it (JSON values are YAML)."""
     for section in settings.sections():
         for name, value in section.model_dump(mode="json").items():
-            line = yaml.safe_dump({name: value}, default_flow_style=None, width=1000).strip()
-            print(f"{line}  # {settings.origins.get(name, 'default')}")
+            print(f"{name}: {json.dumps(value)}  # {settings.origins.get(name, 'default')}")
 
 
 def _plain(value: object) -> object:

@@ -25,7 +25,7 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON for programs")] = False,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's shape, until interrupted."""
-    from prolepsis.cli.engine import start_for_server
+    from prolepsis.cli.engine import start_engine
     from prolepsis.cli.models import ensure_model
     from prolepsis.server import run
     from prolepsis.telemetry.logs import configure_logs
@@ -34,7 +34,8 @@ def serve(
 
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
-        return start_for_server(config, metrics)
+        engine = start_engine(config, metrics)
+        return run.StartedEngine(engine.client, engine.tokenizer)
 
     try:
         run.serve(settings.engine, settings.server, start)

@@ -30,7 +30,7 @@ def count_stopped(request: Request, now: float) -> None:
 
 
 def count_emitted(row: Row, num_emitted: int, num_accepted: int, now: float) -> None:
-    """A pass emitted tokens, `num_accepted` of them drafted, for the row's request."""
+    """A pass emitted tokens for the row's request; of its draft `num_accepted` were right."""
     request, stats = row.sample.request, row.sample.request.stats
     stats.num_steps += 1
     stats.num_output_tokens += num_emitted

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
-from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
+from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -49,7 +49,7 @@ class FakeEngineClient:
                 if isinstance(item, float):
                     await _sleep(item, abort)
                 elif not abort.is_set():
-                    ended = isinstance(item, Finished | Aborted | Failed)
+                    ended = isinstance(item, Terminal)
                     yield item
                     if ended:
                         return
@@ -84,7 +84,7 @@ def answer(tokens: Sequence[Sequence[int]], stats: RequestStats | None = None) -
     def script(request: GenerateRequest) -> Iterable[Event]:
         num_output = request.n * sum(len(step) for step in tokens)
         for i, step in enumerate(tokens):
-            reason = "stop" if i == len(tokens) - 1 else None
+            reason: FinishReason | None = "stop" if i == len(tokens) - 1 else None
             for index in range(request.n):
                 yield Tokens(request.request_id, index, tuple(step), finish_reason=reason)
         counted = RequestStats(num_prompt_tokens=len(request.prompt_token_ids), num_output_tokens=num_output)

@@ -20,7 +20,7 @@ class Paging:
         would stay available.
         """
         size, pool = self.pool.page_size, self.pool
-        assert not (sample.pages or sample.num_computed), "only a sample without pages is started"
+        assert sample.num_computed == len(sample.pages) == 0, "only a sample without pages is started"
         reusable = (len(sample.tokens) - 1) // size if pool.prefix_cache else 0
         extend_hashes(sample.hashes, sample.tokens, size, sample.scope, reusable)
         pages = pool.match(sample.hashes[:reusable])
@@ -74,7 +74,6 @@ class Paging:
         """Give back the pages at the end that only a draft needed."""
         needed = self.pool.pages_for(len(sample.tokens))
         if len(sample.pages) > needed:
-            self.pool.release(reversed(sample.pages[needed:]))
             del sample.pages[needed:]
 
     def drop(self, sample: Sample) -> None:

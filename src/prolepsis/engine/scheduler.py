@@ -59,7 +59,7 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, paging: Paging, detokenizer: Detokenizer | None = None) -> None:
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
-        assert limits.max_step_tokens >= 1 and limits.max_samples >= 1, "a step has room for a token of a sample"
+        assert min(limits.max_step_tokens, limits.max_samples) >= 1, "a step has room for a token of a sample"
         self.limits = limits
         self.plan = SpecPlan()
         """The plan in effect, named in the stats of requests that end."""
@@ -192,7 +192,7 @@ class Scheduler:
         assert self.waiting == sorted(self.waiting, key=_by_rank), "waiting samples are ranked"
         assert not any(s.pages or s.num_computed for s in live if not s.running), "only running samples hold pages"
         for sample in live:
-            assert not sample.running or 0 < sample.num_pending, "a running sample has something to compute"
+            assert not sample.running or sample.num_pending > 0, "a running sample has something to compute"
             held = len(sample.pages) * self._paging.pool.page_size
             assert not sample.running or sample.num_computed <= held, "computed tokens are in pages"
 
@@ -262,7 +262,7 @@ class Scheduler:
         assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sample.history is not None:
             sample.history.append(tokens)
-        count_emitted(row, len(tokens), num_accepted, now)
+        count_emitted(row, len(tokens), min(verdict.num_matched, len(tokens)), now)
         self._paging.publish(sample)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)

@@ -70,7 +70,7 @@ class Speculation:
         sample = row.sample
         if row.draft is not None:
             num_emitted = len(sample.tokens) - row.start - row.num_tokens
-            self.proposers.observe(sample, row.draft, min(len(verdict.path), num_emitted))
+            self.proposers.observe(sample, row.draft, min(verdict.num_matched, num_emitted))
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
         self.proposers.commit(sample, num_new)

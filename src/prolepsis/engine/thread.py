@@ -5,15 +5,13 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 
 from prolepsis.core.errors import EngineDead, InvalidParameter
-from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo
 from prolepsis.engine.step import Engine
-
-_TERMINAL = (Finished, Aborted, Failed)
 
 
 class ThreadEngineClient:
@@ -49,11 +47,11 @@ class ThreadEngineClient:
         self.engine.send(Submit(request, self.engine.clock()))
         event: Event | None = None
         try:
-            while not isinstance(event, _TERMINAL):
+            while not isinstance(event, Terminal):
                 event = await stream.get()
                 yield event
         finally:
-            if not isinstance(event, _TERMINAL):
+            if not isinstance(event, Terminal):
                 self.abort(request.request_id)
 
     def abort(self, request_id: str) -> None:
@@ -78,6 +76,7 @@ class ThreadEngineClient:
         self.engine.send(None)
         if self._thread.is_alive():
             await self._stopped.wait()
+            self._thread.join()  # it has nothing left to do
 
     def _start(self) -> None:
         if self._loop is None:
@@ -111,7 +110,7 @@ class ThreadEngineClient:
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
             self._streams[event.request_id].put_nowait(event)
-            if isinstance(event, _TERMINAL):
+            if isinstance(event, Terminal):
                 del self._streams[event.request_id]
 
     def _end(self) -> None:

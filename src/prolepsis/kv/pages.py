@@ -34,7 +34,7 @@ class PagePool:
     """Accounting of `num_pages` pages of `page_size` tokens. With `prefix_cache` off nothing is ever indexed."""
 
     def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
-        assert num_pages > 0 and page_size > 0, "a pool has at least one page of at least one token"
+        assert min(num_pages, page_size) > 0, "a pool has at least one page of at least one token"
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_cache = prefix_cache
@@ -143,7 +143,7 @@ class PagePool:
         assert all(count >= 0 for count in self._references), "a reference count fell below zero"
         assert len(free) == len(self._free), "a page is free twice"
         states = Counter([*free, *self._cached, *referenced])
-        assert len(states) == self.num_pages and set(states.values()) <= {1}, "a page has no state, or two"
+        assert states == Counter(range(self.num_pages)), "a page has no state, or two"
         indexed = {page: key for page, key in enumerate(self._hashes) if key is not None}
         assert indexed == {page: key for key, page in self._index.items()}, "index and page hashes disagree"
         assert self._cached.keys() <= indexed.keys(), "a cached page cannot be found"

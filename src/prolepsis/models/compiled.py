@@ -4,6 +4,7 @@ Attention stays uncompiled: its shapes change with every context. One graph serv
 """
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,6 +57,8 @@ class CompiledLean(LeanModel):
 
     def _compile_all(self) -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor"))
+        if sys.platform == "linux":  # there it applies to this thread only: requests go first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for bucket in list(self._pending):
             try:
                 self._ready[bucket] = self._compile(bucket)

@@ -71,7 +71,7 @@ class NativeCache:
 
     def __init__(self, module: ModuleType, shape: LeanShape, num_pages: int) -> None:
         size = 2 * PAGE_SIZE * shape.head_dim
-        self.tensor = torch.zeros(shape.layers, num_pages, shape.kv_heads, size, dtype=torch.bfloat16)
+        self.tensor: Tensor = module.huge_zeros([shape.layers, num_pages, shape.kv_heads, size])
         self._module = module
 
     @property
@@ -97,7 +97,16 @@ class NativeModel:
         self.shape = shape
         self._module, instructions = pick_decoder()
         angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
-        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
+        sizes = (
+            shape.layers,
+            shape.tied,
+            shape.hidden,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.intermediate,
+            shape.vocab,
+        )
         cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
         self._decoder = self._module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
         for layer in lean_layers(checkpoint, shape):

@@ -8,8 +8,9 @@
 #include <array>
 #include <optional>
 
-#include "threads.h"
 #include "attention.h"
+#include "memory.h"
+#include "threads.h"
 
 namespace {
 
@@ -23,18 +24,47 @@ struct Shape {
 bf16* bits(const Tensor& t) { return reinterpret_cast<bf16*>(t.data_ptr()); }
 const float* floats(const std::optional<Tensor>& t) { return t ? t->data_ptr<float>() : nullptr; }
 
+std::array<int64_t, 4> packed_sizes(const Tensor& weight) {
+  const int64_t rows = (weight.size(0) + kTask - 1) / kTask * kTask, depth = (weight.size(1) + 31) / 32 * 32;
+  return {rows / 16, depth / 2, 16, 2};
+}
+
 // [N, K] bf16 -> [N/16][K/2][16][2], with N padded to 32 and K to 32 by zeros.
+void pack_into(const Tensor& weight, const Tensor& packed) {
+  const int64_t blocks = packed.size(0), depth = packed.size(1) * 2;
+  Tensor padded = at::constant_pad_nd(weight, {0, depth - weight.size(1), 0, blocks * 16 - weight.size(0)});
+  packed.copy_(padded.view({blocks, 16, depth / 2, 2}).transpose(1, 2));
+}
+
 Tensor pack(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kBFloat16, "pack takes a bf16 matrix, got ", weight.sizes(), " ",
               weight.scalar_type());
-  const int64_t n = weight.size(0), k = weight.size(1);
-  const int64_t rows = (n + kTask - 1) / kTask * kTask, depth = (k + 31) / 32 * 32;
-  Tensor padded = rows == n && depth == k ? weight.contiguous() : at::constant_pad_nd(weight, {0, depth - k, 0, rows - n});
-  const auto options = weight.options();
-  Tensor packed = at::empty({rows / 16, depth / 2, 16, 2}, options);
-  packed.copy_(padded.view({rows / 16, 16, depth / 2, 2}).transpose(1, 2));
+  Tensor packed = at::empty(packed_sizes(weight), weight.options());
+  pack_into(weight, packed);
   return packed;
 }
+
+// All packed weights of a model side by side in one mapping.
+class Arena {
+ public:
+  void reserve(int64_t elements) { memory_ = huge_zeros({elements}); }
+
+  Tensor pack(const Tensor& weight) {
+    const auto sizes = packed_sizes(weight);
+    const int64_t count = c10::multiply_integers(sizes);
+    TORCH_CHECK(used_ + count <= memory_.numel(), "more weights than the shape says");
+    Tensor packed = memory_.narrow(0, used_, count).view(sizes);
+    used_ += count;
+    pack_into(weight, packed);
+    return packed;
+  }
+
+  int64_t bytes() const { return used_ * 2; }
+
+ private:
+  Tensor memory_;
+  int64_t used_ = 0;
+};
 
 struct Layer {
   Tensor qkv, o, gate_up, down, input_norm, post_norm;
@@ -51,31 +81,29 @@ struct Buffers {  // of one pass
 
 class Decoder {
  public:
-  Decoder(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab, double eps,
-          Tensor cosine, Tensor sine, int threads)
+  Decoder(int64_t layers, bool tied, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
+          int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads)
       : shape_{hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_(cosine), sine_(sine), team_(threads) {
     TORCH_CHECK(hidden % 32 == 0 && intermediate % 32 == 0 && head_dim % 32 == 0 && heads % kv_heads == 0,
                 "the native forward takes widths that are multiples of 32");
+    const int64_t wide = (2 * heads + 2 * kv_heads) * head_dim + 3 * intermediate, rows = (vocab + kTask - 1) / kTask * kTask;
+    arena_.reserve(hidden * (layers * wide + rows * (tied ? 1 : 2)));
     for (int i = 0; i < threads; i++) attention_.emplace_back(head_dim, heads / kv_heads);
   }
 
   void add_layer(Tensor qkv, Tensor o, Tensor gate_up, Tensor down, Tensor input_norm, Tensor post_norm,
                  std::optional<Tensor> qkv_bias, std::optional<Tensor> o_bias, std::optional<Tensor> q_norm,
                  std::optional<Tensor> k_norm) {
-    layers_.push_back({pack(qkv), pack(o), pack_gate_up(gate_up), pack(down), input_norm, post_norm, qkv_bias, o_bias, q_norm, k_norm});
+    layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm, qkv_bias, o_bias, q_norm, k_norm});
   }
 
   void set_ends(Tensor embedding, std::optional<Tensor> head, Tensor norm) {
-    embedding_ = pack(embedding);
-    head_ = head ? pack(*head) : embedding_;
+    embedding_ = arena_.pack(embedding);
+    head_ = head ? arena_.pack(*head) : embedding_;
     norm_ = norm;
   }
 
-  int64_t weight_bytes() const {
-    int64_t count = embedding_.numel() + (head_.is_same(embedding_) ? 0 : head_.numel());
-    for (const Layer& layer : layers_) count += layer.qkv.numel() + layer.o.numel() + layer.gate_up.numel() + layer.down.numel();
-    return 2 * count;
-  }
+  int64_t weight_bytes() const { return arena_.bytes(); }
 
   Tensor forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
                  Tensor cache) {
@@ -96,9 +124,9 @@ class Decoder {
 
  private:
   // Interleaves blocks of 16 gate and 16 up columns, so that a task holds both halves of its product.
-  static Tensor pack_gate_up(const Tensor& weight) {
+  static Tensor interleave(const Tensor& weight) {
     const int64_t n = weight.size(0) / 2, k = weight.size(1);
-    return pack(weight.view({2, n / 16, 16, k}).transpose(0, 1).reshape({2 * n, k}));
+    return weight.view({2, n / 16, 16, k}).transpose(0, 1).reshape({2 * n, k});
   }
 
   struct Pass {
@@ -288,6 +316,7 @@ class Decoder {
   const Tensor cosine_, sine_;
   Team team_;
   std::vector<TileAttention> attention_;
+  Arena arena_;
   std::vector<Layer> layers_;
   Tensor embedding_, head_, norm_;
 };
@@ -331,10 +360,11 @@ void move_slots(const Tensor& cache, const std::vector<int64_t>& pages, const st
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using Release = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.def("pack", &pack);
+  m.def("huge_zeros", [](const std::vector<int64_t>& sizes) { return huge_zeros(sizes); });
   m.def("linear", &linear, Release());
   m.def("move_slots", &move_slots, Release());
   pybind11::class_<Decoder>(m, "Decoder")
-      .def(pybind11::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
+      .def(pybind11::init<int64_t, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
       .def("add_layer", &Decoder::add_layer)
       .def("set_ends", &Decoder::set_ends)
       .def("weight_bytes", &Decoder::weight_bytes)

@@ -141,6 +141,20 @@ inline T largest_of(const T* values, int64_t size) {
 WIDEST float largest(const float* values, int64_t size) { return largest_of(values, size); }
 WIDEST double largest(const double* values, int64_t size) { return largest_of(values, size); }
 
+template <class T>
+inline int64_t first_of(const T* values, int64_t size, T wanted) {
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t length = std::min(kBlock, size - start);
+    int hits = 0;
+    for (int64_t j = 0; j < length; j++) hits |= values[start + j] == wanted;
+    if (hits) return std::find(values + start, values + start + length, wanted) - values;
+  }
+  return 0;
+}
+
+WIDEST int64_t first_largest(const float* values, int64_t size) { return first_of(values, size, largest(values, size)); }
+WIDEST int64_t first_largest(const double* values, int64_t size) { return first_of(values, size, largest(values, size)); }
+
 // (logit - maximum) / temperature: at most 0, so neither a tiny temperature nor huge logits can overflow upwards.
 WIDEST void scale(const float* logits, int64_t size, double max, double factor, double* scaled) {
   for (int64_t i = 0; i < size; i++) scaled[i] = (static_cast<double>(logits[i]) - max) * factor;
@@ -263,24 +277,15 @@ void load(const T* logits, double temperature, Scratch& s) {
   scale(logits, size, largest(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
 }
 
-void load(const Row& row, Scratch& s) {
-  if (row.wide)
-    load(reinterpret_cast<const double*>(row.address), row.truncation.temperature, s);
-  else
-    load(reinterpret_cast<const float*>(row.address), row.truncation.temperature, s);
-}
-
-int64_t pick_row(const Row& row, Scratch& s) {
+int64_t draw(uint64_t key, const Cut& cut, const Scratch& s) {
   const int64_t size = s.scaled.size();
-  load(row, s);
-  const Cut cut = find_cut(s, row.truncation);
   double scores[kBlock], best = kNone;
   int64_t winner = 0;
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t length = std::min(kBlock, size - start);
     const double* scaled = &s.scaled[start];
-    if (!reaches(scaled, length, cut.value) || best_possible(scaled, length, row.key, start) <= best) continue;
-    add_noise(scaled, length, row.key, start, scores);
+    if (!reaches(scaled, length, cut.value) || best_possible(scaled, length, key, start) <= best) continue;
+    add_noise(scaled, length, key, start, scores);
     for (int64_t i = 0; i < length; i++)
       if (scores[i] > best && cut.keeps(scaled[i], start + i)) {
         best = scores[i];
@@ -290,18 +295,31 @@ int64_t pick_row(const Row& row, Scratch& s) {
   return winner;
 }
 
+template <class T>
+int64_t pick_row(const Row& row, Scratch& s) {
+  const T* logits = reinterpret_cast<const T*>(row.address);
+  if (row.truncation.temperature == 0.0) return first_largest(logits, s.scaled.size());
+  load(logits, row.truncation.temperature, s);
+  return draw(row.key, find_cut(s, row.truncation), s);
+}
+
 std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size) {
   pybind11::gil_scoped_release unlocked;
   Scratch& scratch = Scratch::of(size);
   std::vector<int64_t> tokens;
-  for (const Row& row : rows) tokens.push_back(pick_row(row, scratch));
+  for (const Row& row : rows)
+    tokens.push_back(row.wide ? pick_row<double>(row, scratch) : pick_row<float>(row, scratch));
   return tokens;
 }
 
 void probabilities(const Row& row, int64_t size, uint64_t target) {
   pybind11::gil_scoped_release unlocked;
   Scratch& s = Scratch::of(size);
-  load(row, s);
+  const double temperature = row.truncation.temperature;
+  if (row.wide)
+    load(reinterpret_cast<const double*>(row.address), temperature, s);
+  else
+    load(reinterpret_cast<const float*>(row.address), temperature, s);
   const Cut cut = find_cut(s, row.truncation);
   double* out = reinterpret_cast<double*>(target);
   weigh(s.scaled.data(), size, out);
@@ -318,24 +336,11 @@ void gumbel(uint64_t key, uint64_t tokens, int64_t size, uint64_t target) {
   gumbel_run(key, reinterpret_cast<const int64_t*>(tokens), size, reinterpret_cast<double*>(target));
 }
 
-WIDEST int64_t first_of(const float* values, int64_t size, float wanted) {
-  for (int64_t start = 0; start < size; start += kBlock) {
-    const int64_t length = std::min(kBlock, size - start);
-    int hits = 0;
-    for (int64_t j = 0; j < length; j++) hits |= values[start + j] == wanted;
-    if (hits) return std::find(values + start, values + start + length, wanted) - values;
-  }
-  return 0;
-}
-
 std::vector<int64_t> argmax(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
   pybind11::gil_scoped_release unlocked;
   const float* logits = reinterpret_cast<const float*>(address);
   std::vector<int64_t> tokens;
-  for (const int64_t row : rows) {
-    const float* values = logits + row * stride;
-    tokens.push_back(first_of(values, size, largest(values, size)));
-  }
+  for (const int64_t row : rows) tokens.push_back(first_largest(logits + row * stride, size));
   return tokens;
 }
 

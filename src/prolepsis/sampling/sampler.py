@@ -13,7 +13,7 @@ from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.sampling import processors, truncation
 from prolepsis.sampling.kernel import native_kernel
-from prolepsis.sampling.noise import position_key, reference_gumbel
+from prolepsis.sampling.noise import gumbel, position_key
 from prolepsis.sampling.processors import SamplingRow
 
 __all__ = ["Sampler", "SamplingRow"]
@@ -30,7 +30,6 @@ class Sampler:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._kernel = native_kernel() if native else None
-        self._vocabulary = torch.arange(vocab_size)
 
     @property
     def is_native(self) -> bool:
@@ -104,13 +103,15 @@ class Sampler:
         logits: Tensor,  # [V] float32
         row: SamplingRow,
     ) -> Tensor:  # [V] float64
-        """Return what `pick` takes the first maximum of: edited logits where greedy, else scaled and kept plus noise."""
-        values = processors.edit(logits, row, self.ends(row.params))
-        if row.params.greedy:
-            return values.to(torch.float64)
-        scaled = truncation.scale(values, row.params.temperature)
-        noise = reference_gumbel(position_key(row.key, row.position), self._vocabulary.to(logits.device))
-        return (scaled + noise).masked_fill(~truncation.kept(scaled, row.params), -torch.inf)
+        """Return that of which `pick` takes the first maximum.
+
+        Edited logits where greedy; else scaled logits plus noise, minus infinity where truncated.
+        """
+        return self._scores(processors.edit(logits, row, self.ends(row.params)), row)
+
+    def noise(self, row: SamplingRow, device: torch.device | None = None) -> Tensor:  # [V] float64
+        """Return the keyed noise of every token at the row's position, computed on `device` (default: CPU)."""
+        return gumbel(row.key, row.position, torch.arange(self.vocab_size, device=device))
 
     def logprobs(
         self,
@@ -128,21 +129,19 @@ class Sampler:
         values = [
             processors.edit(logits[place], row, self.ends(row.params)) for place, row in zip(at, rows, strict=True)
         ]
-        kernel = self._kernel_for(logits)
-        tokens = [0] * len(rows)
-        drawn = []
-        for i, row in enumerate(rows):
-            if row.params.greedy:
-                tokens[i] = int(values[i].argmax())
-            elif kernel is None:
-                tokens[i] = int(self.scores(logits[at[i]], row).argmax())
-            else:
-                drawn.append(i)
-        if drawn:
-            picked = kernel.pick([_kernel_row(kernel, values[i], rows[i]) for i in drawn], self.vocab_size)
-            for i, token in zip(drawn, picked, strict=True):
-                tokens[i] = token
+        if (kernel := self._kernel_for(logits)) is None:
+            return [int(self._scores(value, row).argmax()) for value, row in zip(values, rows, strict=True)]
+        native_rows = [_kernel_row(kernel, value, row) for value, row in zip(values, rows, strict=True)]
+        tokens: list[int] = kernel.pick(native_rows, self.vocab_size)
         return tokens
+
+    def _scores(self, values: Tensor, row: SamplingRow) -> Tensor:
+        if row.params.greedy:
+            return values.to(torch.float64)
+        scaled = truncation.scale(values, row.params.temperature)
+        return (scaled + self.noise(row, values.device)).masked_fill(
+            ~truncation.kept(scaled, row.params), -torch.inf
+        )
 
     def _kernel_for(self, logits: Tensor) -> Any:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1

@@ -5,7 +5,9 @@ the tokens that were later committed, whether it was verified, cut or not chosen
 window verified, so nothing is censored. A right guess tells the same as verification would.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from prolepsis.spec.draft import ROOT, Draft
 
@@ -18,27 +20,43 @@ _TILT_DECAY = 0.5 ** (1.0 / 60.0)
 _CERTAIN = 0.998
 
 
-@dataclass(slots=True)
-class Rate:
-    """Decayed counts of one cell."""
+class _Cell:
+    """Decayed counts of one bucket, over all positions and per position, with the rates they give."""
 
-    hits: float = 0.0
-    trials: float = 0.0
+    __slots__ = ("_rates", "hits", "positions", "prior", "trials")
 
-    def record(self, hit: float, decay: float = _DECAY) -> None:
-        self.hits = self.hits * decay + hit
-        self.trials = self.trials * decay + 1.0
+    def __init__(self, prior: float) -> None:
+        self.prior = prior
+        self.hits = 0.0
+        self.trials = 0.0
+        self.positions = [[0.0, 0.0] for _ in range(_MAX_POSITION + 1)]  # hits, trials
+        self._rates = [-1.0] * (_MAX_POSITION + 1)
 
-    def shrunk(self, prior: float, weight: float = _PRIOR_TRIALS) -> float:
-        return (self.hits + weight * prior) / (self.trials + weight)
+    def record(self, position: int, hit: float) -> None:
+        self.hits = self.hits * _DECAY + hit
+        self.trials = self.trials * _DECAY + 1.0
+        here = self.positions[position]
+        here[0] = here[0] * _DECAY + hit
+        here[1] = here[1] * _DECAY + 1.0
+        self._rates = [-1.0] * (_MAX_POSITION + 1)
+
+    def rate(self, position: int) -> float:
+        rate = self._rates[position]
+        if rate < 0.0:
+            bucket = (self.hits + _PRIOR_TRIALS * self.prior) / (self.trials + _PRIOR_TRIALS)
+            hits, trials = self.positions[position]
+            rate = self._rates[position] = (hits + _PRIOR_TRIALS * bucket) / (trials + _PRIOR_TRIALS)
+        return rate
 
 
-@dataclass(slots=True)
 class Tilt:
     """How much better or worse one request fares than the estimates over all requests say."""
 
-    hits: float = 0.0
-    expected: float = 0.0
+    __slots__ = ("expected", "hits")
+
+    def __init__(self, hits: float = 0.0, expected: float = 0.0) -> None:
+        self.hits = hits
+        self.expected = expected
 
     def record(self, hit: float, expected: float) -> None:
         self.hits = self.hits * _TILT_DECAY + hit
@@ -50,56 +68,73 @@ class Tilt:
 
 
 class AcceptanceEstimator:
-    """Rates per (proposer, bucket, position), each shrunk to the bucket's, that to the draft's own or the pooled one.
+    """Rates per (proposer, bucket, position), each shrunk to the bucket's, that to a prior.
 
-    A request's own tilt multiplies the conditional rates of its drafts. `prior` is the rate of a proposer that nobody
-    has seen yet: optimistic, so that a cold start drafts and learns.
+    The prior of a bucket is the proposer's own estimate where its drafts have one, else its rate over all buckets, else
+    `prior`: optimistic, so that a cold start drafts and learns.
     """
 
     def __init__(self, prior: float = 0.6) -> None:
         self._prior = prior
-        self._pooled: dict[str, Rate] = {}
-        self._buckets: dict[tuple[str, int], Rate] = {}
-        self._positions: dict[tuple[str, int, int], Rate] = {}
+        self._pools: dict[str, _Cell] = {}
+        self._cells: dict[str, dict[int, _Cell]] = {}
 
     def rate(self, proposer: str, bucket: int, position: int, prior: float | None = None) -> float:
         """Return the chance that the token at `position` (0 first) is accepted, given that all before it were."""
-        if prior is None:
-            pooled = self._pooled.get(proposer)
-            prior = pooled.shrunk(self._prior) if pooled else self._prior
-        in_bucket = self._buckets.get((proposer, bucket))
-        if in_bucket is None:
-            return prior
-        rate = in_bucket.shrunk(prior)
-        here = self._positions.get((proposer, bucket, min(position, _MAX_POSITION)))
-        return here.shrunk(rate) if here else rate
+        cell = self._cells.get(proposer, {}).get(bucket)
+        if cell is not None:
+            return cell.rate(min(position, _MAX_POSITION))
+        return self._pooled(proposer) if prior is None else prior
 
     def survival(self, proposer: str, bucket: int, length: int) -> tuple[float, ...]:
         """Return, for each position of a chain, the chance that it and all before it are accepted: never rising."""
-        alive = 1.0
-        survivals = []
-        for position in range(length):
-            alive *= self.rate(proposer, bucket, position)
-            survivals.append(alive)
-        return tuple(survivals)
+        return tuple(accumulate((self.rate(proposer, bucket, position) for position in range(length)), mul))
 
-    def survivals(self, draft: Draft, tilt: Tilt | None = None) -> tuple[float, ...]:
-        """Return the calibrated survival of each node of a chain or tree: never above its parent's."""
-        factor = tilt.factor if tilt else 1.0
-        alive: list[float] = []
+    def rates(self, draft: Draft) -> list[float]:
+        """Return the chance of each node to be accepted given that its parent was."""
+        cells, parents = self._cells.get(draft.proposer, {}), draft.parents
+        buckets = draft.buckets or (draft.bucket,) * len(parents)
         depths: list[int] = []
-        for i, parent in enumerate(draft.parents):
-            depth, above = (0, 1.0) if parent == ROOT else (depths[parent] + 1, alive[parent])
-            rate = self.rate(draft.proposer, draft.bucket_of(i), depth, draft.conditional(i)) * factor
+        rates: list[float] = []
+        for i, parent in enumerate(parents):
+            depth = 0 if parent == ROOT else min(depths[parent] + 1, _MAX_POSITION)
             depths.append(depth)
-            alive.append(above * min(rate, _CERTAIN))
-        return tuple(alive)
+            cell = cells.get(buckets[i])
+            rates.append(cell.rate(depth) if cell else self._expected(draft, i))
+        return rates
 
-    def record(self, draft: Draft, node: int, depth: int, *, hit: bool, tilt: Tilt | None = None) -> None:
+    def record(self, draft: Draft, node: int, depth: int, *, hit: bool) -> None:
         """Count one trial: the parent of `node` (at `depth`, 0 below the root) was committed; `hit`: so was `node`."""
-        proposer, bucket = draft.proposer, draft.bucket_of(node)
-        if tilt:
-            tilt.record(hit, self.rate(proposer, bucket, depth, draft.conditional(node)))
-        self._pooled.setdefault(proposer, Rate()).record(hit)
-        self._buckets.setdefault((proposer, bucket), Rate()).record(hit)
-        self._positions.setdefault((proposer, bucket, min(depth, _MAX_POSITION)), Rate()).record(hit)
+        cells = self._cells.setdefault(draft.proposer, {})
+        bucket = draft.bucket_of(node)
+        cell = cells.get(bucket)
+        if cell is None:
+            cell = cells[bucket] = _Cell(self._expected(draft, node))
+        cell.record(min(depth, _MAX_POSITION), hit)
+        pool = self._pools.get(draft.proposer)
+        if pool is None:
+            pool = self._pools[draft.proposer] = _Cell(self._prior)
+        pool.record(0, hit)
+
+    def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
+        """Return the decayed hits and trials of one position."""
+        cell = self._cells.get(proposer, {}).get(bucket)
+        hits, trials = cell.positions[position] if cell else (0.0, 0.0)
+        return hits, trials
+
+    def _expected(self, draft: Draft, node: int) -> float:
+        estimate = draft.conditional(node)
+        return self._pooled(draft.proposer) if estimate is None else estimate
+
+    def _pooled(self, proposer: str) -> float:
+        pool = self._pools.get(proposer)
+        return pool.rate(0) if pool else self._prior
+
+
+def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tuple[float, ...]:
+    """Return the survival of each node, `rates` times the request's tilt `factor`: never above its parent's."""
+    alive: list[float] = []
+    for parent, rate in zip(draft.parents, rates, strict=True):
+        tilted = min(rate * factor, _CERTAIN)
+        alive.append(tilted if parent == ROOT else tilted * alive[parent])
+    return tuple(alive)

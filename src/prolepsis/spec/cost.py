@@ -94,14 +94,22 @@ class CostCurve:
             raise ValueError(f"not a stored cost curve: {error}") from error
 
     def _build(self, size: int, context: int) -> list[float]:
-        corrected = [self._predict(rows, context) * self.correction(rows) for rows in range(1, size + 1)]
-        return list(accumulate([corrected[0], *corrected], max))
+        column = self._column(context)
+        corrections = [self.correction(1 << band) for band in range(size.bit_length())]
+        ms = [self._at(column, rows) * corrections[rows.bit_length() - 1] for rows in range(1, size + 1)]
+        return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_rows: int, num_context: int) -> float:
-        column = [_interpolate(self.contexts, line, num_context) for line in self._grid]
-        more_rows = max(0, num_rows - self.rows[-1]) * self._row_slope
-        more_context = max(0, num_context - self.contexts[-1]) * self._context_slope
-        return _interpolate(self.rows, column, num_rows) + more_rows + more_context
+        return self._at(self._column(num_context), num_rows)
+
+    def _column(self, num_context: int) -> list[float]:
+        """Return the milliseconds of each profiled number of rows at `num_context`."""
+        more = max(0, num_context - self.contexts[-1]) * self._context_slope
+        return [_interpolate(self.contexts, line, num_context) + more for line in self._grid]
+
+    def _at(self, column: Sequence[float], num_rows: int) -> float:
+        more = max(0, num_rows - self.rows[-1]) * self._row_slope
+        return _interpolate(self.rows, column, num_rows) + more
 
 
 def flat_cost(ms: float = 10.0, ms_per_row: float = 0.1) -> CostCurve:

@@ -78,14 +78,14 @@ class Draft:
         lengths = (len(self.parents), len(self.survival or self.tokens), len(self.buckets or self.tokens))
         if any(length != len(self.tokens) for length in lengths):
             return f"{len(self.tokens)} tokens against {lengths} parents, survivals and buckets"
-        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
-            if not isinstance(token, int) or not 0 <= token < vocab_size:
-                return f"token {token!r} at node {i}; allowed: 0 to {vocab_size - 1}"
-            if not ROOT <= parent < i:
-                return f"parent {parent} at node {i}; allowed: {ROOT} to {i - 1}"
-        if len(set(zip(self.tokens, self.parents, strict=True))) != len(self.tokens):
-            return "two children of one node carry the same token"
-        return None if all(0.0 <= s <= 1.0 for s in self.survival) else f"survival {self.survival}; allowed: 0 to 1"
+        if any(type(token) is not int or not 0 <= token < vocab_size for token in self.tokens):
+            return f"tokens {self.tokens}; allowed: 0 to {vocab_size - 1}"
+        if any(not ROOT <= parent < i for i, parent in enumerate(self.parents)):
+            return f"parents {self.parents}; allowed: {ROOT}, or a node before"
+        twins = len(set(zip(self.tokens, self.parents, strict=True))) != len(self.tokens)
+        if twins or any(not 0.0 <= alive <= 1.0 for alive in self.survival):
+            return "two children of one node carry the same token" if twins else f"survivals {self.survival}"
+        return None
 
 
 def chain(tokens: tuple[int, ...], proposer: str, survival: tuple[float, ...] = (), bucket: int = 0) -> Draft:

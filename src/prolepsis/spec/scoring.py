@@ -5,6 +5,7 @@ until a committed token leaves it, it is used up, or its sample ends; it is judg
 other drafts had accepted in the meantime does not select the trials.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt
@@ -17,6 +18,8 @@ _MAX_PENDING = 64  # drafts of one sample
 @dataclass(slots=True)
 class _Pending:
     draft: Draft
+    rates: Sequence[float]  # what was expected of each node
+    tilt: Tilt
     next_index: int  # of the sample's token that decides next
     node: int = ROOT
     depth: int = 0
@@ -28,52 +31,51 @@ class Scoreboard:
     def __init__(self, acceptance: AcceptanceEstimator) -> None:
         self._acceptance = acceptance
         self._pending: dict[str, list[_Pending]] = {}
-        self._tilts: dict[tuple[str, str], Tilt] = {}
-        self._proposers: set[str] = set()
+        self._tilts: dict[str, dict[str, Tilt]] = {}  # by sample, by proposer
 
     def tilt(self, sample: SampleView, proposer: str) -> Tilt:
         """Return the sample's tilt for one proposer; it lives until `drop`."""
-        self._proposers.add(proposer)
-        return self._tilts.setdefault((sample.key, proposer), Tilt())
+        tilts = self._tilts.setdefault(sample.key, {})
+        tilt = tilts.get(proposer)
+        if tilt is None:
+            tilt = tilts[proposer] = Tilt()
+        return tilt
 
-    def add(self, sample: SampleView, draft: Draft) -> None:
-        """Judge `draft`, made for the sample as it stands now, by the tokens to come."""
+    def add(self, sample: SampleView, draft: Draft, rates: Sequence[float]) -> None:
+        """Judge `draft`, made for the sample as it stands now, by the tokens to come; `rates` were expected of it."""
         pending = self._pending.setdefault(sample.key, [])
-        pending.append(_Pending(draft, len(sample.tokens)))
+        pending.append(_Pending(draft, rates, self.tilt(sample, draft.proposer), len(sample.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sample: SampleView) -> None:
         """Judge the sample's pending drafts by the tokens that were committed since."""
         pending = self._pending.get(sample.key)
         if pending:
-            self._pending[sample.key] = [entry for entry in pending if self._judge(entry, sample)]
+            self._pending[sample.key] = [entry for entry in pending if self._judge(entry, sample.tokens)]
 
     def drop(self, sample: SampleView) -> None:
         """Forget a sample that ended; what is undecided stays uncounted."""
         self._pending.pop(sample.key, None)
-        for proposer in self._proposers:
-            self._tilts.pop((sample.key, proposer), None)
+        self._tilts.pop(sample.key, None)
 
-    def _judge(self, entry: _Pending, sample: SampleView) -> bool:
+    def _judge(self, entry: _Pending, tokens: Sequence[int]) -> bool:
         """Advance one draft over the known tokens; return whether it is still undecided."""
-        tokens, draft = sample.tokens, entry.draft
-        tilt = self.tilt(sample, draft.proposer)
+        parents = entry.draft.parents
         while entry.next_index < len(tokens):
-            follower = self._trials(entry, tokens[entry.next_index], tilt)
-            if follower is None:
+            follower = self._trials(entry, tokens[entry.next_index])
+            if follower is None or follower not in parents:
                 return False
             entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
-            if follower not in draft.parents:
-                return False
         return True
 
-    def _trials(self, entry: _Pending, token: int, tilt: Tilt) -> int | None:
+    def _trials(self, entry: _Pending, token: int) -> int | None:
         """Record a trial for each child of the entry's node; return the child that was committed."""
-        draft, follower = entry.draft, None
-        for node in range(entry.node + 1, len(draft.tokens)):
-            if draft.parents[node] == entry.node:
+        draft, parents, at, follower = entry.draft, entry.draft.parents, entry.node, None
+        for node in range(at + 1, len(parents)):
+            if parents[node] == at:
                 hit = draft.tokens[node] == token
-                self._acceptance.record(draft, node, entry.depth, hit=hit, tilt=tilt)
+                self._acceptance.record(draft, node, entry.depth, hit=hit)
+                entry.tilt.record(hit, entry.rates[node])
                 if hit:
                     follower = node
         return follower

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.acceptance import AcceptanceEstimator, survivals
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, Offer, gain, value
@@ -14,6 +14,9 @@ from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.window import StepLoad, Window
 
+_FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
+_SHORT = 4  # nodes of a draft among many samples, at first
+_MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
 _PROBED_BUCKET = 0  # where a costly proposer's depth is decided before its draft, and so its bucket, is known
 
 
@@ -24,6 +27,8 @@ class _Turn:
     sample: SampleView
     limit: int
     allowed: tuple[str, ...] | None
+    judged: bool
+    """Its drafts are scored against the tokens to come: each sample every few steps where there are many."""
     draft: Draft | None = None
     survivals: tuple[float, ...] = ()
     worth: float = 0.0
@@ -63,6 +68,8 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance)
         self._tokens_per_ms = 0.0
+        self._num_proposed = 0
+        self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
 
     @property
     def failures(self) -> dict[str, int]:
@@ -93,8 +100,7 @@ class ProposerSet:
         ceiling = min(ceiling, plan.num_speculative_tokens)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
             return [None] * len(samples)
-        names = allowed or [None] * len(samples)
-        turns = [_Turn(s, min(n, ceiling), a) for s, n, a in zip(samples, limits, names, strict=True)]
+        turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         load = load or _own_load(samples, ceiling)
         price = 0.0 if plan.fixed_depth is not None else self._window.price(load, len(samples))
         for proposer in self._proposers:
@@ -119,8 +125,30 @@ class ProposerSet:
     def forget(self, sample: SampleView) -> None:
         """Tell every proposer that the sample ended."""
         self._board.drop(sample)
+        self._kept.pop(sample.key, None)
         for proposer in self._proposers:
             proposer.forget(sample)
+
+    def _turns(
+        self,
+        samples: Sequence[SampleView],
+        limits: Sequence[int],
+        allowed: Sequence[tuple[str, ...] | None] | None,
+        plan: SpecPlan,
+    ) -> list[_Turn]:
+        """Return a turn per sample; with many samples, drafts start short and grow where they are kept, to save time.
+
+        Which samples are judged in a step goes by turns, never by how they fare: no bias.
+        """
+        self._num_proposed += 1
+        short = len(samples) > _FEW and plan.fixed_depth is None
+        stride = 1 + (len(samples) - 1) // _FEW
+        turns = []
+        for i, sample in enumerate(samples):
+            limit = min(limits[i], _SHORT + 2 * self._kept.get(sample.key, 0)) if short else limits[i]
+            names = allowed[i] if allowed else None
+            turns.append(_Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
+        return turns
 
     def _ask(self, proposer: ContainedProposer, turns: Sequence[_Turn], price: float, *, fixed: bool) -> None:
         """Let one proposer compete for the samples that allow it."""
@@ -153,22 +181,26 @@ class ProposerSet:
 
     def _expected(self, name: str, turn: _Turn) -> tuple[float, ...]:
         tilt = self._board.tilt(turn.sample, name).factor
-        survivals = self._acceptance.survival(name, _PROBED_BUCKET, turn.limit)
-        return tuple(min(1.0, tilt ** (depth + 1)) * alive for depth, alive in enumerate(survivals))
+        alive = self._acceptance.survival(name, _PROBED_BUCKET, turn.limit)
+        return tuple(min(1.0, tilt ** (depth + 1)) * a for depth, a in enumerate(alive))
 
     def _compete(self, turn: _Turn, draft: Draft, price: float) -> None:
-        """Keep `draft` for the sample where it is worth more than the best so far; judge it in any case."""
-        survivals = self._acceptance.survivals(draft, self._board.tilt(turn.sample, draft.proposer))
-        worth = value(survivals, price)
-        if turn.draft is None or worth > turn.worth:
-            turn.draft, turn.survivals, turn.worth = draft, survivals, worth
-        self._board.add(turn.sample, draft)
+        """Keep `draft` for the sample where it is worth more than the best so far; judge it whether or not."""
+        rates = self._acceptance.rates(draft)
+        alive = survivals(draft, rates, self._board.tilt(turn.sample, draft.proposer).factor)
+        worth = value(alive, price)
+        if turn.draft is None or worth > _MARGIN * turn.worth:
+            turn.draft, turn.survivals, turn.worth = draft, alive, worth
+        if turn.judged:
+            self._board.add(turn.sample, draft, rates)
 
     def _cut(self, turns: Sequence[_Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
         if fixed:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
         cut = self._window.cut([turn.survivals for turn in turns], load)
         self._tokens_per_ms = cut.tokens_per_ms
+        for turn, nodes in zip(turns, cut.nodes, strict=True):
+            self._kept[turn.sample.key] = len(nodes)
         self.declined = [turn.draft is not None and not nodes for turn, nodes in zip(turns, cut.nodes, strict=True)]
         return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
 

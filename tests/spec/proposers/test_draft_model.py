@@ -8,6 +8,7 @@ from prolepsis.core.errors import VocabularyMismatch
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.draft_model import DraftModel
 from tests.spec.samples import FakeSample
 
@@ -152,18 +153,13 @@ def test_context_length_is_respected() -> None:
     assert _proposer(short).propose([FakeSample([1] * 8)], [2]) == [None]
 
 
-def test_sampled_requests_draft_with_the_keyed_noise_of_their_positions() -> None:
-    asked: list[tuple[int, int, int]] = []
-
-    def noise(key: int, position: int, vocab_size: int) -> Tensor:
-        asked.append((key, position, vocab_size))
-        row = torch.zeros(vocab_size)
-        row[20 + position] = 10.0
-        return row
-
-    proposer = DraftModel(HistoryModel(), FakeVocabulary(), FakeVocabulary(), num_pages=4, noise=noise)  # type: ignore[arg-type]
-    sampled = FakeSample([1, 2], key="s", params=SamplingParams(temperature=0.8), noise_key=77)
+def test_sampled_requests_draft_with_the_keyed_noise_of_their_output_positions() -> None:
+    sampled = FakeSample([1, 2, 3], 2, key="s", params=SamplingParams(temperature=0.8), noise_key=77)
     greedy = FakeSample([1, 2], key="g")
-    drafts = proposer.propose([sampled, greedy], [2, 2])
-    assert [d.tokens if d else None for d in drafts] == [(22, 23), continuation([1, 2], 2)]
-    assert asked == [(77, 2, VOCAB), (77, 3, VOCAB)]
+    drafts = _proposer(HistoryModel()).propose([sampled, greedy], [2, 2])
+    grown = list(sampled.tokens)
+    for position in (1, 2):
+        scores = gumbel(77, position, torch.arange(VOCAB))
+        scores[next_token(grown)] += 1.0 / 0.8
+        grown.append(int(scores.argmax()))
+    assert [d.tokens if d else None for d in drafts] == [tuple(grown[3:]), continuation([1, 2], 2)]

@@ -35,7 +35,9 @@ def _arm(name: str, version: int, proposers: Sequence[str], ceiling: int) -> Arm
     base, at, depth = name.partition("@")
     if base != AUTO and base not in proposers:
         allowed = ", ".join((PLAIN, AUTO, *proposers))
-        raise ConfigError(f"arm {name!r} is unknown; allowed: {allowed}, each but plain also as NAME@DEPTH", param="arms")
+        raise ConfigError(
+            f"arm {name!r} is unknown; allowed: {allowed}, each but plain also as NAME@DEPTH", param="arms"
+        )
     if at and not (depth.isascii() and depth.isdigit() and int(depth) > 0):
         raise ConfigError(f"arm {name!r} has depth {depth!r}; allowed: 1 or more", param="arms")
     fixed = int(depth) if at else None

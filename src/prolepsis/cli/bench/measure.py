@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from prolepsis.cli.bench.prompts import EncodedPrompt
+from prolepsis.core.errors import ProlepsisError
+
+Notify = Callable[[str], None]
+"""Called with a line about what runs now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,16 @@ class Outcome:
     """(proposer, tokens drafted, tokens accepted)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one call of a contender gave; the engine's own times where it tells them."""
+
+    outcomes: list[Outcome]
+    num_passes: int = 0
+    forward_s: float = 0.0
+    outside_forward_s: float = 0.0
+
+
 @dataclass(slots=True)
 class Run:
     """All prompts once through one contender at one concurrency, in one repeat."""
@@ -35,8 +49,15 @@ class Run:
     repeat: int
     wall_s: float = 0.0
     bench_cpu_s: float = 0.0
-    """CPU time this process used meanwhile; next to nothing while a peer runs, or the peer was disturbed."""
+    """CPU time of this process meanwhile: next to nothing while a peer runs, or the peer was disturbed."""
+    num_passes: int = 0
+    forward_s: float = 0.0
+    outside_forward_s: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(outcome.token_ids) for outcome in self.outcomes)
 
 
 class Contender(Protocol):
@@ -45,11 +66,19 @@ class Contender(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def max_concurrency(self) -> int | None:
+        """None: any."""
+
+    @property
+    def expendable(self) -> bool:
+        """Whether its failure costs only its own figures (a peer) and not the measurement (an arm)."""
+
     async def begin(self, round_name: str) -> None:
         """Forget what earlier rounds taught it: prefix caches, indexes over past outputs."""
 
-    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> list[Outcome]:
-        """Answer `prompts` with at most `concurrency` in flight, in the order of `prompts`."""
+    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+        """Answer `prompts` with at most `concurrency` in flight; outcomes in the order of `prompts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,65 +89,81 @@ class Schedule:
     repeats: int = 3
 
 
-Notify = Callable[[str], None]
-"""Called with a line about what runs now."""
+@dataclass(slots=True)
+class Measurement:
+    """Runs of contenders that lasted, reasons of those that failed."""
+
+    runs: list[Run] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 async def measure(
     contenders: Sequence[Contender], prompts: Sequence[EncodedPrompt], schedule: Schedule, notify: Notify
-) -> list[Run]:
-    """Run everything `schedule` says and return the runs.
+) -> Measurement:
+    """Run everything `schedule` says.
 
     Repeats are the outer loop, so that a drift of the machine meets all contenders. At concurrency 1 they take turns
-    prompt by prompt, above it set by set; who goes first rotates from turn to turn.
+    prompt by prompt, above it set by set; who goes first rotates from turn to turn. Raises the error of a contender that
+    is not expendable.
     """
-    await _warm_up(contenders, prompts, notify)
-    runs: list[Run] = []
-    for repeat in range(schedule.repeats):
-        for concurrency in schedule.concurrency:
-            notify(f"repeat {repeat + 1} of {schedule.repeats}, concurrency {concurrency}")
-            round_name = f"r{repeat}-c{concurrency}"
-            for contender in contenders:
-                await contender.begin(round_name)
-            if concurrency == 1:
-                runs += await _by_prompt(contenders, prompts, repeat)
-            else:
-                runs += await _by_set(contenders, prompts, repeat, concurrency)
-    return runs
-
-
-async def _warm_up(contenders: Sequence[Contender], prompts: Sequence[EncodedPrompt], notify: Notify) -> None:
+    done = Measurement()
     shortest = min(prompts, key=lambda p: len(p.token_ids))
     for contender in contenders:
         notify(f"warm-up: {contender.name}")
-        await contender.begin("warm-up")
-        await contender.run([shortest], 1)
+        await _begin(done, contender, "warm-up")
+        await _turn(done, Run(contender.name, 1, -1), contender, [shortest])
+    for repeat in range(schedule.repeats):
+        for concurrency in schedule.concurrency:
+            notify(f"repeat {repeat + 1} of {schedule.repeats}, concurrency {concurrency}")
+            able = [c for c in contenders if c.max_concurrency is None or c.max_concurrency >= concurrency]
+            for contender in able:
+                await _begin(done, contender, f"r{repeat}-c{concurrency}")
+            done.runs += await _round(done, able, prompts, concurrency, repeat)
+    done.runs = [run for run in done.runs if run.contender not in done.failed]
+    return done
 
 
-async def _by_prompt(contenders: Sequence[Contender], prompts: Sequence[EncodedPrompt], repeat: int) -> list[Run]:
-    runs = {c.name: Run(c.name, 1, repeat) for c in contenders}
-    for i, prompt in enumerate(prompts):
+async def _round(
+    done: Measurement, contenders: Sequence[Contender], prompts: Sequence[EncodedPrompt], concurrency: int, repeat: int
+) -> list[Run]:
+    runs = {c.name: Run(c.name, concurrency, repeat) for c in contenders}
+    turns = [[prompt] for prompt in prompts] if concurrency == 1 else [list(prompts)]
+    for i, turn in enumerate(turns):
         for contender in rotated(contenders, repeat + i):
-            await _turn(runs[contender.name], contender, [prompt])
+            await _turn(done, runs[contender.name], contender, turn)
     return list(runs.values())
 
 
-async def _by_set(
-    contenders: Sequence[Contender], prompts: Sequence[EncodedPrompt], repeat: int, concurrency: int
-) -> list[Run]:
-    runs = []
-    for contender in rotated(contenders, repeat):
-        run = Run(contender.name, concurrency, repeat)
-        await _turn(run, contender, prompts)
-        runs.append(run)
-    return runs
+async def _begin(done: Measurement, contender: Contender, round_name: str) -> None:
+    if contender.name in done.failed:
+        return
+    try:
+        await contender.begin(round_name)
+    except ProlepsisError as error:
+        _lose(done, contender, error)
 
 
-async def _turn(run: Run, contender: Contender, prompts: Sequence[EncodedPrompt]) -> None:
+async def _turn(done: Measurement, run: Run, contender: Contender, prompts: Sequence[EncodedPrompt]) -> None:
+    if contender.name in done.failed:
+        return
     started, cpu = time.perf_counter(), time.process_time()
-    run.outcomes += await contender.run(prompts, run.concurrency)
+    try:
+        turn = await contender.run(prompts, run.concurrency)
+    except ProlepsisError as error:
+        _lose(done, contender, error)
+        return
     run.wall_s += time.perf_counter() - started
     run.bench_cpu_s += time.process_time() - cpu
+    run.num_passes += turn.num_passes
+    run.forward_s += turn.forward_s
+    run.outside_forward_s += turn.outside_forward_s
+    run.outcomes += turn.outcomes
+
+
+def _lose(done: Measurement, contender: Contender, error: ProlepsisError) -> None:
+    if not contender.expendable:
+        raise error
+    done.failed[contender.name] = str(error)
 
 
 def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:

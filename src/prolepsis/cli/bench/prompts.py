@@ -34,6 +34,9 @@ class EncodedPrompt:
 class ChatTokenizer(Protocol):
     """The part of a tokenizer needed here; `models.tokenizer.Tokenizer` is the real one."""
 
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
 
 
@@ -55,9 +58,7 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Pro
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
     """Apply the model's chat template to each prompt as one user message."""
     encode = tokenizer.apply_chat_template
-    return tuple(
-        EncodedPrompt(p.id, p.category, tuple(encode([{"role": "user", "content": p.text}]))) for p in prompts
-    )
+    return tuple(EncodedPrompt(p.id, p.category, tuple(encode([{"role": "user", "content": p.text}]))) for p in prompts)
 
 
 def _prompt(line: str, where: str) -> Prompt:

@@ -6,7 +6,7 @@ its argmax; above, the argmax of log-probabilities plus the sample's keyed noise
 drawn with, which accepts up to 30 points more than independent noise (ALGORITHMS 1.3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor
 
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import TargetModel
+from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.draft_cache import DraftCache, DraftState
 from prolepsis.spec.proposers.vocabulary import Vocabulary, require_same_vocabulary
-
-NoiseRow = Callable[[int, int, int], Tensor]
-"""(noise key, position, vocabulary size) -> [vocabulary] float32 Gumbel noise of the token at that position."""
 
 _MAX_CATCH_UP = 512  # tokens a sample catches up on in one step; a longer prompt takes several steps
 
@@ -38,9 +36,9 @@ class _Chain:
 
 
 class DraftModel:
-    """Proposes chains of `model`; memory is `num_pages` pages of it, samples without room get no draft.
+    """Proposes chains of `model`; memory is `num_pages` pages of it. Samples without room get no draft.
 
-    Raises `VocabularyMismatch` at construction where token ids differ. `noise` None drafts greedily always.
+    Raises `VocabularyMismatch` at construction where token ids differ.
     """
 
     name = "draft_model"
@@ -53,14 +51,13 @@ class DraftModel:
         target_vocabulary: Vocabulary,
         *,
         num_pages: int,
-        noise: NoiseRow | None = None,
     ) -> None:
         require_same_vocabulary(vocabulary, target_vocabulary)
         self._vocab_size = min(model.info.vocab_size, max(target_vocabulary.vocab.values(), default=-1) + 1)
         self._model = model
         self._kv = model.make_cache(num_pages)
         self._cache = DraftCache(num_pages)
-        self._noise = noise
+        self._vocabulary = torch.arange(self._vocab_size)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(samples)
@@ -118,14 +115,13 @@ class DraftModel:
         return growing
 
     def _pick(self, chains: list[_Chain], logits: Tensor) -> list[int]:
-        scores = logits
-        if self._noise is not None and any(c.sample.params.temperature > 0 for c in chains):
-            scores = logits.clone()
-            for i, c in enumerate(chains):
-                if c.sample.params.temperature > 0:
-                    scores[i] /= c.sample.params.temperature
-                    scores[i] += self._noise(
-                        c.sample.noise_key, len(c.sample.tokens) + len(c.drafted), self._vocab_size
-                    )
-        picked: list[int] = scores.argmax(-1).tolist()
+        sampled = [i for i, c in enumerate(chains) if c.sample.params.temperature > 0]
+        if sampled:
+            logits = logits.clone()
+        for i in sampled:
+            sample = chains[i].sample
+            position = len(sample.tokens) - sample.num_prompt_tokens + len(chains[i].drafted)
+            noise = gumbel(sample.noise_key, position, self._vocabulary)
+            logits[i] = logits[i] / sample.params.temperature + noise.to(logits)
+        picked: list[int] = logits.argmax(-1).tolist()
         return picked

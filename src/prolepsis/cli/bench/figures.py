@@ -1,0 +1,140 @@
+"""Figures of a measurement: medians with their spread, ratios within one repeat."""
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from prolepsis.cli.bench.arms import PLAIN
+from prolepsis.cli.bench.measure import Outcome, Run
+
+ALL = "all"
+Figure = dict[str, object]
+"""Median, min and max, and what they were taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and range of some values; all None where there are none."""
+
+    median: float | None
+    min: float | None
+    max: float | None
+
+    def as_figure(self) -> Figure:
+        return {"median": self.median, "min": self.min, "max": self.max}
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Return median, minimum and maximum."""
+    found = sorted(values)
+    return Spread(statistics.median(found), found[0], found[-1]) if found else Spread(None, None, None)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Return the value below which `share` (0 to 1) of `values` lie, interpolated between neighbours."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+class Figures:
+    """Reads the runs of a measurement; categories are those of the prompts, and 'all'."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        self.names = list(dict.fromkeys(run.contender for run in runs))
+        self.categories = [ALL, *dict.fromkeys(o.category for run in runs for o in run.outcomes)]
+        self.levels = sorted({run.concurrency for run in runs})
+
+    def arm(self, name: str, category: str) -> dict[str, Figure]:
+        """Return the figures of one contender at concurrency 1 over the prompts of `category`."""
+        outcomes = [o for run in self._of(name, 1) for o in _within(run, category)]
+        return {
+            "tokens_per_s": self._rates(name, 1, category),
+            "speedup": self.ratio(name, PLAIN, 1, category),
+            "acceptance_length": self._acceptance(name, category),
+            "ttft_ms": _times(outcomes, lambda o: o.first_token_s),
+            "latency_ms": _times(outcomes, lambda o: o.seconds),
+            "queue_ms": _times(outcomes, lambda o: o.queue_s),
+            "compute_ms": _times(outcomes, lambda o: o.compute_s),
+        }
+
+    def level(self, name: str, concurrency: int) -> dict[str, Figure]:
+        """Return the figures of one contender at one concurrency over all prompts."""
+        runs = self._of(name, concurrency)
+        latencies = [[1e3 * o.seconds for o in run.outcomes] for run in runs]
+        outcomes = [o for run in runs for o in run.outcomes]
+        return {
+            "throughput": self._rates(name, concurrency, ALL),
+            "speedup": self.ratio(name, PLAIN, concurrency, ALL),
+            "p50_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.5)) is not None).as_figure(),
+            "p95_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.95)) is not None).as_figure(),
+            "queue_ms": _times(outcomes, lambda o: o.queue_s),
+            "compute_ms": _times(outcomes, lambda o: o.compute_s),
+        }
+
+    def ratio(self, name: str, base: str, concurrency: int, category: str) -> Figure:
+        """Return the rate of `name` over that of `base`, within each repeat."""
+        rates, bases = ({r.repeat: rate(r, category) for r in self._of(n, concurrency)} for n in (name, base))
+        values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
+        return {**spread(values).as_figure(), "repeats": values}
+
+    def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
+        """Return mean milliseconds of a target pass and of a step outside it; None where the contender tells nothing."""
+        runs = self._of(name, concurrency)
+        passes = sum(run.num_passes for run in runs)
+        if not passes:
+            return None
+        return {
+            "num_passes": passes,
+            "forward_ms": 1e3 * sum(run.forward_s for run in runs) / passes,
+            "outside_forward_ms": 1e3 * sum(run.outside_forward_s for run in runs) / passes,
+        }
+
+    def differing(self, name: str, base: str, concurrency: int) -> tuple[int, list[str]]:
+        """Return the number of prompts and the ids of those whose tokens ever differ from `base` run alone, first."""
+        lowest = min(run.concurrency for run in self.runs if run.contender == base)
+        reference = {o.prompt_id: o.token_ids for o in self._of(base, lowest)[0].outcomes}
+        runs = self._of(name, concurrency)
+        different = {o.prompt_id for run in runs for o in run.outcomes if o.token_ids != reference[o.prompt_id]}
+        return len(reference), [prompt for prompt in reference if prompt in different]
+
+    def has(self, name: str, concurrency: int) -> bool:
+        return bool(self._of(name, concurrency))
+
+    def _of(self, name: str, concurrency: int) -> list[Run]:
+        return [run for run in self.runs if run.contender == name and run.concurrency == concurrency]
+
+    def _rates(self, name: str, concurrency: int, category: str) -> Figure:
+        values = [rate(run, category) for run in self._of(name, concurrency)]
+        return {**spread(values).as_figure(), "repeats": values}
+
+    def _acceptance(self, name: str, category: str) -> Figure:
+        values = []
+        for run in self._of(name, 1):
+            counted = [o for o in _within(run, category) if o.num_steps]
+            steps = sum(o.num_steps or 0 for o in counted)
+            if steps:
+                values.append(sum(len(o.token_ids) for o in counted) / steps)
+        return spread(values).as_figure()
+
+
+def rate(run: Run, category: str) -> float:
+    """Return output tokens per second: over the sum of latencies for one at a time, over wall time above that."""
+    outcomes = _within(run, category)
+    seconds = sum(o.seconds for o in outcomes) if run.concurrency == 1 else run.wall_s
+    return sum(len(o.token_ids) for o in outcomes) / seconds if seconds > 0 else 0.0
+
+
+def _within(run: Run, category: str) -> list[Outcome]:
+    return [o for o in run.outcomes if category in (ALL, o.category)]
+
+
+def _times(outcomes: Sequence[Outcome], seconds: Callable[[Outcome], float | None]) -> Figure:
+    """Milliseconds over prompts and repeats."""
+    values = [1e3 * s for o in outcomes if (s := seconds(o)) is not None]
+    return {**spread(values).as_figure(), "p95": percentile(values, 0.95)}

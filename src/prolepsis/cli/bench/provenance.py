@@ -1,0 +1,75 @@
+"""Where figures come from: commit, command, versions, hardware, seeds."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import prolepsis
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+def provenance(seeds: Mapping[str, int], more_versions: Mapping[str, str]) -> dict[str, object]:
+    """Return the provenance of a measurement made now by this process."""
+    return {
+        "commit": commit(Path(prolepsis.__file__).parent),
+        "command": " ".join(["prolepsis", *sys.argv[1:]]),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"prolepsis": prolepsis.__version__, **versions(PACKAGES), **more_versions},
+        "hardware": hardware(),
+        "seeds": dict(seeds),
+    }
+
+
+def commit(folder: Path) -> str | None:
+    """Return the commit of the checkout `folder` lies in, with '-dirty' where files differ; None outside one."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],  # noqa: S607
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Return versions of this Python and of those `packages` that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, object]:
+    """Return processor, its cores usable here, the instructions that matter to speed, memory in bytes, system."""
+    info = _cpuinfo()
+    flags = set(info.get("flags", "").split())
+    return {
+        "processor": info.get("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "instructions": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile"}),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+    }
+
+
+def _cpuinfo() -> dict[str, str]:
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}

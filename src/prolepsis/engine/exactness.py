@@ -1,0 +1,100 @@
+"""Decides at start whether speculation is bitwise equal to plain decoding with the loaded model (strict) or not (normal)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, TargetModel
+
+CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
+ROW_COUNTS = (2, 3, 8, 16, 32)
+SEED = 20_011
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """The mode in effect and the evidence for it."""
+
+    mode: Literal["strict", "normal"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Random tokens and the pages that hold their KV."""
+
+    tokens: list[int]
+    pages: list[int]
+
+
+def decide(model: TargetModel, wish: Literal["auto", "on", "off"]) -> Exactness:
+    """Return the mode for `model`; raises `ModelLoadError` where strict is asked for and the model does not hold it."""
+    if wish == "off":
+        return Exactness("normal", "asked for in the configuration")
+    fault = invariance_fault(model)
+    if fault is None:
+        rows = ", ".join(map(str, ROW_COUNTS))
+        contexts = ", ".join(map(str, CONTEXTS))
+        return Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
+    if wish == "on":
+        raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")
+    return Exactness("normal", f"self-check: {fault}")
+
+
+@torch.no_grad()
+def invariance_fault(model: TargetModel) -> str | None:
+    """Say where a row's logits depend on what else is in the pass, or None.
+
+    Compares decoding token by token with chunks of `ROW_COUNTS` rows, with a neighbour in the batch, with the branches
+    of a tree and with a cache filled by other chunks, on random tokens at `CONTEXTS`.
+    """
+    longest = min(max(CONTEXTS) + max(ROW_COUNTS), model.info.max_positions)
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
+    num_pages = -(-longest // PAGE_SIZE) + 1
+    cache = model.make_cache(2 * num_pages)
+    text = _Text(tokens, list(range(num_pages)))
+    for context in (c for c in CONTEXTS if c + max(ROW_COUNTS) <= longest):
+        for what, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
+            if not same:
+                return f"logits differ {what} at context {context}"
+    return None
+
+
+def _comparisons(
+    model: TargetModel, cache: KVCache, text: _Text, context: int, spare: list[int]
+) -> Iterator[tuple[str, bool]]:
+    """Yield what was compared with decoding one by one, and whether it was bitwise the same."""
+    _run(model, cache, SequenceInput(text.tokens[:context], 0, text.pages))
+    rows = text.tokens[context : context + max(ROW_COUNTS)]
+    alone = torch.cat([_run(model, cache, _part([row], context + i, text)) for i, row in enumerate(rows)])
+    for count in ROW_COUNTS:
+        yield (
+            f"between 1 row and {count}",
+            torch.equal(_run(model, cache, _part(rows[:count], context, text)), alone[:count]),
+        )
+    neighbour = SequenceInput(text.tokens[: context + 7], 0, spare)
+    beside = _run(model, cache, neighbour, _part(rows[:4], context, text))
+    yield "beside another sequence", torch.equal(beside[1:], alone[:4])
+    nodes, parents = [rows[0], text.tokens[0], rows[1], rows[2]], [-1, 0, 0, 2]  # the principal branch is the wrong one
+    tree = _run(model, cache, SequenceInput(nodes, context, text.pages, parents, keep_last=4))
+    yield "on a branch of a tree", torch.equal(tree[[0, 2, 3]], alone[:3])
+    first = context // 2
+    if first:
+        _run(model, cache, SequenceInput(text.tokens[:first], 0, spare))
+        _run(model, cache, SequenceInput(text.tokens[first:context], first, spare))
+        again = _run(model, cache, SequenceInput(rows[:2], context, spare, keep_last=2))
+        yield "after a prefill in other chunks", torch.equal(again, alone[:2])
+
+
+def _part(tokens: list[int], cached: int, text: _Text) -> SequenceInput:
+    return SequenceInput(tokens, cached, text.pages, keep_last=len(tokens))
+
+
+def _run(model: TargetModel, cache: KVCache, *sequences: SequenceInput) -> Tensor:
+    return model.forward(pack(list(sequences)), cache)

@@ -1,0 +1,55 @@
+"""From a pass's logits to what each row emits: `spec.verify` over the rows of a step, and their log-probabilities."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from prolepsis.core.events import TokenLogprobs
+from prolepsis.engine.request import Sample
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.verify import SampleStep, verify_batch
+
+
+class Verification:
+    """Verifies all rows of a step in one call."""
+
+    def __init__(self, sampler: Sampler, *, max_model_len: int) -> None:
+        self._sampler = sampler
+        self._max_model_len = max_model_len
+
+    def verify(
+        self,
+        rows: Sequence[Row],
+        logits: Tensor,  # [R, V] float32: for each row that samples, after its last token and each node of its draft
+    ) -> list[Verdict | None]:
+        """Return the verdict of each row; None for rows that sample nothing."""
+        steps: list[spec.SampleStep] = []
+        first_row = 0
+        sampling = [row for row in rows if row.samples_next]
+        for row in sampling:
+            steps.append(self._step(row, first_row))
+            first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
+        assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
+        found = iter(spec.verify_batch(steps, logits, self._sampler))
+        return [self._verdict(row.sample, next(found), logits) if row.samples_next else None for row in rows]
+
+    def _step(self, row: Row, first_row: int) -> spec.SampleStep:
+        sample = row.sample
+        return spec.SampleStep(
+            row.draft,
+            sample.params,
+            sample.noise_key,
+            sample.num_output_tokens,
+            first_row,
+            sample.history,
+            self._max_model_len - len(sample.tokens),
+        )
+
+    def _verdict(self, sample: Sample, verdict: spec.Verdict, logits: Tensor) -> Verdict:
+        top = sample.params.logprobs
+        logprobs: tuple[TokenLogprobs, ...] | None = None
+        if top is not None:
+            pairs = zip(verdict.rows, verdict.tokens, strict=True)
+            logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
+        return Verdict(verdict.tokens, verdict.path, verdict.num_matched, logprobs)

@@ -1,0 +1,164 @@
+"""The one verification rule: at each node of a draft the target's own keyed pick decides, and equality accepts.
+
+Exact for greedy and for sampling, chains and trees, whatever proposed the draft and however it was cut, since every
+emitted token is the pick that plain decoding makes there (Gumbel coupling, Daliri, Musco, Suresh 2024,
+arXiv 2408.07978). R: rows of logits, V: vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.spec.draft import ROOT, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStep:
+    """One sample's part of a step: its draft, if any, and where its logits are."""
+
+    draft: Draft | None
+    params: SamplingParams
+    key: int
+    """64-bit key of the sample's noise (`sampling.noise.noise_key`)."""
+    position: int
+    """Output position of the first token this step emits: the number of output tokens committed so far."""
+    first_row: int
+    """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
+    history: TokenHistory | None = None
+    """Of prompt and committed output; needed only where the parameters have penalties."""
+    room: int | None = None
+    """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
+
+    @property
+    def limit(self) -> int:
+        """Most tokens this step may emit."""
+        left = self.params.max_tokens - self.position
+        return left if self.room is None else min(left, self.room)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one step says for one sample."""
+
+    tokens: tuple[int, ...]
+    """Emitted: the tokens of `path`, then one more of the target's own (recovered, bonus, or the sample's last)."""
+    path: tuple[int, ...]
+    """Accepted draft nodes from the root down; always one fewer than `tokens`."""
+    end_token: int | None = None
+    """The last emitted token where it is one that ends the sample (end of sequence, stop id)."""
+    last_was_drafted: bool = False
+    """The sample ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
+    first_row: int = 0
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
+
+    @property
+    def num_matched(self) -> int:
+        """Draft tokens found right: what an acceptance estimate counts."""
+        return len(self.path) + self.last_was_drafted
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Row of the logits that each emitted token was picked from."""
+        return (self.first_row, *(self.first_row + 1 + node for node in self.path))
+
+
+@dataclass(slots=True)
+class Walk:
+    """A sample on its way down its draft, one pick at a time."""
+
+    draft: Draft | None
+    ends: frozenset[int] = frozenset()
+    limit: int | None = None
+    node: int = ROOT
+    tokens: list[int] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
+    end_token: int | None = None
+    last_was_drafted: bool = False
+
+    def take(self, token: int) -> bool:
+        """Emit the target's `token` after `node`; return whether there is a further node to pick at."""
+        assert self.limit is None or len(self.tokens) < self.limit, "no room for a token: the sample has ended"
+        self.tokens.append(token)
+        child = self._child(token)
+        if token in self.ends:
+            self.end_token = token
+        if token in self.ends or len(self.tokens) == self.limit:
+            self.last_was_drafted = child is not None
+            return False
+        if child is None:
+            return False
+        self.path.append(child)
+        self.node = child
+        return True
+
+    def verdict(self, first_row: int = 0) -> Verdict:
+        return Verdict(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
+
+    def _child(self, token: int) -> int | None:
+        if self.draft is None:
+            return None
+        tokens, parents = self.draft.tokens, self.draft.parents
+        for node in range(self.node + 1, len(tokens)):
+            if tokens[node] == token and parents[node] == self.node:
+                return node
+        return None
+
+
+def verify(
+    draft: Draft | None, pick: Callable[[int], int], ends: frozenset[int] = frozenset(), limit: int | None = None
+) -> Verdict:
+    """Return what is emitted where `pick(i)` is the target's token after node i (`ROOT`: the last committed token).
+
+    Only visited nodes are picked at. The walk stops at a token of `ends`, inclusive, and after `limit` tokens.
+    """
+    walk = Walk(draft, ends, limit)
+    while walk.take(pick(walk.node)):
+        pass
+    return walk.verdict()
+
+
+def verify_batch(
+    steps: Sequence[SampleStep],
+    logits: Tensor,  # [R, V] float32
+    sampler: Sampler,
+) -> list[Verdict]:
+    """Return the verdict of each sample of a step; rows are visited level by level, all samples together."""
+    walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
+    greedy = [i for i, step in enumerate(steps) if sampler.is_argmax(step.params, step.position)]
+    if greedy:
+        _walk_greedy([steps[i] for i in greedy], [walks[i] for i in greedy], logits, sampler)
+    if len(greedy) < len(steps):
+        chosen = set(greedy)
+        others = [i for i in range(len(steps)) if i not in chosen]
+        _walk_levels([steps[i] for i in others], [walks[i] for i in others], logits, sampler)
+    return [walk.verdict(step.first_row) for step, walk in zip(steps, walks, strict=True)]
+
+
+def _walk_greedy(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
+    """One argmax over all rows of these samples: cheaper than asking level by level."""
+    rows: list[int] = []
+    for step in steps:
+        num_nodes = 0 if step.draft is None else len(step.draft.tokens)
+        rows += range(step.first_row, step.first_row + 1 + num_nodes)
+    targets = dict(zip(rows, sampler.argmax(logits, rows), strict=True))
+    for step, walk in zip(steps, walks, strict=True):
+        while walk.take(targets[step.first_row + 1 + walk.node]):
+            pass
+
+
+def _walk_levels(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
+    active = list(zip(steps, walks, strict=True))
+    while active:
+        rows = [
+            SamplingRow(step.params, step.key, step.position + len(walk.tokens), step.history, tuple(walk.tokens))
+            for step, walk in active
+        ]
+        picked = sampler.pick(logits, rows, [step.first_row + 1 + walk.node for step, walk in active])
+        active = [pair for pair, token in zip(active, picked, strict=True) if pair[1].take(token)]

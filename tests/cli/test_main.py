@@ -1,0 +1,105 @@
+"""Help, versions, exit statuses and the one line an error is."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prolepsis import __version__
+from prolepsis.cli.main import COMMANDS, app, load_command
+from prolepsis.cli.output import EXIT_STATUSES, exit_status
+from prolepsis.core.errors import (
+    ConfigError,
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineDead,
+    FetchError,
+    InvalidParameter,
+    MemoryPlanError,
+    ModelLoadError,
+    ModelNotFound,
+    ProlepsisError,
+    VocabularyMismatch,
+)
+
+HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
+
+
+def test_help_names_every_command_and_status() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    text = " ".join(result.stdout.split())
+    for name in COMMANDS:
+        assert name in text
+    for status in EXIT_STATUSES:
+        assert f"{status} " in text
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout.strip()) == (0, __version__)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_is_quick_because_nothing_heavy_is_imported(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom prolepsis.cli.main import app\n"
+        f"try:\n    app({arguments!r})\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        f"print('heavy:', [m for m in {HEAVY!r} if m in sys.modules])\n"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+    assert time.perf_counter() - started < 20, "even on a busy machine"
+
+
+def test_the_table_of_commands_and_the_modules_agree() -> None:
+    for name in COMMANDS:
+        command = load_command(name)
+        assert command.help, name
+        assert command.name in (name, None), name
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("x"), 2),
+        (InvalidParameter("x"), 2),
+        (ContextTooLong("x"), 2),
+        (ModelNotFound("x"), 3),
+        (ModelLoadError("x"), 3),
+        (FetchError("x"), 3),
+        (VocabularyMismatch("x"), 3),
+        (MemoryPlanError("x"), 5),
+        (DeadlineExceeded("x"), 1),
+        (EngineDead("x"), 1),
+        (ProlepsisError("x"), 1),
+    ],
+)
+def test_each_error_has_a_documented_status(error: ProlepsisError, status: int) -> None:
+    assert exit_status(error) == status
+    assert status in EXIT_STATUSES
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["serve", "--prot", "1"], ["generate", "hi", "--max-tokens", "x"]])
+def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    assert "generate" in CliRunner().invoke(app, ["genrate"]).stderr
+
+
+def test_an_error_is_one_line_on_stderr_without_a_traceback() -> None:
+    result = CliRunner().invoke(app, ["serve", "--port", "70000"])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == ["error: --port is '70000': input should be less than or equal to 65535"]
+
+
+def test_a_failing_command_leaves_no_status_undocumented() -> None:
+    assert set(EXIT_STATUSES) == {0, 1, 2, 3, 4, 5, 130}
+    assert isinstance(app, typer.Typer)

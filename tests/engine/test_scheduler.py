@@ -1,0 +1,114 @@
+"""Whatever is submitted, aborted or squeezed for memory: one terminal event each, and the reference's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.core.events import Aborted, Event, Finished
+from prolepsis.core.messages import Abort, ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.scripted import Scripted
+from tests.fakes import VOCAB, Room, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
+
+MAX_LEN = 128
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, the step it comes before, and the step it is aborted before, if any."""
+
+    source: GenerateRequest
+    step: int
+    abort: int | None
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Arrival]:
+    found = []
+    for i in range(draw(st.integers(1, 8))):
+        length, kind = draw(st.integers(1, 100)), draw(st.integers(0, 1))
+        params = SamplingParams(
+            temperature=draw(st.sampled_from([0.0, 1.0])),
+            max_tokens=draw(st.integers(1, 60)),
+            seed=draw(st.integers(0, 3)),
+            ignore_eos=draw(st.booleans()),
+            stop=draw(st.sampled_from([(), (), ("abc", "mn")])),
+        )
+        source = GenerateRequest(
+            str(i),
+            tuple((kind + j) % VOCAB for j in range(length)),
+            params,
+            n=draw(st.sampled_from([1, 1, 1, 3])),
+            priority=draw(st.integers(0, 1)),
+            scope=draw(st.sampled_from(["", "t"])),
+            speculation=SpeculationChoice(enabled=draw(st.booleans())),
+        )
+        abort = draw(st.one_of(st.none(), st.none(), st.integers(0, 40)))
+        found.append(Arrival(source, draw(st.integers(0, 25)), abort))
+    return found
+
+
+def mixed_drafts(sample: SampleView, limit: int) -> Draft | None:
+    """Right, wrong, branching, absent and impossible, in turn."""
+    match len(sample.tokens) % 5:
+        case 0:
+            return draft_chain(sample, limit, wrong_from=limit)
+        case 1:
+            return draft_chain(sample, limit, wrong_from=1)
+        case 2:
+            return draft_tree(sample, limit)
+        case 3:
+            return None
+        case _:
+            raise ValueError("a proposer may fail")
+
+
+def serve(room: Room, plan: SpecPlan, asked: Sequence[Arrival]) -> list[Event]:
+    engine = build(room)
+    engine.send(ApplyPlan(plan))
+    events: list[Event] = []
+    for step in range(60):
+        submit(engine, *(a.source for a in asked if a.step == step))
+        for a in asked:
+            if a.abort == step:
+                engine.send(Abort(a.source.request_id))
+        events += engine.step()
+        engine.scheduler.check()
+    events += drain(engine)
+    assert engine.scheduler.kv_usage == 0
+    assert engine.dead is None
+    return events
+
+
+@st.composite
+def rooms(draw: st.DrawFn) -> Room:
+    return Room(
+        num_pages=draw(st.integers(4, 12)),
+        max_samples=draw(st.integers(1, 6)),
+        max_step_tokens=draw(st.sampled_from([16, 24, 200])),
+        max_model_len=MAX_LEN,
+        prefix_cache=draw(st.booleans()),
+        proposers=[Scripted(mixed_drafts)],
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(arrivals(), rooms(), st.sampled_from([0, 2, 7]))
+def test_every_request_ends_once_with_the_reference_output(asked: list[Arrival], room: Room, depth: int) -> None:
+    events = serve(room, SpecPlan(fixed_depth=depth), asked)
+    ends, texts = terminals(events), outputs(events)
+    assert ends.keys() == {a.source.request_id for a in asked}
+    for a in asked:
+        end = ends[a.source.request_id]
+        assert isinstance(end, Finished) or (isinstance(end, Aborted) and a.abort is not None)
+        for i in range(a.source.n):
+            text = texts.get((a.source.request_id, i), [])
+            expected = reference(a.source, noise_key(a.source.params.seed, i), max_model_len=MAX_LEN)
+            assert text == (expected if isinstance(end, Finished) else expected[: len(text)])

@@ -1,0 +1,112 @@
+"""The engine in its thread, asked from an event loop."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidParameter
+from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.plan import PANIC_PLAN
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.sampling.noise import noise_key
+from tests.fakes import Room, TableModel, build, outputs, reference, request
+
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ThreadEngineClient]:
+    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+    yield client
+    await client.close()
+
+
+async def collect(client: EngineClient, request_id: str, prompt: list[int]) -> list[Event]:
+    return [event async for event in client.generate(request(request_id, prompt))]
+
+
+async def test_concurrent_requests_get_their_own_events(client: ThreadEngineClient) -> None:
+    found = await asyncio.gather(*(collect(client, str(i), [i + 1, 2]) for i in range(5)))
+    for i, events in enumerate(found):
+        assert {event.request_id for event in events} == {str(i)}
+        assert isinstance(events[-1], Finished)
+        assert outputs(events)[str(i), 0] == reference(request(str(i), [i + 1, 2]), noise_key(0, 0))
+
+
+async def test_closing_the_iterator_early_aborts(client: ThreadEngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    with pytest.raises(InvalidParameter, match="in use"):
+        await anext(client.generate(request("a", [1])))
+    await stream.aclose()
+    await collect(client, "b", [2])  # by then the engine has seen the abort
+    assert client.health().num_running == 0
+    assert isinstance((await collect(client, "a", [2]))[-1], Finished)
+
+
+async def test_abort_from_outside_ends_the_iterator(client: ThreadEngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    client.abort("a")
+    client.abort("unknown")
+    rest = [event async for event in stream]
+    assert isinstance(rest[-1], Aborted)
+
+
+async def test_refusal_comes_before_the_first_event(client: ThreadEngineClient) -> None:
+    with pytest.raises(ContextTooLong):
+        await collect(client, "a", [1] * 2000)
+
+
+async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
+    await collect(client, "a", [1])
+    model = client.engine.runner.model
+    assert isinstance(model, TableModel)
+    before = (model.num_passes, client.engine.timings.num_steps)
+    await asyncio.sleep(0.05)
+    assert (model.num_passes, client.engine.timings.num_steps) == before
+    client.apply_plan(PANIC_PLAN)
+    events = await collect(client, "b", [1])
+    assert isinstance(events[-1], Finished)
+    assert events[-1].stats.mode.plan_version == PANIC_PLAN.version
+
+
+async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:
+    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+    assert client.health().alive
+    tasks = [asyncio.create_task(_drain(client, str(i))) for i in range(3)]
+    await asyncio.sleep(0.02)
+    await client.close()
+    await client.close()
+    assert [type(end) for end in await asyncio.gather(*tasks)] == [Aborted] * 3
+    assert not client.health().alive
+    with pytest.raises(EngineDead):
+        await collect(client, "late", [1])
+    assert not any(thread.name == "prolepsis-engine" and thread.is_alive() for thread in threading.enumerate())
+
+
+async def test_client_that_never_served_closes() -> None:
+    await ThreadEngineClient(build(Room())).close()
+
+
+async def test_bug_that_kills_the_thread_fails_every_request() -> None:
+    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+
+    def broken() -> list[Event]:
+        raise SystemExit("out of step")
+
+    client.engine.step = broken  # type: ignore[method-assign]
+    end = await _drain(client, "a")
+    assert isinstance(end, Failed | Aborted)
+    with pytest.raises(EngineDead):
+        await collect(client, "b", [1])
+    await client.close()
+
+
+async def _drain(client: EngineClient, request_id: str) -> Event:
+    events = [event async for event in client.generate(request(request_id, [1], ENDLESS))]
+    return events[-1]
