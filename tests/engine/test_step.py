@@ -14,7 +14,8 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.engine.observer import Outcome
 from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.draft import chain
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.scripted import Scripted
 from tests.fakes import (
     EOS,
@@ -321,6 +322,23 @@ def test_ceiling_of_a_request_holds() -> None:
     engine.send(ApplyPlan(SpecPlan(fixed_depth=8)))
     stats = stats_of(run(engine, source))
     assert len(stats.proposers["scripted"].per_position) == 2
+
+
+def test_nobody_is_asked_for_more_than_can_be_emitted() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def script(sample: SampleView, limit: int) -> Draft:
+        asked.append((len(sample.tokens), limit))
+        return draft_chain(sample, limit, wrong_from=1)
+
+    plan = ApplyPlan(SpecPlan(fixed_depth=16))
+    for params, end in ((LONG, 43), (SamplingParams(temperature=0.0, max_tokens=99, ignore_eos=True), 64)):
+        engine = build(Room(max_model_len=64, max_step_tokens=16, proposers=[Scripted(script)]))
+        engine.send(plan)
+        run(engine, request("a", [1, 2, 3], params))
+        assert all(limit == min(15, end - 1 - length) for length, limit in asked)
+        assert asked.pop()[1] <= 2
+        asked.clear()
 
 
 def test_proposers_learn_the_prompt_once_then_each_step_and_forget_once() -> None:

@@ -45,32 +45,22 @@ def test_penalties_without_a_history_are_a_broken_invariant() -> None:
         edit(LOGITS, SamplingRow(SamplingParams(presence_penalty=1.0), 0, 0), ENDS)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.integers(0, 4), max_size=6),
-    st.lists(st.integers(0, 4), max_size=6),
-    st.lists(st.integers(0, 4), max_size=4),
-    st.sampled_from([1.0, 0.7, 1.3]),
-    st.sampled_from([0.0, -0.5, 1.5]),
-    st.sampled_from([0.0, -0.25, 0.75]),
-    st.integers(0, 8),
+PENALTIES = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+    presence_penalty=st.sampled_from([0.0, -0.5, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.25, 0.75]),
+    min_tokens=st.integers(0, 8),
+    logit_bias=st.just(((1, 0.5), (3, -2.0))),
 )
+TOKENS = st.lists(st.integers(0, 4), max_size=6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(PENALTIES, TOKENS, TOKENS, TOKENS)
 def test_edits_equal_brute_force(
-    prompt: list[int],
-    output: list[int],
-    prefix: list[int],
-    repetition: float,
-    presence: float,
-    frequency: float,
-    low: int,
+    params: SamplingParams, prompt: list[int], output: list[int], prefix: list[int]
 ) -> None:
-    params = SamplingParams(
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        min_tokens=low,
-        logit_bias=((1, 0.5), (3, -2.0)),
-    )
     history = TokenHistory(prompt)
     history.append(output)
     row = SamplingRow(params, 0, len(output) + len(prefix), history, tuple(prefix))

@@ -32,8 +32,8 @@ PARAMS = st.builds(
     top_p=st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 0.8, 1.4]),
-    presence_penalty=st.sampled_from([0.0, 1.0, -1.0]),
-    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.9, -1.1]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -0.7]),
     logit_bias=st.sampled_from([(), ((1, 3.0),), ((0, -100.0), (2, 1.0))]),
     min_tokens=st.sampled_from([0, 3]),
 )

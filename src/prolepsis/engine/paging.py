@@ -65,6 +65,7 @@ class Paging:
         """Offer to the index the pages that became full of committed and computed tokens."""
         full = sample.num_computed // self.pool.page_size
         if full > sample.num_published and self.pool.prefix_cache:
+            assert sample.num_computed <= len(sample.tokens), "only committed tokens are published"
             extend_hashes(sample.hashes, sample.tokens, self.pool.page_size, sample.scope, full)
             for i in range(sample.num_published, full):
                 self.pool.publish(sample.pages[i], sample.hashes[i])
@@ -74,6 +75,7 @@ class Paging:
         """Give back the pages at the end that only a draft needed."""
         needed = self.pool.pages_for(len(sample.tokens))
         if len(sample.pages) > needed:
+            self.pool.release(reversed(sample.pages[needed:]))
             del sample.pages[needed:]
 
     def drop(self, sample: Sample) -> None:

@@ -7,7 +7,6 @@ from torch import Tensor
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import KVCache, TargetModel
-from prolepsis.spec.draft import ROOT
 
 
 class Runner:
@@ -37,6 +36,5 @@ def _sequence(row: Row) -> SequenceInput:
         return SequenceInput(token_ids, row.start, sample.pages, keep_last=int(row.samples_next))
     parents = None
     if not draft.is_chain:
-        last = row.num_tokens - 1
-        parents = [*range(-1, last), *(last if p == ROOT else row.num_tokens + p for p in draft.parents)]
+        parents = [*range(-1, row.num_tokens - 1), *(row.num_tokens + p for p in draft.parents)]  # ROOT is -1
     return SequenceInput([*token_ids, *draft.tokens], row.start, sample.pages, parents, keep_last=1 + len(draft.tokens))

@@ -8,7 +8,6 @@ from prolepsis.core.events import TokenLogprobs
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.verify import SampleStep, verify_batch
 
 
 class Verification:

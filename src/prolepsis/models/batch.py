@@ -1,4 +1,4 @@
-"""One step's input to a target model: a flat list of tokens over all sequences. Prefill, decode and verify look the same.
+"""One step's input to a target model: a flat list of tokens. Prefill, decode and verify look the same.
 
 Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
 """

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import Batch
+from prolepsis.models.few_rows import replace_linears
 from prolepsis.models.paged_attention import AttentionPlan, Scoring, paged_attention, plan_attention
 from prolepsis.models.plain_cache import LayerKV, PlainCache, page_bytes
 from prolepsis.models.protocol import KVCache, ModelInfo
 from prolepsis.models.weights import Checkpoint
+from prolepsis.native.processor import default_threads
 
 INTERFACE = "prolepsis_paged"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "local_attention", "global_attention"}
@@ -89,7 +91,9 @@ def _interface(
 class GeneralModel:
     """A target model run by its own transformers class."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype, threads: int | None = None
+    ) -> None:
         """Load it; raises `ModelLoadError` where the architecture cannot run over paged KV or files are incomplete."""
         config = checkpoint.config
         if fault := general_fault(checkpoint):
@@ -101,15 +105,17 @@ class GeneralModel:
             if hasattr(module, "layer_idx"):
                 module.prolepsis_router = self._router  # type: ignore[assignment]
         self._kv = self._probe(config.num_hidden_layers, checkpoint)
+        weight_bytes = sum(p.nbytes for p in self._model.parameters())
+        kernel = replace_linears(self._model, threads or default_threads()) if device.type == "cpu" else None
         self._info = ModelInfo(
             name=name,
             architecture=config.model_type,
-            forward="transformers",
+            forward=f"transformers ({kernel} linears)" if kernel else "transformers",
             vocab_size=config.vocab_size,
             max_positions=max_positions(checkpoint),
             num_layers=config.num_hidden_layers,
             page_bytes=page_bytes(self._kv, dtype),
-            weight_bytes=sum(p.nbytes for p in self._model.parameters()),
+            weight_bytes=weight_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
         )
 

@@ -7,63 +7,19 @@ prefill chunk, after a prefix-cache hit and on any branch of a tree.
 from collections.abc import Sequence
 from types import ModuleType
 
-import structlog
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import Batch
+from prolepsis.models.few_rows import pick_decoder
 from prolepsis.models.lean_shape import LeanLayer, LeanShape, lean_ends, lean_layers
 from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
 from prolepsis.models.weights import Checkpoint
-from prolepsis.native.build import compiler_missing, load_extension
-from prolepsis.native.processor import (
-    AMX_BF16,
-    AVX512_BF16,
-    InstructionSet,
-    default_threads,
-    describe_missing,
-    pick_instruction_set,
-    processor_flags,
-)
-
-log = structlog.get_logger(__name__)
+from prolepsis.native.processor import default_threads
 
 WIDTH = 32
 """Hidden, intermediate and head widths must be multiples of this."""
-
-
-def load_decoder(instructions: InstructionSet) -> ModuleType:
-    """Build (once) and load the decoder for an instruction set; raises `ModelLoadError` where it cannot be built."""
-    if (missing := compiler_missing()) is not None:
-        raise ModelLoadError(missing)
-    try:
-        return load_extension("decoder", ("decoder.cpp",), instructions.flags)
-    except (RuntimeError, OSError) as error:
-        raise ModelLoadError(f"the native operator could not be built: {error}") from error
-
-
-def agrees_with_torch(module: ModuleType) -> bool:
-    """Check the few-row product against torch on a small case, before a kernel is trusted on a new processor."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(20, 64, generator=generator).bfloat16()
-    weight = torch.randn(48, 64, generator=generator).bfloat16()
-    expected = x.float() @ weight.float().T
-    got = module.linear(x, module.pack(weight), 48, None)
-    return bool(torch.allclose(got, expected, rtol=1e-4, atol=1e-3))
-
-
-def pick_decoder() -> tuple[ModuleType, InstructionSet]:
-    """Return the fastest decoder that this machine runs rightly; raises `ModelLoadError` with what is missing."""
-    best = pick_instruction_set(processor_flags())
-    if best is None:
-        raise ModelLoadError(describe_missing())
-    for instructions in (best, AVX512_BF16) if best is AMX_BF16 else (best,):
-        module = load_decoder(instructions)
-        if agrees_with_torch(module):
-            return module, instructions
-        log.warning("kernel_disagrees", instructions=instructions.name)
-    raise ModelLoadError(f"the {best.name} kernel disagrees with torch on this processor")
 
 
 class NativeCache:

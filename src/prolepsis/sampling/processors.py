@@ -61,6 +61,6 @@ def _penalise(values: Tensor, params: SamplingParams, ids: Tensor, counts: Tenso
     seen = values[ids]
     if (factor := params.repetition_penalty) != 1.0:
         seen = torch.where(seen > 0, seen / factor, seen * factor)
-    seen -= params.presence_penalty * (counts > 0)
+    seen -= params.presence_penalty * counts.clamp(max=1.0)
     seen -= params.frequency_penalty * counts
     values[ids] = seen

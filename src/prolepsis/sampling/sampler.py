@@ -139,9 +139,7 @@ class Sampler:
         if row.params.greedy:
             return values.to(torch.float64)
         scaled = truncation.scale(values, row.params.temperature)
-        return (scaled + self.noise(row, values.device)).masked_fill(
-            ~truncation.kept(scaled, row.params), -torch.inf
-        )
+        return (scaled + self.noise(row, values.device)).masked_fill(~truncation.kept(scaled, row.params), -torch.inf)
 
     def _kernel_for(self, logits: Tensor) -> Any:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1

@@ -45,9 +45,10 @@ def classify(
     """Classify a first divergence between `tokens` (plain, speculated) at `row`.
 
     A near-tie is a place where rounding by `ulps` bfloat16 spacings (at the larger of the two logits) lets either token
-    win. A token wins by its score (logit, or scaled logit plus keyed noise) against the tokens kept; top-k, top-p and
-    min-p can also let it in, or drop one that beats it, where these stand that close to the least likely token kept.
-    The shift of a nucleus by the rounding of its mass is not modelled, so a flip there may count as structural.
+    win. A token wins by its score (logit, or scaled logit plus keyed noise) against the tokens kept. Truncation can
+    also let it in, where it stands that close below the least likely token kept, or drop one that beats it, where that
+    one stands as close above the likeliest token dropped. The shift of a nucleus by the rounding of its mass is not
+    modelled: a flip there may count as structural.
     """
     tolerance = ulps * bf16_spacing(max(abs(float(logits[token])) for token in tokens))
     contest = _contest(logits, row, sampler)
@@ -57,11 +58,12 @@ def classify(
 
 @dataclass(frozen=True, slots=True)
 class _Contest:
-    """All in logits: what each token wins by, and how far it stands above (or below) the least likely token kept."""
+    """All in logits: what each token wins by, and how far the tokens stand from being dropped or kept."""
 
     scores: Tensor  # [V] float64
     kept: Tensor  # [V] bool
-    clearance: Tensor  # [V] float64
+    to_drop: Tensor  # [V] float64: distance of a kept token to the likeliest one dropped
+    to_enter: Tensor  # [V] float64: distance of a dropped token to the least likely one kept
 
     def margin(self, token: int) -> float:
         """Smallest change of logits with which `token` may win; infinite where it is banned."""
@@ -69,17 +71,20 @@ class _Contest:
             return math.inf
         rivals = self.kept.clone()
         rivals[token] = False
-        behind = torch.minimum(self.scores - self.scores[token], self.clearance)[rivals]
-        lost_by = max(float(behind.max()), 0.0) if len(behind) else 0.0
-        return lost_by if self.kept[token] else max(lost_by, -float(self.clearance[token]))
+        ahead = torch.minimum(self.scores - self.scores[token], self.to_drop)[rivals]
+        lost_by = max(float(ahead.max()), 0.0) if len(ahead) else 0.0
+        return lost_by if self.kept[token] else max(lost_by, float(self.to_enter[token]))
 
 
 def _contest(logits: Tensor, row: SamplingRow, sampler: Sampler) -> _Contest:
     kept = sampler.scores(logits, row).isfinite()
     free = sampler.scores(logits, replace(row, params=replace(row.params, top_k=0, top_p=1.0, min_p=0.0)))
-    if row.params.greedy:
-        return _Contest(free, kept, torch.full_like(free, math.inf))
+    never = torch.full_like(free, math.inf)
+    dropped = free.isfinite() & ~kept
+    if row.params.greedy or not bool(dropped.any()):
+        temperature = 1.0 if row.params.greedy else row.params.temperature
+        return _Contest(free * temperature, kept, never, never)
     temperature = row.params.temperature
     scaled = free - sampler.noise(row, free.device)
-    least = scaled[kept].min() if not bool(kept.all()) else scaled.new_tensor(-math.inf)
-    return _Contest(free * temperature, kept, (scaled - least) * temperature)
+    to_drop, to_enter = scaled - scaled[dropped].max(), scaled[kept].min() - scaled
+    return _Contest(free * temperature, kept, to_drop * temperature, to_enter * temperature)

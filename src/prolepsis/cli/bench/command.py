@@ -47,6 +47,7 @@ class Job:
 @configured(EngineConfig, BenchConfig)
 def bench(
     settings: Settings,
+    *,
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with id, category, prompt; default: a small set of our own")
     ] = None,

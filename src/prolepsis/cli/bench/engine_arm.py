@@ -48,8 +48,8 @@ class Asking:
 class EngineArm:
     """Puts its plan into effect before each turn.
 
-    Each round has a tenant scope of its own: nothing cached or learnt in another round, or by another arm, is visible in
-    it. Within a round the shared indexes learn from prompt to prompt, as they do in service.
+    Each round has a tenant scope of its own: nothing cached or learnt in another round, or by another arm, is visible
+    in it. Within a round the shared indexes learn from prompt to prompt, as they do in service.
     """
 
     max_concurrency: int | None = None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def export_model(source: Path, directory: Path) -> Path:
     """Write the model of `source` (GGUF file or folder) to `directory`, dequantised to bf16, and return `directory`.
 
-    The folder appears whole or not at all; one that is there already is left as it is. Raises `ModelLoadError` where the
-    model cannot be read, or its tensors do not fit its architecture, or the folder cannot be written.
+    The folder appears whole or not at all; one that is there already is left as it is. Raises `ModelLoadError` where
+    the model cannot be read, or its tensors do not fit its architecture, or the folder cannot be written.
     """
     if directory.exists():
         if not (directory / "config.json").is_file():

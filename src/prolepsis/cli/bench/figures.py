@@ -84,7 +84,7 @@ class Figures:
         return {**spread(values).as_figure(), "repeats": values}
 
     def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
-        """Return mean milliseconds of a target pass and of a step outside it; None where the contender tells nothing."""
+        """Return mean milliseconds of a target pass and of a step outside it; None where nothing is told of them."""
         runs = self._of(name, concurrency)
         passes = sum(run.num_passes for run in runs)
         if not passes:

@@ -103,8 +103,8 @@ async def measure(
     """Run everything `schedule` says.
 
     Repeats are the outer loop, so that a drift of the machine meets all contenders. At concurrency 1 they take turns
-    prompt by prompt, above it set by set; who goes first rotates from turn to turn. Raises the error of a contender that
-    is not expendable.
+    prompt by prompt, above it set by set; who goes first rotates from turn to turn. Raises the error of a contender
+    that is not expendable.
     """
     done = Measurement()
     shortest = min(prompts, key=lambda p: len(p.token_ids))

@@ -71,13 +71,14 @@ def parse_peers(text: str) -> tuple[tuple[str, str], ...]:
 class PeerProcess:
     """A contender behind JSON lines. Owns the process; `close` must be awaited."""
 
-    def __init__(self, spec: PeerSpec, limits: PeerLimits) -> None:
+    def __init__(self, spec: PeerSpec, limits: PeerLimits, loop: Path = LOOP) -> None:
         self.name = spec.name
         self.expendable = True
         self.max_concurrency = 1 if spec.kind in SEQUENTIAL else None
         self.versions: dict[str, str] = {}
         self._spec = spec
         self._limits = limits
+        self._loop = loop
         self._process: asyncio.subprocess.Process | None = None
         self._errors = Path(tempfile.mkstemp(prefix=f"prolepsis-peer-{spec.kind}-", suffix=".log")[1])
 
@@ -87,7 +88,7 @@ class PeerProcess:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     str(self._spec.python),
-                    str(LOOP),
+                    str(self._loop),
                     self._spec.kind,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
@@ -147,7 +148,9 @@ class PeerProcess:
             self._signal(signal.SIGSTOP)
 
     async def _call(self, request: Mapping[str, object]) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdin and self._process.stdout, "load comes first"
+        assert self._process is not None, "load comes first"
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         line = b""
         with suppress(BrokenPipeError, ConnectionResetError):
             self._process.stdin.write(json.dumps(request).encode() + b"\n")

@@ -11,10 +11,10 @@ from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineInfo
 
 FAIRNESS = (
-    "Repeats are the outer loop. At concurrency 1 contenders take turns prompt by prompt, above it set by set; who goes "
-    "first rotates. speedup and against are ratios within one repeat. Each arm has a fresh tenant scope in each repeat and "
-    "at each concurrency, so prefix cache and suffix index start empty; within one they learn from prompt to prompt. Peers "
-    "are told to empty their caches at the same points, and their processes are stopped while others run."
+    "Repeats are the outer loop. At concurrency 1 contenders take turns prompt by prompt, above it set by set; who "
+    "goes first rotates. speedup and against are ratios within one repeat. Each arm has a fresh tenant scope in each "
+    "repeat and at each concurrency, so prefix cache and suffix index start empty; within one they learn from prompt "
+    "to prompt. Peers empty their caches at the same points, and their processes are stopped while others run."
 )
 
 

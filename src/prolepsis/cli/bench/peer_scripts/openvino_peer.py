@@ -56,7 +56,7 @@ class Peer:
             for i, (handle, submitted, tokens) in list(flying.items()):
                 while handle.can_read():
                     for output in handle.read().values():
-                        tokens += output.generated_ids
+                        tokens.extend(output.generated_ids)
                 if handle.get_status() == self._genai.GenerationStatus.FINISHED:
                     outcomes[i] = {"tokens": tokens, "seconds": time.perf_counter() - submitted}
                     del flying[i]

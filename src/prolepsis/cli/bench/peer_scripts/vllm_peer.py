@@ -32,7 +32,7 @@ class Peer:
     def begin(self) -> None:
         """Forget cached prefixes and what the suffix cache learnt."""
         self._llm.reset_prefix_cache()
-        drafter = getattr(self._runner(), "drafter", None)
+        drafter: Any = getattr(self._runner(), "drafter", None)
         cache = getattr(drafter, "suffix_cache", None)
         if cache is not None:
             fresh = type(cache)(max_tree_depth=cache.max_tree_depth, max_cached_requests=cache.max_cached_requests)

@@ -1,0 +1,262 @@
+"""`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import typer
+
+from prolepsis.cli.bench.ask import Answer, ask, in_flight
+from prolepsis.cli.bench.differences import Classify, Difference, classifier, first_difference
+from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
+from prolepsis.cli.config import Settings
+from prolepsis.cli.flags import configured
+from prolepsis.cli.output import FAILED, note, print_json, print_table, stdout
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.client import EngineClient, EngineInfo
+
+PLAIN_SHARE = 4
+"""In the mixed run every fourth request decodes plainly, so that batches hold both."""
+
+
+class TextTokenizer(ChatTokenizer, Protocol):
+    """What is needed to read prompts and to show tokens."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the command line asked for."""
+
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+    temperature: float
+    seed: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request: a prompt decoded greedily or sampled with a seed."""
+
+    prompt: EncodedPrompt
+    decoding: Literal["greedy", "sampled"]
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """One case decoded plainly alone, speculated alone, and in a batch with all the others."""
+
+    case: Case
+    plain: Answer
+    alone: Answer
+    mixed: Answer
+    differences: tuple[Difference, ...]
+
+
+@configured(EngineConfig)
+def exact(
+    settings: Settings,
+    *,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with id, category, prompt; default: a small set of our own")
+    ] = None,
+    categories: Annotated[str, typer.Option(help="of the prompts; by comma; default: all")] = "",
+    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
+    temperature: Annotated[float, typer.Option(help="of the sampled requests")] = 0.8,
+    seed: Annotated[int, typer.Option(help="of the first sampled request; the others count on from it")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests in flight in the mixed run")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+) -> None:
+    """Prove on your own prompts that speculation changes nothing: every request greedy and sampled, three times.
+
+    Plainly and alone; speculated and alone; speculated in batches with the others, some of them plain. Exits with 1
+    where any token differs.
+    """
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params.validate(vocab_size=1)
+    if temperature == 0:
+        raise ConfigError(
+            "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
+        )
+    named = [name.strip() for name in categories.split(",") if name.strip()]
+    job = Job(load_prompts(prompts, named), max_tokens, temperature, seed, concurrency)
+    report = asyncio.run(_run(job, settings))
+    if as_json:
+        print_json(report.as_json())
+    else:
+        report.show()
+    if not report.identical:
+        raise typer.Exit(FAILED)
+
+
+async def _run(job: Job, settings: Settings) -> "Report":
+    from prolepsis.cli.engine import running
+
+    async with running(settings) as engine:
+        model = engine.client.engine.runner.model
+        return await check(job, engine.client, engine.tokenizer, classifier(model))
+
+
+async def check(job: Job, client: EngineClient, tokenizer: TextTokenizer, classify: Classify | None = None) -> "Report":
+    """Run the three runs of every case and compare them; raises the error of a request that fails."""
+    cases = _cases(encode_prompts(job.prompts, tokenizer), job)
+    note(f"{len(cases)} requests, plain")
+    plain = [await ask(client, _request(case, f"exact plain {i}", speculate=False)) for i, case in enumerate(cases)]
+    note(f"{len(cases)} requests, speculated one at a time")
+    alone = [await ask(client, _request(case, "exact alone", str(i))) for i, case in enumerate(cases)]
+    note(f"{len(cases)} requests, {job.concurrency} at a time")
+    jobs = [
+        partial(ask, client, _request(case, "exact mixed", str(i), speculate=i % PLAIN_SHARE != PLAIN_SHARE - 1))
+        for i, case in enumerate(cases)
+    ]
+    mixed = await in_flight(jobs, job.concurrency)
+    checked = []
+    for case, a, b, c in zip(cases, plain, alone, mixed, strict=True):
+        checked.append(Checked(case, a, b, c, _differences(case, (a, b, c), classify)))
+    return Report(job, client.info, tuple(checked), tokenizer)
+
+
+def _cases(prompts: Sequence[EncodedPrompt], job: Job) -> list[Case]:
+    """Greedy and sampled in turn, so that a mixed batch holds both."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
+    cases = []
+    for i, prompt in enumerate(prompts):
+        cases.append(Case(prompt, "greedy", greedy))
+        sampled = replace(greedy, temperature=job.temperature, seed=job.seed + i)
+        cases.append(Case(prompt, "sampled", sampled))
+    return cases
+
+
+def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{scope} {suffix}".strip(),
+        prompt_token_ids=case.prompt.token_ids,
+        params=case.params,
+        scope=scope,
+        speculation=SpeculationChoice(enabled=speculate),
+    )
+
+
+def _differences(case: Case, answers: Sequence[Answer], classify: Classify | None) -> tuple[Difference, ...]:
+    plain, alone, mixed = (answer.token_ids for answer in answers)
+    found = []
+    runs: tuple[tuple[Literal["alone", "mixed"], tuple[int, ...]], ...] = (("alone", alone), ("mixed", mixed))
+    for run, tokens in runs:
+        at = first_difference(plain, tokens)
+        if at is None:
+            continue
+        a, b = (ids[at] if at < len(ids) else None for ids in (plain, tokens))
+        if a is None or b is None or classify is None:
+            found.append(Difference(run, at, a, b))
+            continue
+        read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
+        found.append(Difference(run, at, a, b, read.kind, read.margin))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All cases and what is said of them."""
+
+    job: Job
+    info: EngineInfo
+    checked: tuple[Checked, ...]
+    tokenizer: TextTokenizer
+
+    @property
+    def identical(self) -> bool:
+        return not any(one.differences for one in self.checked)
+
+    def as_json(self) -> dict[str, object]:
+        """Return the report for programs."""
+        return {
+            "identical": self.identical,
+            "num_requests": len(self.checked),
+            "num_different": sum(bool(one.differences) for one in self.checked),
+            "num_tokens": self._num_tokens,
+            **self._drafts,
+            "exactness": self.info.exactness,
+            "exactness_reason": self.info.exactness_reason,
+            "model": self.info.model,
+            "forward": self.info.forward,
+            "max_tokens": self.job.max_tokens,
+            "temperature": self.job.temperature,
+            "seed": self.job.seed,
+            "concurrency": self.job.concurrency,
+            "requests": [self._described(one) for one in self.checked],
+        }
+
+    def show(self) -> None:
+        """Print a line for each request, then each difference, then the sum."""
+        rows = [[p.case.prompt.id, *_cells(p)] for p in self.checked]
+        columns = ["request", "category", "decoding", "tokens", "speculated", "in a batch"]
+        print_table("against plain decoding", columns, rows)
+        if not self.identical:
+            columns = ["request", "decoding", "run", "position", "plain", "speculated", "kind", "margin"]
+            print_table("first differences", columns, self._difference_rows())
+        different = sum(bool(one.differences) for one in self.checked)
+        drafts = self._drafts
+        verdict = "identical on every request" if self.identical else f"different on {different} requests"
+        stdout().print(
+            f"{verdict}: {len(self.checked)} requests, {self._num_tokens} tokens compared, "
+            f"{drafts['num_draft_tokens']} drafted and {drafts['num_accepted']} accepted; {self.info.exactness} mode",
+            soft_wrap=True,
+        )
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(len(one.alone.token_ids) + len(one.mixed.token_ids) for one in self.checked)
+
+    @property
+    def _drafts(self) -> Mapping[str, int]:
+        stats = [answer.stats for one in self.checked for answer in (one.alone, one.mixed)]
+        return {
+            "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
+            "num_accepted": sum(s.num_accepted for s in stats),
+        }
+
+    def _described(self, one: Checked) -> dict[str, object]:
+        return {
+            "id": one.case.prompt.id,
+            "category": one.case.prompt.category,
+            "decoding": one.case.decoding,
+            "temperature": one.case.params.temperature,
+            "seed": one.case.params.seed,
+            "num_tokens": len(one.plain.token_ids),
+            "identical": not one.differences,
+            "differences": [self._difference(difference) for difference in one.differences],
+        }
+
+    def _difference(self, difference: Difference) -> dict[str, object]:
+        texts = {"plain_text": self._text(difference.plain), "other_text": self._text(difference.other)}
+        return {**asdict(difference), **texts}
+
+    def _difference_rows(self) -> list[list[str]]:
+        rows = []
+        for one in self.checked:
+            for d in one.differences:
+                tokens = [f"{t} {self._text(t)!r}" if t is not None else "ended" for t in (d.plain, d.other)]
+                margin = "-" if d.margin is None else f"{d.margin:.4f}"
+                place = [one.case.prompt.id, one.case.decoding, d.run, str(d.position)]
+                rows.append([*place, *tokens, d.kind or "not classified", margin])
+        return rows
+
+    def _text(self, token: int | None) -> str | None:
+        return None if token is None else self.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _cells(one: Checked) -> list[str]:
+    runs = {difference.run for difference in one.differences}
+    params = one.case.params
+    decoding = "greedy" if params.greedy else f"T={params.temperature:g}, seed {params.seed}"
+    said = ["different" if run in runs else "identical" for run in ("alone", "mixed")]
+    return [one.case.prompt.category, decoding, str(len(one.plain.token_ids)), *said]

@@ -1,0 +1,78 @@
+"""Measures what a pass of the loaded model costs on this machine, and keeps the curve for the next start."""
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+import torch
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.protocol import PAGE_SIZE, TargetModel
+from prolepsis.native.build import cache_directory
+from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve, profile_cost
+
+log = structlog.get_logger(__name__)
+
+
+def curve_file(fingerprint: str, threads: int) -> Path:
+    """Return where the curve of a model on this machine is kept."""
+    machine = f"{fingerprint}:{threads}:{platform.machine()}:{platform.node()}:{torch.__version__}"
+    return cache_directory() / "profiles" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+
+
+def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
+    """Return the curve kept in `file`, else (or with `fresh`) measure it and keep it there."""
+    if not fresh and (kept := _read(file)) is not None:
+        return kept
+    curve = measure(model)
+    _write(file, curve)
+    return curve
+
+
+@torch.no_grad()
+def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
+    """Time passes of `PROFILE_ROWS` rows at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds."""
+    longest = model.info.max_positions - max(PROFILE_ROWS)
+    contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
+    rows = [count for count in PROFILE_ROWS if count + contexts[-1] <= model.info.max_positions]
+    pages = list(range(-(-(contexts[-1] + rows[-1]) // PAGE_SIZE)))
+    cache = model.make_cache(len(pages))
+    clock = _timer(lambda count, cached: model.forward(pack([_rows(count, cached, pages)]), cache))
+    return profile_cost(clock, rows, contexts, repeats)
+
+
+def _rows(count: int, cached: int, pages: list[int]) -> SequenceInput:
+    return SequenceInput([1] * count, cached, pages, keep_last=count)
+
+
+def _timer(run: Callable[[int, int], object]) -> Callable[[int, int], float]:
+    def milliseconds(count: int, cached: int) -> float:
+        start = time.perf_counter()
+        run(count, cached)
+        return 1000.0 * (time.perf_counter() - start)
+
+    return milliseconds
+
+
+def _read(file: Path) -> CostCurve | None:
+    try:
+        return CostCurve.from_json(file.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("profile_unreadable", file=str(file), error=str(error))
+        return None
+
+
+def _write(file: Path, curve: CostCurve) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        part.write_text(curve.to_json())
+        part.replace(file)
+    except OSError as error:  # contained: a curve that cannot be kept is measured again next time
+        log.warning("profile_not_kept", file=str(file), error=str(error))

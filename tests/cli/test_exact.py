@@ -1,0 +1,140 @@
+"""`exact` on a fake engine: what is compared with what, what is said of differences, exit statuses."""
+
+import json
+from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from prolepsis.cli.bench.differences import first_difference, last_logits
+from prolepsis.cli.exact import Job, check
+from prolepsis.cli.main import app
+from prolepsis.cli.output import BAD_INPUT, FAILED
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.spec.divergence import Divergence
+from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
+
+JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
+
+
+def wrong_when_sampled_in_a_batch(request: GenerateRequest, speculating: bool) -> list[int]:
+    tokens = tokens_of(request, speculating)
+    return [*tokens[:4], 250, 251] if "mixed" in request.scope and request.params.temperature > 0 else tokens
+
+
+def short_when_speculated(request: GenerateRequest, speculating: bool) -> list[int]:
+    tokens = tokens_of(request, speculating)
+    return tokens[:-3] if speculating else tokens
+
+
+def near_tie(context: Sequence[int], params: SamplingParams, position: int, pair: tuple[int, int]) -> Divergence:
+    return Divergence("near_tie", 0.03, 0.25)
+
+
+def test_the_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], [1]) == 0
+
+
+async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
+    client = table_client(plain_s=0.0, speculated_s=0.0)
+    report = await check(JOB, client, ByteTokenizer())
+    assert report.identical
+    assert len(client.requests) == 2 * 2 * 3
+    plain, alone, mixed = client.requests[:4], client.requests[4:8], client.requests[8:]
+    assert not any(request.speculation.enabled for request in plain)
+    assert all(request.speculation.enabled for request in alone)
+    assert {request.speculation.enabled for request in mixed} == {True, False}
+    assert [request.params.temperature for request in plain] == [0.0, 0.8, 0.0, 0.8]
+    assert [request.params.seed for request in plain] == [0, 3, 0, 4]
+    assert not {r.scope for r in plain} & {r.scope for r in [*alone, *mixed]}
+    assert not {r.scope for r in alone} & {r.scope for r in mixed}
+    assert len({r.scope for r in plain}) == len(plain), "plain decoding reuses nobody's cache"
+
+
+async def test_a_difference_is_told_with_position_tokens_and_class() -> None:
+    client = table_client(wrong_when_sampled_in_a_batch, 0.0, 0.0)
+    report = await check(JOB, client, ByteTokenizer(), near_tie)
+    told = report.as_json()
+    assert (told["identical"], told["num_requests"], told["num_different"]) == (False, 4, 2)
+    requests: Any = told["requests"]
+    assert [request["identical"] for request in requests] == [True, False, True, False]
+    (difference,) = requests[1]["differences"]
+    expected = tokens_of(client.requests[1], False)[4]
+    assert difference == {
+        "run": "mixed",
+        "position": 4,
+        "plain": expected,
+        "other": 250,
+        "kind": "near_tie",
+        "margin": 0.03,
+        "plain_text": bytes([expected]).decode(errors="replace"),
+        "other_text": "\ufffd",
+    }
+
+
+async def test_an_answer_that_ends_early_is_a_difference_nobody_classifies() -> None:
+    report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer(), near_tie)
+    first = report.checked[0].differences[0]
+    assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)
+
+
+@pytest.mark.parametrize(("alter", "status"), [(tokens_of, 0), (wrong_when_sampled_in_a_batch, FAILED)])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_exit_status_and_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alter: Alter, status: int, as_json: bool
+) -> None:
+    client = table_client(alter, 0.0, 0.0)
+
+    @asynccontextmanager
+    async def running(settings: object) -> Any:
+        client.engine = SimpleNamespace(runner=SimpleNamespace(model=None))  # type: ignore[attr-defined]
+        yield SimpleNamespace(client=client, tokenizer=ByteTokenizer())
+
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("prolepsis.cli.engine.running", running)
+    monkeypatch.setattr("prolepsis.cli.exact.classifier", lambda model: near_tie)
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    arguments = ["exact", "--prompts", str(prompts), *(["--json"] if as_json else [])]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == status
+    if as_json:
+        assert json.loads(result.stdout)["identical"] == (status == 0)
+        return
+    text = " ".join(result.stdout.split())
+    assert ("identical on every request" in text) == (status == 0)
+    assert ("near_tie" in text) == (status != 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--temperature", "0"], "temperature is 0"),
+        (["--max-tokens", "0"], "max_tokens is 0"),
+        (["--prompts", "/no"], "/no"),
+    ],
+)
+def test_bad_input(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(app, ["exact", *arguments])
+    assert result.exit_code == BAD_INPUT
+    assert said in " ".join(result.stderr.split())
+
+
+def test_contested_logits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from prolepsis.cli.bench import differences
+    from tests.fakes import TableModel
+
+    model = TableModel()
+    context = [i % 7 for i in range(40)]
+    whole = last_logits(model, context)
+    monkeypatch.setattr(differences, "CHUNK", 7)
+    assert torch.equal(last_logits(model, context), whole)

@@ -1,0 +1,65 @@
+"""The self-check tells a forward whose rows depend on each other from one whose rows do not."""
+
+import pytest
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.exactness import decide
+from prolepsis.models.batch import Batch
+from prolepsis.models.protocol import KVCache
+from tests.fakes import TableModel
+
+
+class CompanyModel(TableModel):
+    """Adds a rounding error where `disturbed` says so, as a kernel that changes with the shape of the pass would."""
+
+    def disturbed(self, batch: Batch) -> bool:
+        raise NotImplementedError
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        logits = super().forward(batch, cache)
+        return logits + 1e-6 if self.disturbed(batch) else logits
+
+
+class ManyRows(CompanyModel):
+    def disturbed(self, batch: Batch) -> bool:
+        return batch.num_tokens == 16 and batch.num_sequences == 1
+
+
+class Neighbours(CompanyModel):
+    def disturbed(self, batch: Batch) -> bool:
+        return batch.num_sequences > 1
+
+
+class Branches(CompanyModel):
+    def disturbed(self, batch: Batch) -> bool:
+        return batch.parents.tolist() != list(range(-1, batch.num_tokens - 1)) and batch.num_sequences == 1
+
+
+def test_an_invariant_forward_is_strict() -> None:
+    exactness = decide(TableModel(), "auto")
+    assert exactness.mode == "strict"
+    assert "bitwise" in exactness.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [
+        (ManyRows(), "between 1 row and 16"),
+        (Neighbours(), "beside another sequence"),
+        (Branches(), "on a branch of a tree"),
+    ],
+)
+def test_a_forward_that_is_not_runs_in_normal_mode_and_says_where_it_differs(model: CompanyModel, where: str) -> None:
+    exactness = decide(model, "auto")
+    assert exactness.mode == "normal"
+    assert where in exactness.reason
+
+
+def test_strict_asked_for_and_not_held_is_an_error() -> None:
+    with pytest.raises(ModelLoadError, match="strict is 'on', but logits differ"):
+        decide(ManyRows(), "on")
+
+
+def test_off_is_normal_whatever_the_model_holds() -> None:
+    assert decide(TableModel(), "off").mode == "normal"

@@ -1,0 +1,86 @@
+"""A target of a few tokens whose logits are a known function of the whole prefix, and decoding with it."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.verify import SampleStep, Verdict, verify_batch
+
+Drafter = Callable[[tuple[int, ...]], Draft | None]
+"""From the committed output to a draft."""
+
+
+class TableModel:
+    """Random logits for every prefix, drawn once from a hash of it."""
+
+    def __init__(self, vocab_size: int, seed: int) -> None:
+        self.vocab_size = vocab_size
+        self._seed = seed
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    def logits(self, prefix: Sequence[int]) -> Tensor:  # [V] float32
+        key = tuple(prefix)
+        if key not in self._rows:
+            digest = hashlib.sha256(repr((self._seed, key)).encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            self._rows[key] = torch.randn(self.vocab_size, generator=generator) * 1.5
+        return self._rows[key]
+
+    def draft_logits(self, prefix: Sequence[int], draft: Draft | None) -> Tensor:  # [1 + nodes, V]
+        """Return the logits after the prefix and after each node of the draft."""
+        paths: list[tuple[int, ...]] = []
+        rows = [self.logits(prefix)]
+        for token, parent in zip(draft.tokens, draft.parents, strict=True) if draft else ():
+            paths.append((*(() if parent == ROOT else paths[parent]), token))
+            rows.append(self.logits((*prefix, *paths[-1])))
+        return torch.stack(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample to decode."""
+
+    model: TableModel
+    sampler: Sampler
+    params: SamplingParams
+    key: int
+    prompt: tuple[int, ...]
+
+
+def decode_plainly(sample: Sample) -> tuple[int, ...]:
+    """Return the whole output, one token at a time, with `Sampler.pick` alone."""
+    output: list[int] = []
+    history = TokenHistory(sample.prompt)
+    while len(output) < sample.params.max_tokens:
+        row = SamplingRow(sample.params, sample.key, len(output), history)
+        token = sample.sampler.pick(sample.model.logits((*sample.prompt, *output))[None], [row])[0]
+        output.append(token)
+        history.append([token])
+        if token in sample.sampler.ends(sample.params):
+            break
+    return tuple(output)
+
+
+def decode_speculatively(sample: Sample, drafter: Drafter) -> tuple[tuple[int, ...], list[Verdict]]:
+    """Return the whole output and the verdicts of its steps."""
+    output: tuple[int, ...] = ()
+    history = TokenHistory(sample.prompt)
+    verdicts: list[Verdict] = []
+    while len(output) < sample.params.max_tokens:
+        draft = drafter(output)
+        step = SampleStep(draft, sample.params, sample.key, len(output), 0, history)
+        logits = sample.model.draft_logits((*sample.prompt, *output), draft)
+        verdict = verify_batch([step], logits, sample.sampler)[0]
+        verdicts.append(verdict)
+        output += verdict.tokens
+        history.append(verdict.tokens)
+        if verdict.end_token is not None:
+            break
+    return output, verdicts
