@@ -1,9 +1,11 @@
 """What does a pass cost by its number of rows? Milliseconds on the default model, for each forward, alternated.
 
-Usage: python benchmarks/forward_cost.py [--forwards native,lean,transformers] [--context 256] [--repeats 15] [--json OUT]
+Usage: python benchmarks/forward_cost.py [--forwards native,lean,transformers] [--context 256] [--repeats 15]
+[--json OUT]
 
 All forwards are loaded at once; a round visits every (forward, rows) once, so drift of the machine touches all alike.
-The ratio to one row is taken within a round. The lean forward is measured compiled (its buckets are awaited).
+Forwards rest a while before their turn, as threads of the one before still spin. The ratio to one row is taken within
+a round. The lean forward is measured compiled (its buckets are awaited).
 """
 
 import argparse
@@ -21,6 +23,7 @@ from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.load import load_model
 from prolepsis.models.protocol import PAGE_SIZE
 
+REST_S = 0.05
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 
 
@@ -53,6 +56,8 @@ def measure(forwards: list[str], context: int, repeats: int) -> dict[str, dict[i
     }
     for _ in range(repeats):
         for name, run in runs.items():
+            time.sleep(REST_S)
+            run(1)
             ms = {rows: run(rows) for rows in ROWS}
             for rows in ROWS:
                 found[name][rows]["ms"].append(ms[rows])

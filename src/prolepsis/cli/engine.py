@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
+from prolepsis.cli.output import quiet_logs
 from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -25,18 +26,20 @@ class Running:
 
 def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None) -> Running:
     """Load the model and put an engine and its client together."""
-    from prolepsis.engine.build import build_engine
-    from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.models.store import resolve
     from prolepsis.models.tokenizer import load_tokenizer
 
-    engine = build_engine(config, observer)
-    return Running(ThreadEngineClient(engine), load_tokenizer(resolve(config.model, config.model_dir)))
+    tokenizer = load_tokenizer(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
+    from prolepsis.engine.build import build_engine
+    from prolepsis.engine.thread import ThreadEngineClient
+
+    return Running(ThreadEngineClient(build_engine(config, observer)), tokenizer)
 
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Running]:
     """Run the configured engine while the block runs, which must be the event loop of all requests."""
+    quiet_logs()
     ensure_model(settings)
     engine = start_engine(settings.engine)
     try:

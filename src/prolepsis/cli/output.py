@@ -1,9 +1,11 @@
 """What commands print and the statuses they exit with: results on stdout, everything else on stderr."""
 
+import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -74,6 +76,23 @@ def warn(message: str) -> None:
 
 def note(message: str) -> None:
     stderr().print(f"[dim]{escape(message)}[/]", soft_wrap=True)
+
+
+class _CurrentStderr(io.TextIOBase):
+    """Writes to whatever standard error is when it is written to."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def quiet_logs() -> None:
+    """Keep log lines below warnings away, and all of them off standard output."""
+    from prolepsis.telemetry.logs import configure_logs
+
+    configure_logs("warning", stream=cast(TextIO, _CurrentStderr()))
 
 
 def print_json(value: object) -> None:

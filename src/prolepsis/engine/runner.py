@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from prolepsis.engine.rows import Row, Verdict
@@ -16,6 +17,7 @@ class Runner:
         self.model = model
         self.cache = cache
 
+    @torch.no_grad()
     def forward(self, rows: Sequence[Row]) -> Tensor:  # [sum of rows' kept logits, vocab] float32
         """Compute the rows' tokens and drafts; return logits of each row that samples, its last token and its nodes."""
         return self.model.forward(pack([_sequence(row) for row in rows]), self.cache)

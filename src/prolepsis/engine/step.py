@@ -45,6 +45,8 @@ class EngineParts:
     runner: Runner
     verifier: StepVerifier
     observer: EngineObserver | None = None
+    preparing: Callable[[], str] = str
+    """Says what the model still prepares in the background; empty when it is ready."""
 
 
 class Engine:
@@ -63,6 +65,7 @@ class Engine:
         self.speculation = parts.speculation
         self.runner = parts.runner
         self._verifier = parts.verifier
+        self._preparing = parts.preparing
         self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
@@ -115,10 +118,11 @@ class Engine:
     def health(self) -> EngineHealth:
         """Return how the engine is, from any thread."""
         scheduler, dead = self.scheduler, self.dead
+        detail = str(dead) if dead else self._preparing()
         return EngineHealth(
             alive=dead is None,
-            ready=dead is None,
-            detail=str(dead) if dead else "",
+            ready=not detail,
+            detail=detail,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,

@@ -8,6 +8,8 @@ from prolepsis.core.events import TokenLogprobs
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.verify import SampleStep, verify_batch
+from prolepsis.spec.verify import Verdict as Walked
 
 
 class Verification:
@@ -23,19 +25,19 @@ class Verification:
         logits: Tensor,  # [R, V] float32: for each row that samples, after its last token and each node of its draft
     ) -> list[Verdict | None]:
         """Return the verdict of each row; None for rows that sample nothing."""
-        steps: list[spec.SampleStep] = []
+        steps: list[SampleStep] = []
         first_row = 0
         sampling = [row for row in rows if row.samples_next]
         for row in sampling:
             steps.append(self._step(row, first_row))
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
-        found = iter(spec.verify_batch(steps, logits, self._sampler))
+        found = iter(verify_batch(steps, logits, self._sampler))
         return [self._verdict(row.sample, next(found), logits) if row.samples_next else None for row in rows]
 
-    def _step(self, row: Row, first_row: int) -> spec.SampleStep:
+    def _step(self, row: Row, first_row: int) -> SampleStep:
         sample = row.sample
-        return spec.SampleStep(
+        return SampleStep(
             row.draft,
             sample.params,
             sample.noise_key,
@@ -45,7 +47,7 @@ class Verification:
             self._max_model_len - len(sample.tokens),
         )
 
-    def _verdict(self, sample: Sample, verdict: spec.Verdict, logits: Tensor) -> Verdict:
+    def _verdict(self, sample: Sample, verdict: Walked, logits: Tensor) -> Verdict:
         top = sample.params.logprobs
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:

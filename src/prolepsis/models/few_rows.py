@@ -30,7 +30,7 @@ def load_decoder(instructions: InstructionSet) -> ModuleType:
     if (missing := compiler_missing()) is not None:
         raise ModelLoadError(missing)
     try:
-        return load_extension("decoder", ("decoder.cpp",), instructions.flags)
+        return load_extension("decoder", ("decoder.cpp",), ("-fopenmp", *instructions.flags))
     except (RuntimeError, OSError) as error:
         raise ModelLoadError(f"the native operator could not be built: {error}") from error
 
@@ -41,7 +41,7 @@ def agrees_with_torch(module: ModuleType) -> bool:
     x = torch.randn(20, 64, generator=generator).bfloat16()
     weight = torch.randn(48, 64, generator=generator).bfloat16()
     expected = x.float() @ weight.float().T
-    got = module.FewRows(1).linear(x, module.pack(weight), 48, None)
+    got = module.linear(x, module.pack(weight), 48, None)
     return bool(torch.allclose(got, expected, rtol=1e-4, atol=1e-3))
 
 
@@ -62,20 +62,20 @@ def pick_decoder() -> tuple[ModuleType, InstructionSet]:
 class FewRowsLinear(nn.Module):
     """`nn.Linear` in bf16 on packed weights; sums in float32, result rounded to bf16 once."""
 
-    def __init__(self, module: ModuleType, product: object, linear: nn.Linear) -> None:
+    def __init__(self, module: ModuleType, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._product = product
+        self._module = module
         self._packed: Tensor = module.pack(linear.weight.detach())
         self._bias = None if linear.bias is None else linear.bias.detach().float()
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in_features] bf16 -> [..., out_features] bf16
         rows = x.reshape(-1, self.in_features)
-        out: Tensor = self._product.linear(rows, self._packed, self.out_features, self._bias)  # type: ignore[attr-defined]
+        out: Tensor = self._module.linear(rows, self._packed, self.out_features, self._bias)
         return out.bfloat16().view(*x.shape[:-1], self.out_features)
 
 
-def replace_linears(model: nn.Module, threads: int) -> str | None:
+def replace_linears(model: nn.Module) -> str | None:
     """Replace all bf16 `nn.Linear` of `model` by few-row linears; return the kernel's name, or None without one.
 
     Subclasses of `nn.Linear` stay: they mean something else.
@@ -85,9 +85,8 @@ def replace_linears(model: nn.Module, threads: int) -> str | None:
     except ModelLoadError as error:
         log.info("few_rows_unavailable", reason=str(error))
         return None
-    product = module.FewRows(threads)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, FewRowsLinear(module, product, child))
+                setattr(parent, name, FewRowsLinear(module, child))
     return instructions.name

@@ -17,7 +17,6 @@ from prolepsis.models.paged_attention import AttentionPlan, Scoring, paged_atten
 from prolepsis.models.plain_cache import LayerKV, PlainCache, page_bytes
 from prolepsis.models.protocol import KVCache, ModelInfo
 from prolepsis.models.weights import Checkpoint
-from prolepsis.native.processor import default_threads
 
 INTERFACE = "prolepsis_paged"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "local_attention", "global_attention"}
@@ -91,9 +90,7 @@ def _interface(
 class GeneralModel:
     """A target model run by its own transformers class."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype, threads: int | None = None
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> None:
         """Load it; raises `ModelLoadError` where the architecture cannot run over paged KV or files are incomplete."""
         config = checkpoint.config
         if fault := general_fault(checkpoint):
@@ -106,7 +103,7 @@ class GeneralModel:
                 module.prolepsis_router = self._router  # type: ignore[assignment]
         self._kv = self._probe(config.num_hidden_layers, checkpoint)
         weight_bytes = sum(p.nbytes for p in self._model.parameters())
-        kernel = replace_linears(self._model, threads or default_threads()) if device.type == "cpu" else None
+        kernel = replace_linears(self._model) if device.type == "cpu" else None
         self._info = ModelInfo(
             name=name,
             architecture=config.model_type,

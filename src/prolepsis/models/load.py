@@ -68,7 +68,7 @@ def pick_forward(
     """Return the model and, where the best forward for `device` could not be used, why."""
     fault = lean_fault(checkpoint.config)
     if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
-        return _general(checkpoint, name, device, config.threads), fault if config.forward == "auto" else None
+        return _general(checkpoint, name, device), fault if config.forward == "auto" else None
     shape = LeanShape.from_config(checkpoint.config)
     if device.type == "cuda":
         if config.forward == "native":
@@ -122,7 +122,7 @@ def _graphed(checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.
     return GraphedLean(checkpoint, shape, name, device)
 
 
-def _general(checkpoint: Checkpoint, name: str, device: torch.device, threads: int | None) -> TargetModel:
+def _general(checkpoint: Checkpoint, name: str, device: torch.device) -> TargetModel:
     from prolepsis.models.general import GeneralModel
 
-    return GeneralModel(checkpoint, name, device, torch.bfloat16, threads)
+    return GeneralModel(checkpoint, name, device, torch.bfloat16)

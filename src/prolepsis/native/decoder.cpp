@@ -321,36 +321,31 @@ class Decoder {
   Tensor embedding_, head_, norm_;
 };
 
-// The few-row linear by itself, for forwards that are not ours: x [M, K] bf16 times packed weights, any M.
-class FewRows {
- public:
-  explicit FewRows(int threads) : team_(threads) {}
-
-  Tensor linear(const Tensor& x, const Tensor& packed, int64_t columns, const std::optional<Tensor>& bias) {
-    const int64_t depth = packed.size(1) * 2, M = x.size(0), tasks = packed.size(0) / 2;
-    const Tensor input = x.size(1) == depth ? x.contiguous() : at::constant_pad_nd(x, {0, depth - x.size(1)});
-    Tensor out = at::empty({M, columns}, at::kFloat);
-    float* to = out.data_ptr<float>();
-    const float* offset = floats(bias);
-    team_.run([&](int me) {
-      alignas(64) float c[32 * kTask];
-      for (int64_t task = tasks * me / team_.size(); task < tasks * (me + 1) / team_.size(); task++)
-        task_product(bits(input), depth, M, bits(packed), depth, task, c, [&](int64_t first, int rows, const float* sums) {
-          const int64_t begin = task * kTask, end = std::min(columns, begin + kTask);
-          for (int r = 0; r < rows; r++)
-            for (int64_t n = begin; n < end; n++)
-              to[(first + r) * columns + n] = sums[r * kTask + n - begin] + (offset ? offset[n] : 0.0f);
-        });
+// The few-row linear by itself, for forwards that are not ours: x [M, K] bf16 times packed weights, any M. It runs on torch's
+// own threads, as its neighbours do (the OpenMP symbols resolve to the runtime that torch has loaded).
+Tensor linear(const Tensor& x, const Tensor& packed, int64_t columns, const std::optional<Tensor>& bias) {
+  const int64_t depth = packed.size(1) * 2, M = x.size(0), tasks = packed.size(0) / 2;
+  const Tensor input = x.size(1) == depth ? x.contiguous() : at::constant_pad_nd(x, {0, depth - x.size(1)});
+  Tensor out = at::empty({M, columns}, at::kFloat);
+  float* to = out.data_ptr<float>();
+  const float* offset = floats(bias);
+#pragma omp parallel num_threads(at::get_num_threads())
+  {
+    alignas(64) float c[32 * kTask];
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < tasks; task++)
+      task_product(bits(input), depth, M, bits(packed), depth, task, c, [&](int64_t first, int rows, const float* sums) {
+        const int64_t begin = task * kTask, end = std::min(columns, begin + kTask);
+        for (int r = 0; r < rows; r++)
+          for (int64_t n = begin; n < end; n++)
+            to[(first + r) * columns + n] = sums[r * kTask + n - begin] + (offset ? offset[n] : 0.0f);
+      });
 #ifdef PROLEPSIS_AMX
-      amx::release();
+    amx::release();
 #endif
-    });
-    return out;
   }
-
- private:
-  Team team_;
-};
+  return out;
+}
 
 // Moves K/V of one sequence between slots in all layers; cache [layers, pages, kv_heads, 2 * 32 * d].
 void move_slots(const Tensor& cache, const std::vector<int64_t>& pages, const std::vector<std::pair<int64_t, int64_t>>& moves) {
@@ -373,8 +368,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using Release = pybind11::call_guard<pybind11::gil_scoped_release>;
   m.def("pack", &pack);
   m.def("huge_zeros", [](const std::vector<int64_t>& sizes) { return huge_zeros(sizes); });
+  m.def("linear", &linear, Release());
   m.def("move_slots", &move_slots, Release());
-  pybind11::class_<FewRows>(m, "FewRows").def(pybind11::init<int>()).def("linear", &FewRows::linear, Release());
   pybind11::class_<Decoder>(m, "Decoder")
       .def(pybind11::init<int64_t, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
       .def("add_layer", &Decoder::add_layer)

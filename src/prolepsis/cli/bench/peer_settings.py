@@ -33,8 +33,8 @@ def find_peers(
 
 
 def _existing(field: str, kind: str, given: Path | None, what: str) -> Path:
-    if given is not None and given.exists():
-        return given
+    if given is not None and given.expanduser().exists():
+        return given.expanduser()
     told = f"{given} does not exist" if given else "none is given"
     raise ConfigError(
         f"peer {kind} needs {what}; {told}. Give it as {field} in the configuration file, with "

@@ -1,9 +1,17 @@
 """The tables of a report, as text."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prolepsis.cli.output import print_table, stdout, warn
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from prolepsis.cli.output import warn
+
+WIDTH = 150
+"""Characters of a line where nothing says how wide a terminal is."""
 
 ARM_COLUMNS = [
     "arm",
@@ -22,17 +30,18 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print a report made by `report.document`."""
     for category in _categories(report):
         rows = [_arm_row(name, of_arm[category]) for name, of_arm in report["arms"].items()]
-        print_table(f"{category}, one request at a time", ARM_COLUMNS, rows)
+        _print(f"{category}, one request at a time", ARM_COLUMNS, rows)
     for level, of_level in report["concurrency"].items():
         if level != "1":
             rows = [_level_row(name, figures) for name, figures in of_level["arms"].items()]
-            print_table(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
+            _print(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
     _print_against(report["against"])
     _print_outputs(report["outputs"])
     _print_steps(report["steps"])
     for name, reason in report["peers_failed"].items():
         warn(f"{name} could not be measured: {reason}")
-    stdout().print(f"[dim]Medians with their range over {report['settings']['repeats']} repeats.[/]", soft_wrap=True)
+    repeats = report["settings"]["repeats"]
+    _console().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
 
 
 def _categories(report: Mapping[str, Any]) -> list[str]:
@@ -70,7 +79,7 @@ def _print_against(against: Mapping[str, Any]) -> None:
         ]
         if rows:
             peers = next(iter(of_level.values()))
-            print_table(f"our speed over the peers', {level} at a time", ["arm", *peers], rows)
+            _print(f"our speed over the peers', {level} at a time", ["arm", *peers], rows)
 
 
 def _print_outputs(outputs: Mapping[str, Any]) -> None:
@@ -79,7 +88,7 @@ def _print_outputs(outputs: Mapping[str, Any]) -> None:
         for level, counts in told["concurrency"].items():
             same = counts["num_prompts"] - counts["num_different"]
             rows.append([name, level, told["compared_with"], f"{same} of {counts['num_prompts']}"])
-    print_table("same tokens", ["arm", "at a time", "as", "prompts"], rows)
+    _print("same tokens", ["arm", "at a time", "as", "prompts"], rows)
 
 
 def _print_steps(steps: Mapping[str, Any]) -> None:
@@ -89,7 +98,24 @@ def _print_steps(steps: Mapping[str, Any]) -> None:
         for arm, told in of_level.items()
     ]
     if rows:
-        print_table("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
+        _print("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
+
+
+def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with names on the left and figures on the right."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    _console().print(table)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
 
 
 def _ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:

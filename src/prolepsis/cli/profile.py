@@ -1,0 +1,106 @@
+"""`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prolepsis.cli.config import Settings
+from prolepsis.cli.flags import configured
+from prolepsis.cli.models import ensure_model
+from prolepsis.cli.output import note, print_json, print_table, quiet_logs
+from prolepsis.core.config import EngineConfig
+
+if TYPE_CHECKING:
+    from prolepsis.spec.cost import CostCurve
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was found out about a model on this machine."""
+
+    model: str
+    forward: str
+    fallback: str | None
+    """Why a slower forward than the best for this device runs, or None."""
+    threads: int
+    exactness: str
+    exactness_reason: str
+    file: Path
+    """Where the curve is kept; the engine reads it at its next start."""
+    curve: "CostCurve"
+
+
+@configured(EngineConfig)
+def profile(
+    settings: Settings,
+    *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="show the stored cost curve where there is one, in place of measuring")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+) -> None:
+    """Measure and store what a pass costs on this machine; show the forward chosen and the strict self-check."""
+    quiet_logs()
+    ensure_model(settings)
+    found = take_profile(settings.engine, fresh=not keep)
+    if as_json:
+        print_json(document(found))
+    else:
+        show(found)
+
+
+def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
+    """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
+    import torch
+
+    from prolepsis.engine.exactness import decide
+    from prolepsis.engine.profile import cost_curve, curve_file
+    from prolepsis.models.load import load_model
+
+    loaded = load_model(config)
+    note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
+    exactness = decide(loaded.model, config.strict)
+    threads = torch.get_num_threads()
+    file = curve_file(loaded.fingerprint, threads)
+    return Profile(
+        model=loaded.model.info.name,
+        forward=loaded.model.info.forward,
+        fallback=loaded.fallback,
+        threads=threads,
+        exactness=exactness.mode,
+        exactness_reason=exactness.reason,
+        file=file,
+        curve=cost_curve(loaded.model, file, fresh=fresh),
+    )
+
+
+def document(found: Profile) -> dict[str, object]:
+    """Return the profile as programs read it; `ms[i][j]` is a pass of `rows[i]` tokens at `contexts[j]`."""
+    facts = {name: getattr(found, name) for name in Profile.__slots__ if name != "curve"}
+    curve = {"rows": found.curve.rows, "contexts": found.curve.contexts, "ms": found.curve.profiled}
+    return {**facts, "curve": curve}
+
+
+def show(found: Profile) -> None:
+    """Print the facts, then the curve: milliseconds, and times those of the first row count."""
+    facts = [
+        ["forward", found.forward],
+        *([["in place of", found.fallback]] if found.fallback else []),
+        ["threads", str(found.threads)],
+        ["exactness", found.exactness],
+        ["because", found.exactness_reason],
+        ["cost curve", str(found.file)],
+    ]
+    print_table(found.model, ["fact", "value"], facts)
+    first = found.curve.profiled[0]
+    rows = [
+        [
+            str(count),
+            *(f"{ms:.2f} ({ms / base:.2f}x)" if base else f"{ms:.2f}" for ms, base in zip(line, first, strict=True)),
+        ]
+        for count, line in zip(found.curve.rows, found.curve.profiled, strict=True)
+    ]
+    contexts = [f"context {context}" for context in found.curve.contexts]
+    print_table("milliseconds a pass", ["rows", *contexts], rows)

@@ -1,0 +1,189 @@
+"""Same seed, same tokens: whatever proposes, however far, beside whom, after whatever the scheduler had to do.
+
+The real verification and sampler run over a target whose logits depend on every token and position reached through
+the paged cache. The yardstick is the same request alone, without speculation, in a pool that is never short.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from prolepsis.core.events import Finished, TokenLogprobs, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.verification import Verification
+from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposers.prediction import Prediction
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.scripted import Scripted
+from prolepsis.spec.proposers.suffix import Suffix
+from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, reference, submit, terminals
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=48, seed=11),
+    "truncated": SamplingParams(
+        temperature=0.8, top_k=9, top_p=0.9, min_p=0.02, max_tokens=48, seed=5, ignore_eos=True
+    ),
+    "penalties": SamplingParams(
+        temperature=0.7,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.6,
+        max_tokens=48,
+        seed=2,
+        ignore_eos=True,
+    ),
+    "greedy penalties": SamplingParams(temperature=0.0, frequency_penalty=0.9, max_tokens=48, ignore_eos=True),
+    "ends": SamplingParams(max_tokens=48, min_tokens=20, stop_token_ids=(3, 5), seed=3),
+    "text": SamplingParams(
+        max_tokens=48, stop=("ab", "qr", "x"), seed=9, min_tokens=4, logit_bias=((1, 3.0), (0, -9.0))
+    ),
+}
+PROMPT = tuple((7 * i) % VOCAB for i in range(45))
+
+
+def ask(name: str, request_id: str = "r", prompt: Sequence[int] = PROMPT, n: int = 1) -> GenerateRequest:
+    return GenerateRequest(request_id, tuple(prompt), PARAMS[name], n=n, prediction_token_ids=PLAIN_TEXT)
+
+
+def room(**changes: object) -> Room:
+    found = Room(**changes)  # type: ignore[arg-type]
+    found.verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=found.max_model_len)
+    return found
+
+
+def serve(setup: Room, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
+    engine = build(setup)
+    engine.send(ApplyPlan(plan))
+    submit(engine, *sources)
+    events = drain(engine)
+    assert all(isinstance(end, Finished) for end in terminals(events).values())
+    return outputs(events)
+
+
+PLAIN_TEXT: tuple[int, ...] = ()
+PLAIN = {name: serve(room(), SpecPlan(), ask(name))["r", 0] for name in PARAMS}
+PLAIN_TEXT = tuple(PLAIN["greedy"])
+
+
+def oracle(kind: str) -> Scripted:
+    """Propose, knowing the plain output of each parameter set: right, wrong from the third token on, or in branches."""
+
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        name = next(name for name, params in PARAMS.items() if params == sample.params)
+        done = len(sample.tokens) - sample.num_prompt_tokens
+        right = PLAIN[name][done : done + limit]
+        wrong = [(token + 1) % VOCAB for token in right]
+        if kind == "right" or len(right) < 3 or limit < 6:
+            return chain(tuple(right), "scripted") if right else None
+        if kind == "wrong":
+            return chain((*right[:2], *wrong[2:]), "scripted")
+        tokens = (wrong[0], wrong[1], right[0], wrong[1], right[1], right[2])
+        return Draft(tokens, (-1, 0, -1, 2, 2, 4), "scripted")
+
+    return Scripted(script)
+
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {
+    "right": lambda: oracle("right"),
+    "wrong": lambda: oracle("wrong"),
+    "tree": lambda: oracle("tree"),
+    "nonsense": lambda: Scripted(lambda sample, limit: chain((VOCAB + 1,) * limit, "scripted")),
+    "prompt_lookup": lambda: PromptLookup(min_match=1),
+    "suffix": Suffix,
+    "prediction": Prediction,
+}
+
+
+def test_yardstick_equals_the_table_where_sampling_is_plain() -> None:
+    source = ask("greedy")
+    assert PLAIN["greedy"] == reference(source, noise_key(0, 0))
+    assert len({tuple(text) for text in PLAIN.values()}) == len(PLAIN)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
+    for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
+        assert serve(room(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == PLAIN[name]
+
+
+def test_right_drafts_are_accepted() -> None:
+    engine = build(room(proposers=[oracle("tree")]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
+    submit(engine, ask("truncated"))
+    (end,) = terminals(drain(engine)).values()
+    assert end.stats.num_accepted >= 30
+    assert end.stats.num_steps <= 18
+
+
+@pytest.mark.parametrize("depth", [None, 0, 5])
+def test_any_mix_of_neighbours(depth: int | None) -> None:
+    proposers: list[Proposer] = [oracle("tree"), PromptLookup(min_match=1), Suffix()]
+    sources = [ask(name, name) for name in PARAMS]
+    sources += [ask("sampled", f"other {i}", [i] * (10 * i + 1)) for i in range(4)]
+    texts = serve(room(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
+    assert {name: texts[name, 0] for name in PARAMS} == PLAIN
+
+
+def test_preemption_and_chunked_prefill() -> None:
+    setup = room(num_pages=8, max_model_len=128, max_step_tokens=16, prefix_cache=False, proposers=[oracle("wrong")])
+    engine = build(setup)
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
+    submit(engine, *(ask(name, name) for name in PARAMS))
+    events = drain(engine)
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == PLAIN
+    assert sum(end.stats.num_preemptions for end in terminals(events).values()) > 0
+
+
+def test_prefix_cache_hits() -> None:
+    engine = build(room(proposers=[oracle("right")]))
+    for i, name in enumerate(PARAMS):
+        submit(engine, ask(name, name))
+        events = drain(engine)
+        assert outputs(events)[name, 0] == PLAIN[name]
+        assert terminals(events)[name].stats.num_cached_tokens == (32 if i else 0)
+
+
+def test_aborts_of_neighbours() -> None:
+    engine = build(room(proposers=[oracle("tree")]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
+    submit(engine, *(ask(name, name) for name in PARAMS), *(ask(name, f"victim {name}") for name in PARAMS))
+    events = []
+    for name in PARAMS:
+        events += engine.step()
+        engine.send(Abort(f"victim {name}"))
+    events += drain(engine)
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == PLAIN
+
+
+@pytest.mark.parametrize("num_pages", [64, 9])
+def test_samples_of_one_request(num_pages: int) -> None:
+    plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
+    for name in PARAMS:
+        assert plain[name]["r", 0] == PLAIN[name]
+        setup = room(num_pages=num_pages, max_model_len=128, proposers=[Suffix(), PromptLookup(min_match=1)])
+        assert serve(setup, SpecPlan(fixed_depth=4), ask(name, n=3)) == plain[name]
+
+
+def test_logprobs_are_those_of_plain_decoding() -> None:
+    params = SamplingParams(max_tokens=30, seed=4, logprobs=3, ignore_eos=True)
+
+    def logprobs(setup: Room) -> list[TokenLogprobs]:
+        engine = build(setup)
+        engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
+        submit(engine, GenerateRequest("r", PROMPT, params))
+        events = [e for e in drain(engine) if isinstance(e, Tokens)]
+        assert all(e.logprobs and len(e.logprobs) == len(e.token_ids) for e in events)
+        return [entry for e in events for entry in e.logprobs or ()]
+
+    plain = logprobs(room())
+    assert len(plain) == 30
+    assert all(len(entry.top) == 3 and entry.top[0][1] >= entry.logprob for entry in plain)
+    assert logprobs(room(proposers=[PromptLookup(min_match=1)])) == plain
