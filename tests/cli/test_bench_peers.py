@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -83,6 +84,20 @@ async def test_an_idle_peer_is_stopped_and_gone_after_close(loop: Path) -> None:
     assert str(pid) not in os.listdir("/proc")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal of a parent is Linux's")
+def test_a_stopped_peer_does_not_outlive_a_killed_bench(loop: Path) -> None:
+    program = (
+        "import asyncio, os, sys\nfrom pathlib import Path\nfrom tests.cli.test_bench_peers import _peer\n"
+        "async def main():\n    peer = _peer(Path(sys.argv[1]))\n    await peer.load()\n"
+        "    print(peer.versions['pid'], flush=True)\n    os._exit(9)\nasyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(loop)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 9, done.stderr
+    assert _gone(int(done.stdout))
+
+
 async def test_an_error_inside_a_peer_is_told_and_it_goes_on(peer: PeerProcess) -> None:
     with pytest.raises(EngineError, match="fake:plain: ValueError: two is too many"):
         await peer.run(PROMPTS, 2)
@@ -131,6 +146,19 @@ def _state(pid: int) -> str:
             break
         time.sleep(0.01)
     return state
+
+
+def _gone(pid: int) -> bool:
+    """Whether a process has ended, or ends within two seconds; one nobody has waited for yet counts as ended."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_the_loop_is_shipped() -> None:

@@ -99,7 +99,7 @@ def rooms(draw: st.DrawFn) -> Room:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(arrivals(), rooms(), st.sampled_from([0, 2, 7]))
 def test_every_request_ends_once_with_the_reference_output(asked: list[Arrival], room: Room, depth: int) -> None:
     events = serve(room, SpecPlan(fixed_depth=depth), asked)

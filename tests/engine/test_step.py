@@ -179,6 +179,34 @@ def test_queue_and_compute_time_add_up() -> None:
     assert ends["b"].stats.queue_s >= ends["a"].stats.compute_s > 0
 
 
+def test_waiting_after_a_preemption_is_queue_time() -> None:
+    now = [0.0]
+    engine = build(Room(max_samples=1, clock=lambda: now[0]))
+    submit(engine, request("low", [1], LONG, priority=5))
+    events = engine.step()
+    submit(engine, request("high", [2], LONG, priority=1))
+    while "high" not in terminals(events):
+        now[0] += 1.0
+        events += engine.step()
+    events += drain(engine)
+    low, high = terminals(events)["low"].stats, terminals(events)["high"].stats
+    assert low.queue_s == high.compute_s == 39.0
+
+
+def test_what_follows_a_stop_string_inside_an_accepted_block_is_neither_kept_nor_published() -> None:
+    prompt = [1] * 25
+    expected = reference(request("a", prompt, LONG), noise_key(0, 0))
+    stop = Letters().decode(expected[1:3])
+    params = SamplingParams(temperature=0.0, stop=(stop,), ignore_eos=True, max_tokens=40)
+    engine = build(Room(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=12)))
+    events = run(engine, request("a", prompt, params))
+    assert isinstance(terminals(events)["a"], Finished)
+    assert outputs(events)["a", 0] == expected[:3]
+    again = run(engine, request("b", prompt + expected, LONG))
+    assert terminals(again)["b"].stats.num_cached_tokens == 0
+
+
 def test_abort_ends_a_request_and_leaves_its_neighbour() -> None:
     engine = build(Room())
     source = request("b", [2], LONG)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.native.build import compiler_missing
 from prolepsis.native import build
+from prolepsis.native.build import compiler_missing
 
 
 @pytest.mark.skipif(compiler_missing() is not None, reason=f"{compiler_missing()}")

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import SequenceInput
-from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.few_rows import pick_decoder
+from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.native import NativeModel
 from prolepsis.models.protocol import KVCache
 from prolepsis.models.weights import open_checkpoint

@@ -40,7 +40,7 @@ PARAMS = st.builds(
 
 
 @pytest.mark.parametrize("native", BACKENDS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     params=PARAMS, vocab_size=st.sampled_from([3, 5, 64, 65, 200]), seed=st.integers(0, 99), position=st.integers(0, 5)
 )
@@ -57,7 +57,7 @@ def test_probabilities_equal_brute_force(
     assert max(abs(a - b) for a, b in zip(got, want, strict=True)) < 1e-12
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(params=PARAMS, vocab_size=st.sampled_from([2, 5, 63, 64, 1000, 5000]), seed=st.integers(0, 2**32))
 def test_compiled_picks_equal_those_of_torch(params: SamplingParams, vocab_size: int, seed: int) -> None:
     logits = random_logits(4, vocab_size, seed, spread=1.5)
@@ -66,9 +66,9 @@ def test_compiled_picks_equal_those_of_torch(params: SamplingParams, vocab_size:
     assert sampler(vocab_size, native=True).pick(logits, rows) == sampler(vocab_size, native=False).pick(logits, rows)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
 def test_compiled_picks_equal_those_of_torch_at_full_size(spread: float) -> None:
-    logits = random_logits(3, 49_152, 1, spread)
+    logits = random_logits(1, 49_152, 1, spread)
     grids = [
         SamplingParams(),
         SamplingParams(top_p=0.95),
@@ -76,7 +76,7 @@ def test_compiled_picks_equal_those_of_torch_at_full_size(spread: float) -> None
         SamplingParams(min_p=0.1),
     ]
     for params in grids:
-        rows = [SamplingRow(params, noise_key(2, i), 9) for i in range(3)]
+        rows = [SamplingRow(params, noise_key(2, 0), 9)]
         fast, slow = sampler(49_152, native=True), sampler(49_152, native=False)
         assert fast.pick(logits, rows) == slow.pick(logits, rows)
         assert torch.allclose(fast.probabilities(logits, rows), slow.probabilities(logits, rows), rtol=0, atol=1e-12)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import quiet_logs
+from prolepsis.cli.output import quiet_logs, stderr
 from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
     """Run the configured engine while the block runs, which must be the event loop of all requests."""
     quiet_logs()
     ensure_model(settings)
-    engine = start_engine(settings.engine)
+    with stderr().status(f"loading {settings.engine.model}"):
+        engine = start_engine(settings.engine)
     try:
         yield engine
     finally:

@@ -10,7 +10,7 @@ import typer
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import EPILOG, note, print_json, print_table, stderr, stdout
+from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stderr, stdout
 from prolepsis.core.errors import ModelNotFound
 
 if TYPE_CHECKING:
@@ -76,10 +76,8 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     if as_json:
         print_json(_described(store, manifest))
         return
-    facts = _described(store, manifest)
-    rows = [[key, str(value)] for key, value in facts.items() if key != "sha256"]
-    rows += [[f"sha256 of {file}", digest] for file, digest in manifest.sha256.items()]
-    print_table(manifest.name, ["fact", "value"], rows)
+    facts = [(name, value) for name, value in _described(store, manifest).items() if name != "sha256"]
+    print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in manifest.sha256.items())])
 
 
 @contextmanager

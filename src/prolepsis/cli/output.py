@@ -110,6 +110,14 @@ def stderr_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str
     stderr().print(_table(title, columns, rows))
 
 
+def print_facts(facts: Sequence[tuple[str, object]], console: Console | None = None) -> None:
+    """Print one line for each (name, value), never folded, so that paths can be copied; default: on stdout."""
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        shown = "-" if value is None else escape(str(value))
+        (console or stdout()).print(f"[bold]{escape(name.ljust(width))}[/]  {shown}", soft_wrap=True)
+
+
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Columns after the first are right-aligned where every cell is a number."""
     table = Table(title=title, title_justify="left", title_style="bold")

@@ -9,7 +9,7 @@ import typer
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import note, print_json, print_table, quiet_logs
+from prolepsis.cli.output import note, print_facts, print_json, print_table, quiet_logs
 from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -53,16 +53,15 @@ def profile(
 
 def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
-    import torch
-
-    from prolepsis.engine.exactness import decide
+    from prolepsis.engine.build import exactness_of
     from prolepsis.engine.profile import cost_curve, curve_file
     from prolepsis.models.load import load_model
+    from prolepsis.native.processor import default_threads
 
     loaded = load_model(config)
     note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
-    exactness = decide(loaded.model, config.strict)
-    threads = torch.get_num_threads()
+    exactness = exactness_of(loaded.model, config)
+    threads = config.threads or default_threads()
     file = curve_file(loaded.fingerprint, threads)
     return Profile(
         model=loaded.model.info.name,
@@ -85,15 +84,11 @@ def document(found: Profile) -> dict[str, object]:
 
 def show(found: Profile) -> None:
     """Print the facts, then the curve: milliseconds, and times those of the first row count."""
-    facts = [
-        ["forward", found.forward],
-        *([["in place of", found.fallback]] if found.fallback else []),
-        ["threads", str(found.threads)],
-        ["exactness", found.exactness],
-        ["because", found.exactness_reason],
-        ["cost curve", str(found.file)],
-    ]
-    print_table(found.model, ["fact", "value"], facts)
+    facts = [("model", found.model), ("forward", found.forward)]
+    if found.fallback:
+        facts.append(("not faster, as", found.fallback))
+    facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
+    print_facts([*facts, ("cost curve", found.file)])
     first = found.curve.profiled[0]
     rows = [
         [

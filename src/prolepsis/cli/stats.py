@@ -1,6 +1,6 @@
 """The acceptance figures of a request, derived from its raw counts."""
 
-from prolepsis.cli.output import stderr_table
+from prolepsis.cli.output import print_facts, stderr, stderr_table
 from prolepsis.core.stats import ProposerCounts, RequestStats
 
 
@@ -29,12 +29,12 @@ def tokens_per_s(stats: RequestStats) -> float | None:
 
 
 def print_stats(stats: RequestStats) -> None:
-    """Print the figures on standard error: one table of the request, one of its proposers where any drafted."""
+    """Print the figures on standard error: the request's line by line, a table of its proposers where any drafted."""
     values = figures(stats)
     values.pop("proposers")
-    stderr_table("request", ["figure", "value"], [[name, _cell(value)] for name, value in values.items()])
+    print_facts(list(values.items()), stderr())
     if stats.proposers:
-        columns = ["proposer", "drafts", "drafted", "accepted", "acceptance rate", "acceptance length", "by position"]
+        columns = ["proposer", "drafts", "drafted", "accepted", "rate", "length", "by position"]
         rows = [[name, *_proposer_row(counts)] for name, counts in sorted(stats.proposers.items())]
         stderr_table("proposers", columns, rows)
 
@@ -68,7 +68,3 @@ def _ratio(part: int, whole: int) -> float | None:
 
 def _rounded(value: float | None, digits: int = 1) -> float | None:
     return None if value is None else round(value, digits)
-
-
-def _cell(value: object) -> str:
-    return "-" if value is None else str(value)

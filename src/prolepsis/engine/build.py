@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import structlog
-import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
@@ -23,6 +22,7 @@ from prolepsis.kv.pages import PagePool
 from prolepsis.kv.plan import parse_bytes, plan_pages
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.protocol import PAGE_SIZE, TargetModel
+from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import CostCurve, flat_cost
@@ -169,5 +169,4 @@ def _cost(config: EngineConfig, target: LoadedModel, *, speculates: bool) -> Cos
     """Return the profiled cost of a pass; not measured where nothing asks for it."""
     if not speculates:
         return flat_cost()
-    threads = config.threads or torch.get_num_threads()
-    return cost_curve(target.model, curve_file(target.fingerprint, threads))
+    return cost_curve(target.model, curve_file(target.fingerprint, config.threads or default_threads()))

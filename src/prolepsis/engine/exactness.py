@@ -1,4 +1,4 @@
-"""Decides at start whether speculation is bitwise equal to plain decoding with the loaded model (strict) or not (normal)."""
+"""Decides at start whether speculation equals plain decoding to the bit with the loaded model (strict, else normal)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -104,6 +104,7 @@ def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | 
     from prolepsis.models.native import NativeModel
 
     model: TargetModel = NativeModel(checkpoint, shape, name, threads)
+    torch.set_num_threads(1)  # the pass has threads of its own; torch's would spin on their cores after every small op
     return model
 
 

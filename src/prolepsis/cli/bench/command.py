@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from prolepsis.cli.bench.measure import Contender, Notify, Schedule, measure
 from prolepsis.cli.bench.peer_settings import find_peers
 from prolepsis.cli.bench.peers import PeerLimits, PeerProcess, PeerSpec, parse_peers
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, Prompt, encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.cli.bench.provenance import provenance, usable_cores
 from prolepsis.cli.bench.report import Setting, document
 from prolepsis.cli.bench.tables import print_report
 from prolepsis.cli.config import BenchConfig, Settings
@@ -28,7 +27,8 @@ from prolepsis.core.errors import ConfigError, EngineDead, ProlepsisError
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineClient
 
-READY_S = 300.0
+READY_S = 1800.0
+"""Longest wait for an engine that still compiles in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Job:
     arms: str
     schedule: Schedule
     params: SamplingParams
+    num_speculative_tokens: int = 16
+    """Ceiling on drafted tokens of every arm but those with a greater fixed depth."""
     peers: tuple[PeerSpec, ...] = ()
     peer_threads: int = 1
 
@@ -78,8 +80,9 @@ def bench(
         arms=arms,
         schedule=Schedule(_levels(concurrency), repeats),
         params=params,
+        num_speculative_tokens=settings.engine.num_speculative_tokens,
         peers=specs,
-        peer_threads=settings.engine.threads or len(os.sched_getaffinity(0)),
+        peer_threads=settings.engine.threads or usable_cores(),
     )
     report = asyncio.run(_run(job, settings))
     if as_json is not None:
@@ -98,12 +101,12 @@ async def run_bench(
     job: Job, client: EngineClient, tokenizer: ChatTokenizer, times: StepTimes | None = None, notify: Notify = note
 ) -> dict[str, object]:
     """Measure `job` on an engine that runs already and return the report; raises what fails but for peers."""
-    arms = parse_arms(job.arms, client.info.proposers)
+    arms = parse_arms(job.arms, client.info.proposers, job.num_speculative_tokens)
     prompts = encode_prompts(job.prompts, tokenizer)
     seeds = {prompt.id: job.params.seed + i for i, prompt in enumerate(prompts)}
     asking = Asking(client, job.params, seeds, times)
     async with _peers(job, client, tokenizer, notify) as (peers, failed):
-        await _ready(client)
+        await _ready(client, notify)
         contenders: list[Contender] = [*(EngineArm(arm, asking) for arm in arms), *peers]
         done = await measure(contenders, prompts, job.schedule, notify)
     done.failed.update(failed)
@@ -148,8 +151,10 @@ async def _peers(
             await peer.close()
 
 
-async def _ready(client: EngineClient) -> None:
+async def _ready(client: EngineClient, notify: Notify) -> None:
     """Wait until the engine has warmed up, so that no arm pays for it."""
+    if detail := client.health().detail:
+        notify(f"waiting for the engine: {detail}")
     for _ in range(int(READY_S / 0.1)):
         health = client.health()
         if not health.alive:

@@ -74,12 +74,10 @@ def _level_row(name: str, figures: Mapping[str, Any]) -> list[str]:
 
 def _print_against(against: Mapping[str, Any]) -> None:
     for level, of_level in against.items():
-        rows = [
-            [arm, *(_ranged(figures["all"], 2, "x") for figures in peers.values())] for arm, peers in of_level.items()
-        ]
+        peers: Mapping[str, Any] = next(iter(of_level.values()), {})
+        rows = [[peer, *(_ranged(of_arm[peer]["all"], 2, "x") for of_arm in of_level.values())] for peer in peers]
         if rows:
-            peers = next(iter(of_level.values()))
-            _print(f"our speed over the peers', {level} at a time", ["arm", *peers], rows)
+            _print(f"our speed over each peer's, {level} at a time", ["peer", *of_level], rows)
 
 
 def _print_outputs(outputs: Mapping[str, Any]) -> None:

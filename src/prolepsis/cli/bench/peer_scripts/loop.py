@@ -4,9 +4,11 @@ Requests: {"op": "load", ...options}, {"op": "begin"}, {"op": "run", "prompts": 
 "concurrency": n}. Answers: {"ok": true, ...} or {"error": "..."}. The end of stdin ends the process.
 """
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 
 def main() -> None:
     """Answer requests until stdin ends."""
+    _die_with_parent()
     answers = _take_stdout()
     peer: Any = None
     for line in sys.stdin:
@@ -32,6 +35,13 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for the end of this process with its parent's: a stopped process would not see its stdin end."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _take_stdout() -> Any:

@@ -1,0 +1,89 @@
+"""An engine from a configuration: what is chosen, what is refused, and that what comes out serves."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError, MemoryPlanError
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.build import assemble, exactness_of, preparation, proposer_names
+from prolepsis.engine.profile import curve_file
+from prolepsis.models.load import LoadedModel
+from prolepsis.models.tokenizer import Tokenizer
+from prolepsis.native.processor import default_threads
+from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.cost import flat_cost
+from tests.fakes import Letters, TableModel, outputs, reference, request, run
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
+    kept = curve_file("fp_table", default_threads())
+    kept.parent.mkdir()
+    kept.write_text(flat_cost().to_json())  # profiling a model written in Python takes seconds
+
+
+def loaded(model: TableModel | None = None) -> LoadedModel:
+    model = model or TableModel()
+    model.info = replace(model.info, max_positions=160)
+    return LoadedModel(model, cast(Tokenizer, Letters()), "fp_table")
+
+
+def test_assembled_engine_serves_and_says_what_it_is() -> None:
+    engine = assemble(EngineConfig(kv_memory="4KiB", max_model_len=128), loaded())
+    assert engine.info.exactness == "strict"
+    assert engine.info.proposers == ("suffix", "prompt_lookup", "prediction")
+    assert (engine.info.max_model_len, engine.info.fingerprint) == (128, "fp_table")
+    source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
+    assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))
+    assert engine.health().ready
+
+
+def test_ceiling_of_zero_loads_no_proposer_and_measures_nothing(tmp_path: Path) -> None:
+    curve_file("fp_table", default_threads()).unlink()
+    engine = assemble(EngineConfig(kv_memory="4KiB", num_speculative_tokens=0, strict="off"), loaded())
+    assert engine.info.proposers == ()
+    assert not list(tmp_path.glob("profiles/*"))
+    (mode,) = [e.stats.mode for e in run(engine, request("a", [1, 2])) if hasattr(e, "stats")]
+    assert mode.reason == "plan_off"
+
+
+def test_memory_that_does_not_hold_one_sequence_is_refused_with_what_is_needed() -> None:
+    with pytest.raises(MemoryPlanError, match="160 needs 160B"):
+        assemble(EngineConfig(kv_memory="100B"), loaded())
+
+
+def test_context_beyond_the_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 161; allowed for this model: at most 160"):
+        assemble(EngineConfig(max_model_len=161), loaded())
+
+
+def test_names_of_proposers() -> None:
+    assert proposer_names(EngineConfig(draft_model="small"))[-1] == "draft_model"
+    assert proposer_names(EngineConfig(proposers=("suffix", "suffix"))) == ("suffix",)
+    with pytest.raises(ConfigError, match="'sufix'; allowed: suffix, prompt_lookup, prediction, draft_model"):
+        proposer_names(EngineConfig(proposers=("sufix",)))
+    with pytest.raises(ConfigError, match="draft_model names no model"):
+        proposer_names(EngineConfig(proposers=("draft_model",)))
+
+
+class Compiling(TableModel):
+    def pending(self) -> tuple[int, ...]:
+        return self.left
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.left: tuple[int, ...] = ()
+        return True
+
+
+def test_model_that_is_still_compiled_is_not_called_strict_unless_asked_for() -> None:
+    model = Compiling()
+    model.left = (1, 8)
+    assert preparation(model) == "compiling for 1, 8 rows"
+    assert exactness_of(model, EngineConfig()).mode == "normal"
+    assert exactness_of(model, EngineConfig(strict="on")).mode == "strict"
+    assert preparation(model) == ""
