@@ -34,7 +34,8 @@ def config(folder: Path, **fields: object) -> EngineConfig:
 
 def test_the_transformers_forward_can_be_asked_for(llama: Path) -> None:
     loaded = load_model(config(llama, forward="transformers"))
-    assert (loaded.model.info.forward, loaded.fallback) == ("transformers", None)
+    assert loaded.model.info.forward.startswith("transformers")
+    assert loaded.fallback is None
     assert loaded.model.info.eos_token_ids == (2,)
     assert len(loaded.fingerprint) == 16
     logits = run(loaded.model, loaded.model.make_cache(1), one([5, 6], 0, [0]))
@@ -43,7 +44,7 @@ def test_the_transformers_forward_can_be_asked_for(llama: Path) -> None:
 
 def test_auto_takes_the_general_forward_where_the_lean_ones_cannot_go(gemma: Path) -> None:
     loaded = load_model(config(gemma))
-    assert loaded.model.info.forward == "transformers"
+    assert loaded.model.info.forward.startswith("transformers")
     assert loaded.fallback is not None
     assert "gemma3_text" in loaded.fallback
 

@@ -1,4 +1,4 @@
-"""The native forward against transformers' float32 logits, and against itself: a row's bits never depend on its company."""
+"""The native forward against transformers in float32, and against itself: no row's bits depend on its company."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the engine room says about a request. Each accepted request gets exactly one terminal event, the last it gets."""
+"""What the engine room says about a request. Each accepted request gets one terminal event, the last it gets."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -33,7 +33,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
-    """Keys the noise; the same seed and prompt give the same tokens. The server draws one where the caller gave none."""
+    """Keys the noise: the same seed and prompt give the same tokens. The server draws one where none is given."""
     logprobs: int | None = None
     """None: none; k: log-probability of each emitted token and of the k likeliest, from the target's raw logits."""
 
