@@ -73,3 +73,9 @@ def test_the_bar_takes_files_of_known_and_unknown_size(capsys: pytest.CaptureFix
         progress("b", 5, None)
         progress("a", 10, 10)
     assert capsys.readouterr().out == ""
+
+
+def test_export_of_a_model_that_is_not_here_is_status_3(root: Path) -> None:
+    result = run(root, "export", DEFAULT_MODEL, str(root / "out"))
+    assert result.exit_code == 3
+    assert not (root / "out").exists()

@@ -10,7 +10,7 @@ import typer
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stderr, stdout
+from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, quiet_logs, stderr, stdout
 from prolepsis.core.errors import ModelNotFound
 
 if TYPE_CHECKING:
@@ -45,6 +45,21 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
         print_json(_described(store, manifest))
     else:
         stdout().print(f"{manifest.name} is in {store.folder(manifest.name)}", soft_wrap=True)
+
+
+@app.command(epilog=EPILOG)
+def export(
+    name: Annotated[str, typer.Argument(help="model as for serve: known name, folder, GGUF file or hub id")],
+    directory: Annotated[Path, typer.Argument(help="folder to write; it appears whole or not at all")],
+    model_dir: Directory = None,
+) -> None:
+    """Write a model as a folder of bf16 safetensors, which other engines load."""
+    from prolepsis.cli.bench.export import export_model
+    from prolepsis.models.store import resolve
+
+    quiet_logs()
+    source = resolve(name, settings_here(model_dir=model_dir).engine.model_dir)
+    stdout().print(f"{name} is in {export_model(source, directory)}", soft_wrap=True)
 
 
 @app.command("list", epilog=EPILOG)

@@ -33,9 +33,9 @@ def plan_pages(budget: str, *, page_bytes: int, page_size: int, max_model_len: i
     pages = parse_bytes(budget) // page_bytes
     needed = -(-max_model_len // page_size)
     if pages < needed:
+        lower = f", or lower max_model_len to at most {pages * page_size}" if pages else ""
         raise MemoryPlanError(
             f"kv_memory {budget} holds {pages * page_size} tokens; one sequence of max_model_len {max_model_len} needs "
-            f"{format_bytes(needed * page_bytes)}: raise kv_memory to that, or lower max_model_len to at most "
-            f"{pages * page_size}"
+            f"{format_bytes(needed * page_bytes)}: raise kv_memory to that{lower}"
         )
     return pages
