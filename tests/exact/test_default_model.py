@@ -1,0 +1,129 @@
+"""The default model: speculated tokens equal plain decoding; greedy equals transformers in float32 but at near-ties."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from prolepsis.cli.bench.ask import ask, in_flight
+from prolepsis.cli.bench.differences import first_difference
+from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ModelError
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.build import assemble
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.store import resolve
+from prolepsis.models.weights import open_checkpoint
+from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.spec.divergence import classify
+
+pytestmark = pytest.mark.real_model
+CONFIG = EngineConfig(max_model_len=2048)
+NUM_TOKENS = 112
+GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True)
+KINDS = (
+    GREEDY,
+    SAMPLED,
+    SamplingParams(temperature=1.0, top_p=0.9, seed=2, max_tokens=NUM_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.6, top_k=40, frequency_penalty=0.3, seed=3, max_tokens=NUM_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.0, repetition_penalty=1.1, max_tokens=NUM_TOKENS, ignore_eos=True),
+    SamplingParams(temperature=0.7, min_p=0.05, seed=4, max_tokens=NUM_TOKENS, ignore_eos=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Token ids of every request, and how many of them were drafted and accepted."""
+
+    tokens: list[tuple[int, ...]]
+    num_accepted: int
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedModel]:
+    threads = torch.get_num_threads()
+    try:
+        yield load_model(CONFIG)
+    except ModelError as error:
+        pytest.skip(f"the default model is not here: {error}")
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def prompts(loaded: LoadedModel) -> list[tuple[int, ...]]:
+    return [tuple(prompt.token_ids) for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)]
+
+
+def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) -> Outcome:
+    async def run() -> Outcome:
+        client = ThreadEngineClient(assemble(CONFIG, loaded))
+        assert client.info.exactness == "strict" or "native" not in client.info.forward
+        try:
+            found = await in_flight([lambda r=request: ask(client, r) for request in requests], limit)  # type: ignore[misc]
+        finally:
+            await client.close()
+        return Outcome([tuple(a.token_ids) for a in found], sum(a.stats.num_accepted for a in found))
+
+    return asyncio.run(run())
+
+
+def requests_of(prompts: list[tuple[int, ...]], *, speculate: bool) -> list[GenerateRequest]:
+    choice = SpeculationChoice(enabled=speculate)
+    return [
+        GenerateRequest(f"{speculate}-{i}-{k}", prompt, kind, scope=f"{speculate}", speculation=choice)
+        for i, prompt in enumerate(prompts)
+        for k, kind in enumerate(KINDS)
+    ]
+
+
+def test_ten_thousand_mixed_tokens_equal_plain_decoding(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
+    if "native" not in loaded.model.info.forward:
+        pytest.skip(f"{loaded.model.info.forward} is not held to bitwise equality")
+    plain = answers(loaded, requests_of(prompts, speculate=False), limit=16)
+    speculated = answers(loaded, requests_of(prompts, speculate=True)[::-1], limit=7)
+    assert sum(map(len, plain.tokens)) >= 10_000
+    assert speculated.num_accepted > 1_000
+    assert speculated.tokens[::-1] == plain.tokens
+
+
+def test_greedy_equals_transformers_in_float32_but_at_near_ties(
+    loaded: LoadedModel, prompts: list[tuple[int, ...]]
+) -> None:
+    requests = [GenerateRequest(f"g{i}", prompt, GREEDY) for i, prompt in enumerate(prompts[:4])]
+    ours = answers(loaded, requests, limit=4).tokens
+    model, sampler = float32_model(), Sampler(loaded.model.info.vocab_size, loaded.model.info.eos_token_ids)
+    for prompt, found in zip(prompts, ours, strict=False):
+        theirs = generate(model, prompt, 32)
+        at = first_difference(found[:32], theirs)
+        if at is None:
+            continue
+        context = torch.tensor([[*prompt, *theirs[:at]]])
+        with torch.no_grad():
+            logits = model(input_ids=context).logits[0, -1].float()
+        row = SamplingRow(GREEDY, 0, at)
+        verdict = classify(logits, row, (theirs[at], found[at]), sampler)
+        assert verdict.kind == "near_tie", f"token {at}: {verdict}"
+
+
+def float32_model() -> PreTrainedModel:
+    checkpoint = open_checkpoint(resolve(CONFIG.model), torch.float32)
+    model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.float32)
+    model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.tensors}, strict=False)
+    model.tie_weights()
+    assert isinstance(model, PreTrainedModel)
+    return model.eval()
+
+
+def generate(model: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    limits = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        out = model.generate(torch.tensor([prompt]), do_sample=False, **limits)
+    return tuple(out[0, len(prompt) :].tolist())
