@@ -4,17 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.few_rows import FewRowsLinear, pick_decoder, replace_linears
-
-
-def why_not() -> str | None:
-    try:
-        pick_decoder()
-    except ModelLoadError as error:
-        return str(error)
-    return None
-
+from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no few-row kernel here: {why_not()}")
 SHAPES = [(576, 960, False), (1536, 576, True), (40, 7, True), (33, 100, False), (64, 32, True)]

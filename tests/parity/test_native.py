@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import SequenceInput
-from prolepsis.models.few_rows import pick_decoder
 from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.native import NativeModel
 from prolepsis.models.protocol import KVCache
 from prolepsis.models.weights import open_checkpoint
+from tests.models.kernels import why_not
 from tests.models.tiny import LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
 
 CASES: dict[str, tuple[str, dict[str, object]]] = {
@@ -28,14 +28,6 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "qwen2": ("qwen2", {"head_dim": None, "hidden_size": 128}),
     "qwen3": ("qwen3", {"head_dim": 32}),
 }
-
-
-def why_not() -> str | None:
-    try:
-        pick_decoder()
-    except ModelLoadError as error:
-        return str(error)
-    return None
 
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")

@@ -163,7 +163,12 @@ def _plain(annotation: Any, value: object) -> object:
     if origin in (Union, types.UnionType) and type(None) in arguments:
         return None if text == "none" else text
     if origin is tuple:
-        return () if text == "none" else tuple(part.strip() for part in text.split(",") if part.strip())
+        return () if text == "none" else tuple(listed(text))
     if origin is dict:
-        return dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
+        return dict(part.partition("=")[::2] for part in listed(text))
     return text
+
+
+def listed(text: str) -> list[str]:
+    """Return the words of a comma-separated flag or variable."""
+    return [part.strip() for part in text.split(",") if part.strip()]

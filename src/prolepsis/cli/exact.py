@@ -12,7 +12,7 @@ import typer
 from prolepsis.cli.bench.ask import Answer, ask, in_flight
 from prolepsis.cli.bench.differences import Classify, Difference, classifier, first_difference
 from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
-from prolepsis.cli.config import Settings
+from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.flags import configured
 from prolepsis.cli.output import FAILED, note, print_json, print_table, stdout
 from prolepsis.core.config import EngineConfig
@@ -87,8 +87,7 @@ def exact(
         raise ConfigError(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
-    named = [name.strip() for name in categories.split(",") if name.strip()]
-    job = Job(load_prompts(prompts, named), max_tokens, temperature, seed, concurrency)
+    job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
     report = asyncio.run(_run(job, settings))
     if as_json:
         print_json(report.as_json())

@@ -10,9 +10,9 @@ from pathlib import Path
 import structlog
 import torch
 
+from prolepsis.core.directories import cache_directory
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import PAGE_SIZE, TargetModel
-from prolepsis.native.build import cache_directory
 from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve, profile_cost
 
 log = structlog.get_logger(__name__)

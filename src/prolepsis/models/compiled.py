@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
+from prolepsis.core.directories import cache_directory
 from prolepsis.models.lean import Dense, LeanModel, after_attention, before_attention
 from prolepsis.models.lean_shape import LeanLayer, LeanShape
 from prolepsis.models.weights import Checkpoint
-from prolepsis.native.build import cache_directory
 
 log = structlog.get_logger(__name__)
 

@@ -90,7 +90,6 @@ class NativeModel:
             layer.input_norm.float(),
             layer.post_norm.float(),
             _float(layer.qkv_bias),
-            None,
             _float(layer.q_norm),
             _float(layer.k_norm),
         )

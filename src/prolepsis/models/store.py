@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.core.directories import cache_directory
 from prolepsis.core.errors import FetchError, ModelLoadError
 from prolepsis.models.fetch import Downloader, Progress, RemoteFile, disk_fault, exclusive, sha256_of, silent
 from prolepsis.models.sources import (
@@ -24,7 +25,6 @@ from prolepsis.models.sources import (
     hub_reachable,
     list_hub,
 )
-from prolepsis.native.build import cache_directory
 
 MANIFEST = "manifest.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

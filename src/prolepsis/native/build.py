@@ -9,17 +9,11 @@ from types import ModuleType
 
 import structlog
 
+from prolepsis.core.directories import cache_directory
+
 log = structlog.get_logger(__name__)
 
 SOURCES = Path(__file__).parent
-
-
-def cache_directory() -> Path:
-    """Return the user's cache directory of Prolepsis (`PROLEPSIS_CACHE`, else XDG)."""
-    base = os.environ.get("PROLEPSIS_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "prolepsis"
 
 
 def compiler_missing() -> str | None:

@@ -68,7 +68,7 @@ class Arena {
 
 struct Layer {
   Tensor qkv, o, gate_up, down, input_norm, post_norm;
-  std::optional<Tensor> qkv_bias, o_bias, q_norm, k_norm;
+  std::optional<Tensor> qkv_bias, q_norm, k_norm;
 };
 
 struct alignas(64) Counter {
@@ -92,9 +92,9 @@ class Decoder {
   }
 
   void add_layer(Tensor qkv, Tensor o, Tensor gate_up, Tensor down, Tensor input_norm, Tensor post_norm,
-                 std::optional<Tensor> qkv_bias, std::optional<Tensor> o_bias, std::optional<Tensor> q_norm,
-                 std::optional<Tensor> k_norm) {
-    layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm, qkv_bias, o_bias, q_norm, k_norm});
+                 std::optional<Tensor> qkv_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm) {
+    layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm,
+                       qkv_bias, q_norm, k_norm});
   }
 
   void set_ends(Tensor embedding, std::optional<Tensor> head, Tensor norm) {
@@ -118,7 +118,7 @@ class Decoder {
     pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), shape_.heads / shape_.kv_heads);
     Tensor logits = at::empty({L, shape_.vocab}, at::kFloat);
     pass.prepare(logits);
-    team_.run([&](int me) { pass.run(me); });
+    team_.run([&] { pass.run(); });
     return logits;
   }
 
@@ -193,15 +193,13 @@ class Decoder {
       });
     }
 
-    void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed, const float* bias) {
+    void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed) {
       const int64_t width = model.shape_.hidden;
       linear(phase, input, T, K, packed, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
             float* target = hidden + (first + r) * width + task * kTask + h;
-            __m512 sum = _mm512_add_ps(_mm512_loadu_ps(target), _mm512_load_ps(c + r * kTask + h));
-            if (bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(bias + task * kTask + h));
-            _mm512_storeu_ps(target, sum);
+            _mm512_storeu_ps(target, _mm512_add_ps(_mm512_loadu_ps(target), _mm512_load_ps(c + r * kTask + h)));
           }
       });
     }
@@ -256,14 +254,14 @@ class Decoder {
       }
     }
 
-    void attend(int& phase, const bf16* pages, int me) {
+    void attend(int& phase, const bf16* pages) {
       const Shape& s = model.shape_;
       const float scale = 1.0f / std::sqrt((float)s.head_dim);
       const PageLayout layout{s.head_dim};
       share(phase, tiles.size() * s.kv_heads, [&](int64_t i) {
         const Tile& tile = tiles[i / s.kv_heads];
         const int64_t h = i % s.kv_heads;
-        model.attention_[me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
+        model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
                                  scale, attention);
       });
     }
@@ -276,7 +274,7 @@ class Decoder {
           store_bf16(activation + (first + r) * s.intermediate + task * 16, _mm512_mul_ps(silu_ps(gate), up));
         }
       });
-      add_to_hidden(phase, activation, s.intermediate, layer.down, nullptr);
+      add_to_hidden(phase, activation, s.intermediate, layer.down);
     }
 
     void finish(int& phase) {
@@ -291,7 +289,7 @@ class Decoder {
       });
     }
 
-    void run(int me) {
+    void run() {
       int phase = 0;
       embed(phase);
       for (size_t l = 0; l < model.layers_.size(); l++) {
@@ -300,8 +298,8 @@ class Decoder {
         normalise(phase, layer.input_norm);
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
-        attend(phase, pages, me);
-        add_to_hidden(phase, attention, model.shape_.heads * model.shape_.head_dim, layer.o, floats(layer.o_bias));
+        attend(phase, pages);
+        add_to_hidden(phase, attention, model.shape_.heads * model.shape_.head_dim, layer.o);
         normalise(phase, layer.post_norm);
         feed_forward(phase, layer);
       }

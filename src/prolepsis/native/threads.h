@@ -25,13 +25,13 @@ class Team {
 
   inline static thread_local int me = 0;  // this thread's place in its team
 
-  // Runs job(0) here and job(1..size-1) on the workers; returns when all are done.
-  void run(const std::function<void(int)>& job) {
+  // Runs the job here and on every worker (`me` tells which this is); returns when all are done.
+  void run(const std::function<void()>& job) {
     job_ = &job;
     running_.store(size_ - 1, std::memory_order_relaxed);
     generation_.fetch_add(1, std::memory_order_release);
     generation_.notify_all();
-    job(0);
+    job();
     for (int spins = 0; running_.load(std::memory_order_acquire) != 0;) pause(spins);
   }
 
@@ -63,14 +63,14 @@ class Team {
       generation_.wait(seen, std::memory_order_acquire);
       seen = generation_.load(std::memory_order_acquire);
       if (stopping_) return;
-      (*job_)(me);
+      (*job_)();
       running_.fetch_sub(1, std::memory_order_release);
     }
   }
 
   const int size_;
   std::vector<std::thread> workers_;
-  const std::function<void(int)>* job_ = nullptr;
+  const std::function<void()>* job_ = nullptr;
   std::atomic<bool> stopping_{false};
   alignas(64) std::atomic<int> generation_{0};
   alignas(64) std::atomic<int> running_{0};

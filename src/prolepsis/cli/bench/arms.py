@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 
@@ -23,7 +24,7 @@ def parse_arms(text: str, proposers: Sequence[str], num_speculative_tokens: int 
     `plain` is no speculation, `auto` the engine's own decision over all its proposers, a proposer's name that proposer
     alone, and NAME@DEPTH drafts of exactly that many tokens where possible. Raises `ConfigError` for anything else.
     """
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = listed(text)
     ordered = dict.fromkeys([PLAIN, *names])
     return tuple(_arm(name, i, proposers, num_speculative_tokens) for i, name in enumerate(ordered, 1))
 

@@ -19,7 +19,7 @@ from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, Prompt, 
 from prolepsis.cli.bench.provenance import provenance, usable_cores
 from prolepsis.cli.bench.report import Setting, document
 from prolepsis.cli.bench.tables import print_report
-from prolepsis.cli.config import BenchConfig, Settings
+from prolepsis.cli.config import BenchConfig, Settings, listed
 from prolepsis.cli.flags import configured
 from prolepsis.cli.output import note
 from prolepsis.core.config import EngineConfig
@@ -76,7 +76,7 @@ def bench(
         raise ConfigError(f"--json {as_json}: its folder does not exist", param="json")
     job = Job(
         prompts_file=str(prompts or DEFAULT_PROMPTS),
-        prompts=load_prompts(prompts, _listed(categories)),
+        prompts=load_prompts(prompts, listed(categories)),
         arms=arms,
         schedule=Schedule(_levels(concurrency), repeats),
         params=params,
@@ -173,8 +173,8 @@ def _exported(settings: Settings) -> Path:
     """The configured model as safetensors, made at first use beside the other models."""
     from prolepsis.cli.bench.export import export_model
     from prolepsis.cli.models import ensure_model
+    from prolepsis.core.directories import cache_directory
     from prolepsis.models.store import resolve
-    from prolepsis.native.build import cache_directory
 
     ensure_model(settings)
     model = settings.engine.model
@@ -186,11 +186,7 @@ def _proposers(config: EngineConfig) -> tuple[str, ...]:
 
 
 def _levels(text: str) -> tuple[int, ...]:
-    parts = _listed(text)
+    parts = listed(text)
     if not parts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(f"concurrency is {text!r}; allowed: whole numbers from 1, by comma", param="concurrency")
     return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

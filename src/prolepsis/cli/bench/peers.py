@@ -13,6 +13,7 @@ from typing import Any
 
 from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
+from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError, EngineError
 
 VARIANTS = {
@@ -59,7 +60,7 @@ def parse_peers(text: str) -> tuple[tuple[str, str], ...]:
     A variant always brings its kind's `plain` along, which its output is compared with. Raises `ConfigError`.
     """
     found: dict[tuple[str, str], None] = {}
-    for name in (part.strip() for part in text.split(",") if part.strip()):
+    for name in listed(text):
         kind, colon, variant = name.partition(":")
         if kind not in VARIANTS or (colon and variant not in VARIANTS[kind]):
             allowed = ", ".join([*VARIANTS, *(f"{k}:{v}" for k, vs in VARIANTS.items() for v in vs)])

@@ -18,7 +18,7 @@ def provenance(seeds: Mapping[str, int], more_versions: Mapping[str, str]) -> di
     """Return the provenance of a measurement made now by this process."""
     return {
         "commit": commit(Path(prolepsis.__file__).parent),
-        "command": " ".join(["prolepsis", *sys.argv[1:]]),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"prolepsis": prolepsis.__version__, **versions(PACKAGES), **more_versions},
         "hardware": hardware(),
