@@ -113,7 +113,7 @@ class TileAttention {  // scratch of one thread
     alignas(64) float c[kTileRows * kTask];
     for (int page = 0; page * kPage < slots; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
-      avx512::kProducts[tile.rows - 1](query_.data(), layout_.head_dim, keys, layout_.head_dim / 2, c);
+      avx512::kProducts<0>[tile.rows - 1](query_.data(), layout_.head_dim, keys, layout_.head_dim / 2, c, nullptr);
       for (int r = 0; r < tile.rows; r++) std::copy_n(c + r * kTask, kTask, scores_.data() + r * width_ + page * kPage);
     }
   }

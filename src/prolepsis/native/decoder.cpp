@@ -163,14 +163,20 @@ class Decoder {
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
     // so that it reads memory in one stream, then helps with what is left of the others' ranges.
+    // Done with that, a thread fetches its first task of the linear `next` while it waits for the others.
     template <class Task>
-    void share(int& phase, int64_t count, const Task& task) {
+    void share(int& phase, int64_t count, const Task& task, const Tensor* next = nullptr) {
       const int n = model.team_.size(), me = Team::me;
       for (int i = 0; i < n; i++) {
         const int owner = (me + i) % n;
-        auto& next = counters[phase * n + owner].next;
+        auto& taken = counters[phase * n + owner].next;
         const int64_t begin = count * owner / n, end = count * (owner + 1) / n;
-        for (int64_t t; (t = begin + next.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
+        for (int64_t t; (t = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
+      }
+      if (next) {
+        const int64_t blocks = next->size(0), block = next->size(1) * 32;
+        const bf16* first = bits(*next) + blocks / 2 * me / n * 2 * block;
+        for (int64_t i = 0; i < 2 * block; i += 32) _mm_prefetch(reinterpret_cast<const char*>(first + i), _MM_HINT_T1);
       }
       phase++;
       model.team_.barrier();
@@ -186,11 +192,11 @@ class Decoder {
       });
     }
 
-    void normalise(int& phase, const Tensor& weight) {
+    void normalise(int& phase, const Tensor& weight, const Tensor& next) {
       const Shape& s = model.shape_;
-      share(phase, T, [&](int64_t t) {
-        rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
-      });
+      share(
+          phase, T, [&](int64_t t) { rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden); },
+          &next);
     }
 
     void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed) {
@@ -254,16 +260,17 @@ class Decoder {
       }
     }
 
-    void attend(int& phase, const bf16* pages) {
+    void attend(int& phase, const bf16* pages, const Tensor& next) {
       const Shape& s = model.shape_;
       const float scale = 1.0f / std::sqrt((float)s.head_dim);
       const PageLayout layout{s.head_dim};
-      share(phase, tiles.size() * s.kv_heads, [&](int64_t i) {
+      const auto task = [&](int64_t i) {
         const Tile& tile = tiles[i / s.kv_heads];
         const int64_t h = i % s.kv_heads;
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
-                                 scale, attention);
-      });
+                                       scale, attention);
+      };
+      share(phase, tiles.size() * s.kv_heads, task, &next);
     }
 
     void feed_forward(int& phase, const Layer& layer) {
@@ -295,12 +302,12 @@ class Decoder {
       for (size_t l = 0; l < model.layers_.size(); l++) {
         const Layer& layer = model.layers_[l];
         bf16* pages = cache + l * layer_stride;
-        normalise(phase, layer.input_norm);
+        normalise(phase, layer.input_norm, layer.qkv);
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
-        attend(phase, pages);
+        attend(phase, pages, layer.o);
         add_to_hidden(phase, attention, model.shape_.heads * model.shape_.head_dim, layer.o);
-        normalise(phase, layer.post_norm);
+        normalise(phase, layer.post_norm, layer.gate_up);
         feed_forward(phase, layer);
       }
       finish(phase);

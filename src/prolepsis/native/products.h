@@ -18,7 +18,7 @@ constexpr int kMaxRows = 12;          // rows of one AVX-512 product: 2 x 12 acc
 
 namespace avx512 {
 
-constexpr int kAhead = 4096;  // bytes fetched ahead; measured best of 2, 4, 8 and 16 KiB
+constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches ahead; best of 2, 4, 8 and 16 KiB
 
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
@@ -32,18 +32,15 @@ inline void accumulate(__m512 (&acc)[R], const bf16* x, int64_t stride, const bf
   }
 }
 
-// c[r][0:32] = x[r] * two blocks, in one sweep over both. The first sweep over a task fetches ahead into L2: with several rows
-// the sweep is too slow for the out-of-order window to cover memory's latency.
-template <int R, bool Fetch>
-void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c) {
+// c[r][0:32] = x[r] * two blocks, in one sweep over both. Each step also fetches `Fetch` lines of what the thread will want
+// next into L2: with several rows a sweep is too slow for the out-of-order window to cover memory's latency.
+template <int R, int Fetch>
+void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, const bf16* next) {
   __m512 left[R], right[R];
   for (int r = 0; r < R; r++) left[r] = right[r] = _mm512_setzero_ps();
   const bf16* second = w + pairs * 32;
   for (int64_t k = 0; k < pairs; k++) {
-    if (Fetch) {
-      _mm_prefetch(reinterpret_cast<const char*>(w + k * 32) + kAhead, _MM_HINT_T1);
-      _mm_prefetch(reinterpret_cast<const char*>(second + k * 32) + kAhead, _MM_HINT_T1);
-    }
+    for (int line = 0; line < Fetch; line++) _mm_prefetch(reinterpret_cast<const char*>(next + (line * pairs + k) * 32), _MM_HINT_T1);
     const __m512bh a = weights(w + k * 32), b = weights(second + k * 32);
     for (int r = 0; r < R; r++) {
       const __m512bh row = pair(x + r * stride + 2 * k);
@@ -57,13 +54,13 @@ void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float*
   }
 }
 
-using Product = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*);
-template <bool Fetch, int... R>
+using Product = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*, const bf16*);
+template <int Fetch, int... R>
 constexpr auto table(std::integer_sequence<int, R...>) {
   return std::array<Product, sizeof...(R)>{product<R + 1, Fetch>...};
 }
-inline constexpr auto kStreaming = table<true>(std::make_integer_sequence<int, kMaxRows>{});  // weights come from memory
-inline constexpr auto kProducts = table<false>(std::make_integer_sequence<int, kMaxRows>{});  // they are in the cache
+template <int Fetch>
+inline constexpr auto kProducts = table<Fetch>(std::make_integer_sequence<int, kMaxRows>{});
 
 }  // namespace avx512
 
@@ -87,8 +84,10 @@ void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* packed, 
   for (int64_t g = 0; g < groups; g++) {  // even groups: 16 rows are 8 + 8, not 12 + 4
     const int64_t first = M * g / groups;
     const int rows = M * (g + 1) / groups - first;
-    const bool streams = g == 0 && rows > 3;
-    (streams ? avx512::kStreaming : avx512::kProducts)[rows - 1](x + first * stride, stride, w, K / 2, c);
+    // A single sweep fetches a little ahead of itself; of several, the first two fetch half of the next task each.
+    const bf16* next = groups == 1 ? w + avx512::kAhead : w + (2 + g) * kBlock * K;
+    const auto& products = M <= 3 || g > 1 ? avx512::kProducts<0> : groups == 1 ? avx512::kProducts<2> : avx512::kProducts<1>;
+    products[rows - 1](x + first * stride, stride, w, K / 2, c, next);
     epilogue(first, rows, c);
   }
 #endif
