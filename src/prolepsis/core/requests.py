@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.sampling_params import SamplingParams
 
 
@@ -33,4 +34,6 @@ class GenerateRequest:
     """Tenant scope: nothing drafted or cached for one scope is visible to another."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
+    grammar: GrammarSpec | None = None
+    """Every emitted token keeps the answer inside this language; None leaves it free."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
