@@ -25,7 +25,13 @@ INFO = EngineInfo(
 
 
 class ByteTokenizer:
-    """One token a byte; 256 ends a text."""
+    """One token a byte; 256 ends a text. `chat_template` only says what the template would know of."""
+
+    def __init__(self, chat_template: str | None = "roles and text") -> None:
+        self.chat_template = chat_template
+        self.tools: Sequence[Mapping[str, object]] | None = None
+        self.messages: Sequence[Mapping[str, object]] = ()
+        self.variables: Mapping[str, object] | None = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
@@ -36,8 +42,14 @@ class ByteTokenizer:
         return text + end * (END in token_ids)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int]:
+        self.messages, self.tools, self.variables = messages, tools, variables
         if any("refuse me" in str(message["content"]) for message in messages):
             raise InvalidParameter("the template refuses messages", param="messages")
         return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
@@ -60,6 +72,7 @@ class FakeEngine:
     info: EngineInfo = INFO
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    plans: list[SpecPlan] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request; for tests that share the engine's event loop."""
     closed: int = 0
@@ -101,7 +114,7 @@ class FakeEngine:
             self._aborts[request_id].set()
 
     def apply_plan(self, plan: SpecPlan) -> None:
-        raise NotImplementedError
+        self.plans.append(plan)
 
     def health(self) -> EngineHealth:
         detail = "serving" if self.ready else "preparing the forward for 8 rows"

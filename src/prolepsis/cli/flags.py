@@ -94,7 +94,7 @@ def _default(field: FieldInfo) -> str:
         return ""
     if isinstance(value, bool):
         return f" [default: {'on' if value else 'off'}]"
-    return f" [default: {','.join(value) if isinstance(value, tuple) else value}]"
+    return f" [default: {','.join(map(str, value)) if isinstance(value, tuple) else value}]"
 
 
 def _metavar(annotation: Any) -> str:
@@ -104,7 +104,7 @@ def _metavar(annotation: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is tuple:
-        return "NAME,..."
+        return "NUMBER,..." if arguments[0] is float else "NAME,..."
     if origin is dict:
         return "NAME=VALUE,..."
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -35,7 +35,7 @@ class EngineConfig(BaseModel):
         default="auto", description="bitwise equality with plain decoding; auto: where the self-check proves it"
     )
     proposers: tuple[str, ...] = Field(
-        default=("suffix", "prompt_lookup", "prediction"), description="proposers to load"
+        default=("grammar", "suffix", "prompt_lookup", "prediction"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model of the draft_model proposer")
     num_speculative_tokens: int = Field(
@@ -54,7 +54,42 @@ class ServerConfig(BaseModel):
     served_model_names: tuple[str, ...] = Field(
         default=(), description="names clients may use; default: the model's own name"
     )
+    keys_file: Path | None = Field(
+        default=None, description="API keys, as `prolepsis keys` keeps them; default: the user's own"
+    )
+    tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); serves https")
+    tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
+    max_header_bytes: int = Field(
+        default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"
+    )
+    max_in_engine: int | None = Field(
+        default=None, ge=1, description="samples let through to the engine at once; default: max_requests"
+    )
+    max_queued: int = Field(default=2048, ge=0, description="requests that may wait before the engine")
+    max_queued_per_tenant: int = Field(default=1024, ge=0, description="requests of one tenant that may wait")
+    requests_per_minute: dict[str, int] = Field(
+        default_factory=dict, description="by key, tier:NAME, key:ID, tenant or tenant:NAME; default: no limit"
+    )
+    tokens_per_minute: dict[str, int] = Field(
+        default_factory=dict, description="prompt and answer tokens, by the same names; default: no limit"
+    )
+    request_timeout_s: float | None = Field(
+        default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
+    )
+    write_timeout_s: float = Field(
+        default=60.0, gt=0, description="seconds a client may take none of its answer before the request is aborted"
+    )
+    shed_after_s: tuple[float, ...] = Field(
+        default=(2.0, 5.0, 10.0, 20.0),
+        description="ages of the queue from which drafts get shorter, speculation stops, batch waits and low tiers are "
+        "refused; none: never",
+    )
+    shed_hold_s: float = Field(default=5.0, gt=0, description="calm seconds before each of these steps is taken back")
+    response_cache_bytes: int = Field(
+        default=0, ge=0, description="memory for stored answers of deterministic requests; 0 stores none"
+    )
+    response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds that an answer is stored at most")
     shutdown_s: float = Field(
         default=10.0,
         ge=0,
@@ -63,3 +98,14 @@ class ServerConfig(BaseModel):
     count_rejected_prediction_tokens: bool = Field(
         default=True, description="count rejected prediction tokens in usage.completion_tokens, as OpenAI does"
     )
+    reasoning: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="show what a model thinks between <think> marks as reasoning; auto: where its chat template has them",
+    )
+
+    @field_validator("shed_after_s")
+    @classmethod
+    def _rungs(cls, ages: tuple[float, ...]) -> tuple[float, ...]:
+        if len(ages) not in (0, 4) or list(ages) != sorted(ages) or any(age <= 0 for age in ages):
+            raise ValueError("allowed: none, or four rising numbers above 0")
+        return ages

@@ -10,6 +10,11 @@ EffectiveReason = Literal[
     "requested_off",  # the caller turned it off
     "plan_off",  # the plan's ceiling is 0
     "no_decode",  # the request ended before a step that could have drafted
+    "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged
+    "overload_plain",  # speculation was stopped because the queue aged
+    "overload_batch_waits",  # so it was, and batch work waits
+    "overload_low_refused",  # so it was, and new work of low tiers is refused
+    "response_cache",  # nothing was decoded: the answer is a stored one
 ]
 
 

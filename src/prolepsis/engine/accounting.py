@@ -9,6 +9,13 @@ from prolepsis.core.stats import EffectiveMode, EffectiveReason, ProposerCounts
 from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row
 
+_OFF_BY_OVERLOAD: dict[str, EffectiveReason] = {
+    "overload_plain": "overload_plain",
+    "overload_batch_waits": "overload_batch_waits",
+    "overload_low_refused": "overload_low_refused",
+}
+"""Reasons of plans that turn speculation off under load, as requests report them."""
+
 
 def count_started(sample: Sample, now: float) -> None:
     """A sample of the request starts to run."""
@@ -56,17 +63,17 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
         stats.prediction_accepted = predicted.num_accepted
         stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
     reason = _reason(request, plan)
-    stats.mode = EffectiveMode("on" if reason == "speculating" else "off", reason, plan.version)
+    stats.mode = EffectiveMode("on" if stats.num_drafts else "off", reason, plan.version)
 
 
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice = request.source.speculation
     if request.stats.num_drafts:
-        return "speculating"
+        return "overload_shallow" if plan.reason == "overload_shallow" else "speculating"
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
-        return "plan_off"
+        return _OFF_BY_OVERLOAD.get(plan.reason, "plan_off")
     if request.declined:
         return "not_worth_it"
     return "no_draft" if request.could_draft else "no_decode"

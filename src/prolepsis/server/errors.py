@@ -1,6 +1,8 @@
 """Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; codes are strings."""
 
-from dataclasses import dataclass
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import structlog
 from fastapi import FastAPI, Request
@@ -18,6 +20,8 @@ from prolepsis.core.errors import (
 )
 
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
+_RETRY_AFTER_S = 5
+"""Told with every 503 that names no better time."""
 
 log = structlog.get_logger(__name__)
 
@@ -25,10 +29,22 @@ log = structlog.get_logger(__name__)
 class RequestRefused(UserError):
     """A request refused at the HTTP edge, with the code (and where it is not 400, the status) of OpenAI's API."""
 
-    def __init__(self, message: str, *, code: str, param: str | None = None, status: int = 400) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        status: int = 400,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message, param=param)
         self.code = code
         self.status = status
+        self.kind = kind
+        """OpenAI's `type` where it is not the status's usual one."""
+        self.headers = dict(headers or {})
 
 
 class RequestAborted(EngineError):
@@ -56,29 +72,39 @@ class ErrorReply:
     message: str
     code: str
     param: str | None = None
+    kind: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def body(self) -> dict[str, object]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        headers = {"x-should-retry": "false"} if self.status in (500, 504) else None
-        return JSONResponse(self.body, self.status, headers=headers)
+        headers = {"x-should-retry": "false"} if self.status in (500, 504) else {}
+        if self.status == 503:
+            headers["retry-after"] = str(_RETRY_AFTER_S)
+        return JSONResponse(self.body, self.status, headers={**headers, **self.headers})
 
 
 def describe_error(error: Exception) -> ErrorReply:
     """Turn an exception into its reply; whatever was not raised on purpose shows nothing of itself and is logged."""
     if isinstance(error, RequestRefused):
-        return ErrorReply(error.status, str(error), error.code, error.param)
+        return ErrorReply(error.status, str(error), error.code, error.param, error.kind, error.headers)
     if isinstance(error, HTTPException):
         return ErrorReply(error.status_code, str(error.detail), _HTTP_CODES.get(error.status_code, "http_error"))
     if isinstance(error, ProlepsisError):
         for kind, status in _STATUS:
             if isinstance(error, kind):
                 return ErrorReply(status, str(error), error.code, getattr(error, "param", None))
-    log.error("request_failed", exc_info=error)
+    log.error("request_failed", error=type(error).__name__, frames=_frames(error))
     return ErrorReply(500, "The server failed to process the request; the error has been logged.", "internal_error")
+
+
+def _frames(error: BaseException) -> list[str]:
+    """Where it happened, innermost last, without its message: that may quote a prompt."""
+    frames = traceback.extract_tb(error.__traceback__)[-12:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 def install_error_handlers(app: FastAPI) -> None:

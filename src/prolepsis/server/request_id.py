@@ -51,7 +51,7 @@ class RequestIds:
             self._account(scope, request_id, status, time.perf_counter() - started)
 
     def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "unknown")
+        route = getattr(scope.get("route"), "path", None) or scope.get("state", {}).get("rule", "unknown")
         self._metrics.http_request_ended(route, status)
         if route not in _QUIET:
             log.info("http_request", route=route, status=status, ms=round(seconds * 1000, 1), request_id=request_id)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
 from prolepsis.engine.client import EngineClient
+from prolepsis.server.caller import Caller
+from prolepsis.server.door.gate import Gate
+from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.tokenizer import Tokenizer
 
 
@@ -13,6 +16,7 @@ class Room:
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
+    gate: Gate
     started: int
     """Unix time in seconds."""
 
@@ -20,8 +24,10 @@ class Room:
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.client.info.model,)
 
-    def check_model(self, name: str) -> None:
-        """Raise `ModelNotFound` unless `name` is served."""
+    def check_model(self, name: str, caller: Caller | None = None) -> None:
+        """Raise `ModelNotFound` unless `name` is served, `Refused` (403) where the caller's key may not use it."""
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
+        if caller is not None and caller.models and name not in caller.models:
+            raise model_not_allowed(name, caller.models)

@@ -5,22 +5,30 @@ import errno
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
-from prolepsis.server.app import build
+from prolepsis.server.app import Door, build
+from prolepsis.server.door.exposure import announce, check_exposure, check_tls
+from prolepsis.server.door.gate import Gate
+from prolepsis.server.door.key_file import KeyFile, default_key_file
+from prolepsis.server.door.keys import Keys
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
 READINESS_POLL_S = 0.2
+_DRAIN_POLL_S = 0.05
 _ABORT_GRACE_S = 2.0
 """After the stop's own bound: time for aborted requests to tell their clients."""
 
@@ -40,15 +48,24 @@ StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
 def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
-    Raises `ConfigError` where the address cannot be taken (before anything is loaded), and what `start_engine` raises.
+    Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, or TLS cannot be set up
+    (before anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
-    with bind(server_config) as listener:
+    config = server_config.model_copy(
+        update={"max_in_engine": server_config.max_in_engine or engine_config.max_requests}
+    )
+    with bind(config) as listener:
+        keys = Keys(KeyFile(config.keys_file or default_key_file()))
+        check_exposure(config, keys)
+        check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
-        app = build(server_config, engine.client, engine.tokenizer, metrics)
-        server = StoppingServer(app, engine.client, server_config.shutdown_s)
+        door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
+        app = build(config, engine.client, engine.tokenizer, metrics, door)
+        server = StoppingServer(app, engine.client, config)
+        announce(config, keys)
         with _signals_end_quietly():
             _run(server, listener, server_config)
 
@@ -88,41 +105,54 @@ def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
 class StoppingServer(uvicorn.Server):
     """uvicorn that says what is still being prepared, and whose stop has a bound."""
 
-    def __init__(self, app: object, client: EngineClient, shutdown_s: float) -> None:
+    def __init__(self, app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
         settings = uvicorn.Config(
-            app,  # type: ignore[arg-type]  # FastAPI is an ASGI application
+            app,
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_graceful_shutdown=int(shutdown_s + _ABORT_GRACE_S) + 1,
+            timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
             server_header=False,
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply in OpenAI's shape
         )
         super().__init__(settings)
         self._client = client
-        self._shutdown_s = shutdown_s
+        self._gate: Gate = app.state.gate
+        self._shutdown_s = config.shutdown_s
         self._background: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
-            log.info("listening", url=f"http://{host}:{port}")
+            log.info("listening", url=f"{'https' if self.config.ssl else 'http'}://{host}:{port}")
         self._start(self._report_readiness())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log.info("stopping", requests_in_flight=self._client.health().num_running)
-        self._start(self._close_late())
+        await self._drain()
         await super().shutdown(sockets)
         for task in self._background:
             task.cancel()
 
+    async def _drain(self) -> None:
+        """Refuse what is new, while readiness says so on the open port, until all that waits or runs has ended.
+
+        What has not within the bound is aborted, so that every client is told.
+        """
+        self._gate.drain()
+        log.info("stopping", requests_in_flight=self._gate.num_inside)
+        end = time.monotonic() + self._shutdown_s
+        while self._gate.num_inside and time.monotonic() < end and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._gate.num_inside:
+            log.warning("aborting", requests_in_flight=self._gate.num_inside)
+        self._gate.end_waiting()
+        await self._client.close()
+
     def _start(self, work: Coroutine[object, object, None]) -> None:
         self._background.add(asyncio.ensure_future(work))
-
-    async def _close_late(self) -> None:
-        """Abort what is still in flight when the bound is reached, so that every client is told."""
-        await asyncio.sleep(self._shutdown_s)
-        await self._client.close()
 
     async def _report_readiness(self) -> None:
         said = ""

@@ -7,13 +7,25 @@ queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + acce
 from collections.abc import Mapping
 from typing import Literal
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
 
 from prolepsis.core.stats import RequestStats
+from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.spec_decode import SpecDecodeCounters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["finished", "aborted", "failed"]
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times beside each counter is noise
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)
@@ -25,6 +37,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.spec_decode = SpecDecodeCounters(self.registry)
+        self.door = DoorMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(
@@ -47,6 +60,10 @@ class Metrics:
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         """Count calls of a proposer that raised or returned nonsense."""
         self.spec_decode.failures.labels(proposer).inc(num_failures)
+
+    def grammar_failed(self) -> None:
+        """Count a request that failed because its grammar gave up."""
+        self._engine.grammar_failures.inc()
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
         """Set the gauges; `kv_usage` is the share of KV pages in use, 0 to 1."""
@@ -71,6 +88,9 @@ class _Engine:
         self.running = Gauge("prolepsis_num_requests_running", "Requests being decoded", registry=registry)
         self.waiting = Gauge("prolepsis_num_requests_waiting", "Requests in the queue", registry=registry)
         self.kv_usage = Gauge("prolepsis_kv_cache_usage_perc", "KV pages in use, 0 to 1", registry=registry)
+        self.grammar_failures = Counter(
+            "prolepsis_grammar_failures", "Requests that failed because their grammar gave up", registry=registry
+        )
         self._steps = Counter("prolepsis_steps", "Engine steps", registry=registry)
         self._rows = Counter("prolepsis_step_rows", "Rows of all target passes", registry=registry)
         self._seconds = Counter("prolepsis_step_seconds", "Time of engine steps by part", ["part"], registry=registry)

@@ -1,0 +1,101 @@
+"""`prolepsis keys`: create, list and revoke the API keys of a key file."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from prolepsis.cli.flags import settings_here
+from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stdout
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.door.key_file import KeyFile, KeyRecord, default_key_file, new_key
+
+app = typer.Typer(
+    help="Create, list and revoke API keys.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+KeysFile = Annotated[
+    Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+RoleName = Literal["client", "viewer", "operator", "auditor", "admin"]
+TierOption = Literal["premium", "standard", "economy", "batch"]
+_UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+
+
+@app.command(epilog=EPILOG)
+def create(  # noqa: PLR0917  # typer names its options after parameters
+    tenant: Annotated[str, typer.Option(help="nothing of one tenant is visible to another")] = "default",
+    tier: Annotated[TierOption, typer.Option(help="share of the engine, and what gives way first")] = "standard",
+    role: Annotated[list[RoleName] | None, typer.Option(help="may be repeated; default: client")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="may be repeated; default: all models")] = None,
+    expires_in: Annotated[str | None, typer.Option(help="such as 12h or 90d; default: never")] = None,
+    comment: Annotated[str, typer.Option("--note", help="for whoever lists the keys")] = "",
+    keys_file: KeysFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a key and show it, once: only its hash is kept. A running server takes it within a second."""
+    file = _file(keys_file)
+    expires = None if expires_in is None else _expiry(expires_in)
+    record, key = new_key(
+        tenant, tier=tier, roles=role or ("client",), models=model or (), note=comment, expires=expires
+    )
+    file.add(record)
+    if as_json:
+        print_json({"key": key, **_shown(record), "file": file.path})
+        return
+    stdout().print(key, soft_wrap=True)
+    note(f"key {record.id} of tenant {record.tenant} is in {file.path}; this is the only time it is shown")
+
+
+@app.command("list", epilog=EPILOG)
+def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
+    """List the keys, without their secrets."""
+    file = _file(keys_file)
+    keys = file.read()
+    if as_json:
+        print_json({"file": file.path, "keys": [_shown(key) for key in keys]})
+        return
+    rows = [
+        [key.id, key.tenant, key.tier, " ".join(key.roles), " ".join(key.models) or "all", _state(key), key.note]
+        for key in keys
+    ]
+    print_table(str(file.path), ["id", "tenant", "tier", "roles", "models", "expires", "note"], rows)
+
+
+@app.command(epilog=EPILOG)
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="as `keys list` shows it")], keys_file: KeysFile = None
+) -> None:
+    """Delete a key. A running server refuses it within a second."""
+    file = _file(keys_file)
+    record = file.remove(key_id)
+    print_facts([("revoked", record.id), ("tenant", record.tenant), ("file", file.path)])
+
+
+def _file(given: Path | None) -> KeyFile:
+    return KeyFile(settings_here(keys_file=given).server.keys_file or default_key_file())
+
+
+def _expiry(text: str) -> datetime:
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
+    if match is None:
+        raise ConfigError(f"--expires-in is {text!r}; allowed: a number and m, h or d, such as 90d", param="expires_in")
+    return datetime.now(UTC).replace(microsecond=0) + int(match[1]) * _UNITS[match[2]]
+
+
+def _shown(key: KeyRecord) -> dict[str, object]:
+    return key.model_dump(mode="json", exclude={"hash"})
+
+
+def _state(key: KeyRecord) -> str:
+    if key.expires is None:
+        return "never"
+    return f"{key.expires:%Y-%m-%d %H:%M}" + (" (expired)" if key.expired(datetime.now(UTC)) else "")

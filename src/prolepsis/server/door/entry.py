@@ -1,0 +1,76 @@
+"""One request that was let in: what to ask of which client, and what came of it."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+from prolepsis.core.events import Event, Finished, Tokens
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
+from prolepsis.server.door.response_cache import Answer, replayed
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Ask `client` for `request`, while inside the gate."""
+
+    request: GenerateRequest
+    client: "Watched"
+
+
+class Watched:
+    """An `EngineClient` that counts the tokens it passes on, and remembers them where the answer may be stored."""
+
+    def __init__(self, client: EngineClient, *, stored: Answer | None = None, keep: bool = False) -> None:
+        self.stored = stored
+        self.num_tokens = 0
+        self.answered = False
+        """The engine took the request and said something of it."""
+        self.kept: list[Tokens] = []
+        self.finished: Finished | None = None
+        self._client = client
+        self._keep = keep
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    def num_used(self, request: GenerateRequest) -> int:
+        """Return the tokens that count as used: prompt and answer as far as it came, none of what never ran."""
+        return len(request.prompt_token_ids) + self.num_tokens if self.answered else 0
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Yield the engine's events, or those of the stored answer."""
+        if self.stored is not None:
+            for stored in replayed(self.stored, request.request_id):
+                yield stored
+            return
+        events: AsyncIterator[Event] = self._client.generate(request)
+        try:
+            async for event in events:
+                self._see(event)
+                yield event
+        finally:
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+
+    def abort(self, request_id: str) -> None:
+        self._client.abort(request_id)
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        self._client.apply_plan(plan)
+
+    def health(self) -> EngineHealth:
+        return self._client.health()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    def _see(self, event: Event) -> None:
+        self.answered = True
+        if isinstance(event, Tokens):
+            self.num_tokens += len(event.token_ids)
+            if self._keep:
+                self.kept.append(event)
+        elif isinstance(event, Finished):
+            self.finished = event

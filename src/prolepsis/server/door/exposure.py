@@ -1,0 +1,53 @@
+"""Where the server listens and how: what an address asks of keys, and the files of TLS."""
+
+import ipaddress
+import ssl
+
+import structlog
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.door.keys import Keys
+
+log = structlog.get_logger(__name__)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`; a name other than localhost may mean anything."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(config: ServerConfig, keys: Keys) -> None:
+    """Raise `ConfigError` where others than this machine could ask and no key is configured."""
+    if not keys.required and not is_loopback(config.host):
+        raise ConfigError(
+            f"host is {config.host}, which others can reach, and there is no API key; create one with "
+            "`prolepsis keys create`, name its file with --keys-file, or listen on 127.0.0.1",
+            param="keys_file",
+        )
+
+
+def announce(config: ServerConfig, keys: Keys) -> None:
+    """Say in the log what protects this server."""
+    if not keys.required:
+        log.warning("development_mode", detail="no API key is configured: whoever is on this machine may do everything")
+    elif not config.tls_certificate and not is_loopback(config.host):
+        log.warning("no_tls", detail="API keys arrive in clear unless something in front of this server ends TLS")
+
+
+def check_tls(config: ServerConfig) -> None:
+    """Raise `ConfigError` for a certificate or key that cannot be used."""
+    if config.tls_certificate is None:
+        if config.tls_key is not None:
+            raise ConfigError(
+                "tls_key is given without tls_certificate; allowed: both, or the certificate", param="tls_key"
+            )
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_certificate, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        files = f"{config.tls_certificate}" + (f" and {config.tls_key}" if config.tls_key else "")
+        raise ConfigError(f"TLS cannot be set up from {files}: {error}", param="tls_certificate") from None

@@ -1,0 +1,247 @@
+"""Lets requests through to the engine: limits, queue, deadline, stored answers, and the accounts at the end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from starlette.requests import HTTPConnection
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.client import EngineClient
+from prolepsis.server.caller import Caller, caller_of
+from prolepsis.server.door import refusals
+from prolepsis.server.door.entry import Entry, Watched
+from prolepsis.server.door.fair_queue import FairQueue, Waiting
+from prolepsis.server.door.ladder import LadderSettings
+from prolepsis.server.door.overload import PATIENT, Overload
+from prolepsis.server.door.rate_limits import Limits, RateLimits, Reservation
+from prolepsis.server.door.refusals import Refused
+from prolepsis.server.door.reply_headers import reply_headers
+from prolepsis.server.door.response_cache import ResponseCache, cache_key
+from prolepsis.server.door.tiers import TIERS
+from prolepsis.server.errors import RequestAborted
+from prolepsis.telemetry.door import DoorMetrics
+
+DEFAULT_IN_ENGINE = 64
+TICK_S = 0.2
+TIMEOUT_HEADER = "x-request-timeout-ms"
+CACHE_HEADER = "x-response-cache"
+_LONGEST_WAIT_TOLD_S = 60.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A place in the queue, and the future that is done when the engine has room for it."""
+
+    waiting: Waiting
+    granted: asyncio.Future[None]
+
+
+class Gate:
+    """Everything that generates goes through `enter`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        metrics: DoorMetrics,
+        base_plan: SpecPlan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises `ConfigError` for limits that mean nothing."""
+        self.draining = False
+        self.num_inside = 0
+        """Requests that wait or run."""
+        self._config = config
+        self._client = client
+        self._metrics = metrics
+        self._clock = clock
+        self._places = config.max_in_engine or DEFAULT_IN_ENGINE
+        self._taken = 0
+        self._queue = FairQueue()
+        self._turns: dict[int, _Turn] = {}
+        self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
+        self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
+        settings = LadderSettings(config.shed_after_s, config.shed_hold_s)
+        self.overload = Overload(settings, base_plan or SpecPlan(), client.apply_plan, metrics)
+
+    @asynccontextmanager
+    async def enter(
+        self, http: HTTPConnection, request: GenerateRequest, *, deterministic: bool = False
+    ) -> AsyncIterator[Entry]:
+        """Wait until `request` may run and yield what to ask of whom; leave the block when it has ended.
+
+        `deterministic`: the same request gives the same tokens (temperature 0, or the caller gave the seed), so its
+        answer may be stored and be a stored one. Raises `Refused`, and `DeadlineExceeded` where the wait was too long.
+        """
+        caller = caller_of(http)
+        deadline_s = self._deadline(http, request)
+        watched, key = self._look_up(caller, request, deterministic=deterministic)
+        cost = 0 if watched.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
+        reservation = self._let_in(caller, cost)
+        headers = reply_headers(http)
+        headers.update(reservation.headers)
+        if key is not None:
+            headers[CACHE_HEADER] = "hit" if watched.stored else "miss"
+        self.num_inside += 1
+        try:
+            if watched.stored:
+                yield Entry(request, watched)
+            else:
+                async with self._place(reservation, request, watched, deadline_s) as waited_s:
+                    yield Entry(_as_let_in(caller, request, deadline_s, waited_s), watched)
+        finally:
+            self.num_inside -= 1
+            self._rates.settle(reservation, watched.num_used(request), self._clock())
+            if key is not None and watched.finished is not None:
+                self._cache.put(key, watched.kept, watched.finished.stats)
+                self._metrics.cache_bytes.set(self._cache.num_bytes)
+
+    def tick(self) -> None:
+        """Let the ladder see the queue's age, start what may run, set the gauges."""
+        now = self._clock()
+        oldest = self._queue.oldest(PATIENT)
+        age_s = 0.0 if oldest is None else now - oldest
+        self.overload.observe(age_s, now)
+        self._dispatch()
+        self._metrics.queue_age.set(age_s)
+        self._metrics.in_engine.set(self._taken)
+        for tier in TIERS:
+            self._metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+    def drain(self) -> None:
+        """Take nothing new; what waits or runs goes on."""
+        self.draining = True
+
+    def end_waiting(self) -> None:
+        """Fail what still waits: the server ends."""
+        for turn in self._turns.values():
+            if not turn.granted.done():
+                turn.granted.set_exception(RequestAborted("The request was aborted: shutdown."))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def _let_in(self, caller: Caller, cost: int) -> Reservation:
+        try:
+            self._check_open(caller)
+            return self._rates.reserve(caller, cost, self._clock())
+        except Refused as refused:
+            self._metrics.refused.labels(refused.reason).inc()
+            raise
+
+    def _check_open(self, caller: Caller) -> None:
+        if self.draining:
+            raise refusals.draining()
+        if self.overload.refuses(caller.tier):
+            raise refusals.shed(caller.tier, self._config.shed_hold_s)
+        if not len(self._queue) and self._taken < self._places:
+            return
+        if len(self._queue) >= self._config.max_queued:
+            raise refusals.server_full(self._config.max_queued, self._wait_guess_s())
+        if self._queue.num_of_tenant(caller.tenant) >= self._config.max_queued_per_tenant:
+            raise refusals.queue_full(self._config.max_queued_per_tenant, self._wait_guess_s())
+
+    def _wait_guess_s(self) -> float:
+        """Who waits longest has waited this long, so room is not to be expected much sooner."""
+        oldest = self._queue.oldest()
+        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
+
+    def _deadline(self, http: HTTPConnection, request: GenerateRequest) -> float | None:
+        """Return the seconds the request may take: the shortest of configuration, header and what it says itself."""
+        limits = [self._config.request_timeout_s, request.deadline_s]
+        given = http.headers.get(TIMEOUT_HEADER)
+        if given is not None:
+            if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given)):
+                message = f"{TIMEOUT_HEADER} is {given[:32]!r}; allowed: 1 to 999999999 (milliseconds)"
+                raise InvalidParameter(message, param=TIMEOUT_HEADER)
+            limits.append(int(given) / 1000)
+        return min((seconds for seconds in limits if seconds is not None), default=None)
+
+    def _look_up(
+        self, caller: Caller, request: GenerateRequest, *, deterministic: bool
+    ) -> tuple[Watched, bytes | None]:
+        """Return the client to ask, and the key under which its answer may be stored."""
+        if not deterministic or not self._cache.max_bytes:
+            return Watched(self._client), None
+        key = cache_key(request, caller.tenant, self._client.info.fingerprint)
+        stored = self._cache.get(key)
+        self._metrics.cache.labels("hit" if stored else "miss").inc()
+        return Watched(self._client, stored=stored, keep=True), key
+
+    @asynccontextmanager
+    async def _place(
+        self, reservation: Reservation, request: GenerateRequest, watched: Watched, deadline_s: float | None
+    ) -> AsyncIterator[float]:
+        """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
+        since, caller, cost = self._clock(), reservation.caller, reservation.tokens
+        size = min(request.n, self._places)
+        waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
+        await self._wait_for_turn(waiting, deadline_s)
+        waited_s = self._clock() - since
+        self._metrics.wait.labels(caller.tier).observe(waited_s)
+        try:
+            yield waited_s
+        finally:
+            self._taken -= size
+            self._queue.correct(waiting, cost - watched.num_used(request))
+            self._dispatch()
+
+    async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.push(waiting)
+        self._turns[waiting.serial] = _Turn(waiting, granted)
+        self._dispatch()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await granted
+        except TimeoutError:
+            self._give_up(waiting, granted)
+            self._metrics.refused.labels("deadline").inc()
+            raise DeadlineExceeded(f"not started {deadline_s:g} s after its arrival") from None
+        except BaseException:
+            self._give_up(waiting, granted)
+            raise
+
+    def _give_up(self, waiting: Waiting, granted: asyncio.Future[None]) -> None:
+        """The request does not run: take it out of the queue, or give its places back where it had just got them."""
+        if self._turns.pop(waiting.serial, None) is not None:
+            self._queue.drop(waiting)
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
+            self._taken -= waiting.size
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
+        held = self.overload.held
+        while (head := self._queue.peek(held)) is not None and head.size <= self._places - self._taken:
+            turn = self._turns.pop(head.serial)
+            if turn.granted.done():
+                self._queue.drop(head)  # cancelled a moment ago
+                continue
+            self._queue.start(head)
+            self._taken += head.size
+            turn.granted.set_result(None)
+
+
+def _as_let_in(caller: Caller, request: GenerateRequest, deadline_s: float | None, waited_s: float) -> GenerateRequest:
+    """Return the request with what is left of its time.
+
+    A client's priority orders its own tenant's queue. In the engine, where a better priority preempts whoever runs, it
+    counts only from operators; batch work runs behind the rest.
+    """
+    left_s = None if deadline_s is None else max(0.001, deadline_s - waited_s)
+    priority = request.priority if caller.has("operator") else int(caller.tier == "batch")
+    return replace(request, deadline_s=left_s, priority=priority)

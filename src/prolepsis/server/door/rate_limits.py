@@ -1,0 +1,136 @@
+"""Requests and tokens a minute, by key and by tenant: reserved at admission, settled at the end."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.caller import Caller
+from prolepsis.server.door.bucket import Bucket
+from prolepsis.server.door.refusals import rate_limited
+from prolepsis.server.door.tiers import TIERS
+
+Kind = Literal["requests", "tokens"]
+KINDS: tuple[Kind, Kind] = ("requests", "tokens")
+SWEEP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Allowances a minute by whom they hold for.
+
+    Names: `key` each key, `tier:NAME` each key of that tier, `key:ID` that key, `tenant` all keys of each tenant
+    together, `tenant:NAME` those of that tenant. The most particular one counts; key and tenant both must allow.
+    """
+
+    requests: Mapping[str, int]
+    tokens: Mapping[str, int]
+
+    def of(self, kind: Kind) -> Mapping[str, int]:
+        return self.requests if kind == "requests" else self.tokens
+
+    def check(self) -> None:
+        """Raise `ConfigError` for names and values that mean nothing."""
+        for kind in KINDS:
+            for name, allowed in self.of(kind).items():
+                group, _, member = name.partition(":")
+                known = name in ("key", "tenant") or (member and group in ("key", "tenant", "tier"))
+                if not known or (group == "tier" and member not in TIERS):
+                    raise ConfigError(
+                        f"{kind}_per_minute names {name!r}; allowed: key, tenant, key:ID, tenant:NAME, and "
+                        f"tier:NAME with {', '.join(TIERS)}",
+                        param=f"{kind}_per_minute",
+                    )
+                if allowed < 1:
+                    message = f"{kind}_per_minute of {name!r} is {allowed}; allowed: 1 or more"
+                    raise ConfigError(message, param=f"{kind}_per_minute")
+
+    def applying(self, kind: Kind, caller: Caller) -> Iterator[tuple[str, int]]:
+        """Yield (whose bucket, allowance) for the limits that hold for a caller."""
+        allowed = self.of(kind)
+        for owner, names in (
+            (f"key:{caller.key_id}", (f"key:{caller.key_id}", f"tier:{caller.tier}", "key")),
+            (f"tenant:{caller.tenant}", (f"tenant:{caller.tenant}", "tenant")),
+        ):
+            found = next((allowed[name] for name in names if name in allowed), None)
+            if found is not None:
+                yield owner, found
+
+
+@dataclass(slots=True)
+class Reservation:
+    """What a request took from the buckets; `headers` are those of its reply."""
+
+    caller: Caller
+    tokens: int
+    headers: dict[str, str]
+
+
+class RateLimits:
+    """Owns the buckets. Those that are full again are forgotten: a full one is what a new one would be."""
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        limits.check()
+        self._limits = limits
+        self._buckets: dict[tuple[Kind, str], Bucket] = {}
+        self._swept_at = now
+
+    def reserve(self, caller: Caller, tokens: int, now: float) -> Reservation:
+        """Take a request and `tokens` from every bucket that applies, or from none.
+
+        Raises `Refused` (429). More tokens than a minute's allowance are let in when the bucket is full: it is then in
+        debt until the answer is settled and time has paid the rest.
+        """
+        self._sweep(now)
+        amounts: dict[Kind, int] = {"requests": 1, "tokens": tokens}
+        found = [
+            (kind, owner, self._bucket(kind, owner, allowed, now))
+            for kind in KINDS
+            for owner, allowed in self._limits.applying(kind, caller)
+        ]
+        for kind, owner, bucket in found:
+            wait_s = bucket.wait_s(amounts[kind], now)
+            if wait_s > 0:
+                whose = owner.replace(":", " ", 1)
+                message = (
+                    f"Rate limit of {whose} reached: {bucket.per_minute} {kind} a minute, "
+                    f"{max(0, int(bucket.level))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
+                )
+                raise rate_limited(message, kind, wait_s, _headers(found, now))
+        for kind, _, bucket in found:
+            bucket.take(amounts[kind])
+        return Reservation(caller, tokens, _headers(found, now))
+
+    def settle(self, reservation: Reservation, used: int, now: float) -> None:
+        """Give back what was reserved and not used; charge what was used beyond."""
+        for owner, allowed in self._limits.applying("tokens", reservation.caller):
+            self._bucket("tokens", owner, allowed, now).give(reservation.tokens - used, now)
+
+    def _bucket(self, kind: Kind, owner: str, allowed: int, now: float) -> Bucket:
+        return self._buckets.setdefault((kind, owner), Bucket(allowed, allowed, now))
+
+    def _sweep(self, now: float) -> None:
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.reset_s(now) > 0}
+
+
+def _headers(found: list[tuple[Kind, str, Bucket]], now: float) -> dict[str, str]:
+    """Of the tightest bucket of each kind, as OpenAI names them; none where nothing is limited."""
+    headers: dict[str, str] = {}
+    for kind in KINDS:
+        buckets = [bucket for bucket_kind, _, bucket in found if bucket_kind == kind]
+        if buckets:
+            tightest = min(buckets, key=lambda bucket: bucket.level)
+            headers[f"x-ratelimit-limit-{kind}"] = str(tightest.per_minute)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(tightest.level)))
+            headers[f"x-ratelimit-reset-{kind}"] = _duration(tightest.reset_s(now))
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes them: 350ms, 6.5s, 1m2s."""
+    if seconds < 1:
+        return f"{max(0, round(seconds * 1000))}ms"
+    minutes, rest = divmod(round(seconds, 1), 60)
+    return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
