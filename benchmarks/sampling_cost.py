@@ -18,6 +18,7 @@ from torch import Tensor
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.native.processor import default_threads
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
@@ -49,7 +50,7 @@ def step(params: SamplingParams, index: int, first_row: int, depth: int = 0) -> 
 def cases(vocab_size: int, seed: int, *, native: bool) -> dict[str, Case]:
     """Return what is timed: one step's `verify_batch` each."""
     logits = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3.0
-    sampler = Sampler(vocab_size, (2,), native=native)
+    sampler = Sampler(vocab_size, (2,), native=native, threads=default_threads())
 
     def case(steps: list[SampleStep], rows: Tensor) -> Case:
         return lambda: verify_batch(steps, rows, sampler)

@@ -1,5 +1,7 @@
 """The self-check tells a forward whose rows depend on each other from one whose rows do not."""
 
+from dataclasses import replace
+
 import pytest
 from torch import Tensor
 
@@ -54,6 +56,24 @@ def test_a_forward_that_is_not_runs_in_normal_mode_and_says_where_it_differs(mod
     exactness = decide(model, "auto")
     assert exactness.mode == "normal"
     assert where in exactness.reason
+
+
+class ShortContext(TableModel):
+    def __init__(self, max_positions: int) -> None:
+        super().__init__()
+        self.info = replace(self.info, max_positions=max_positions)
+
+
+def test_only_the_contexts_that_were_tested_are_claimed() -> None:
+    exactness = decide(ShortContext(64), "auto")
+    assert exactness.mode == "strict"
+    assert exactness.reason.endswith("at contexts 1, 29")
+
+
+def test_a_model_too_short_to_be_tested_is_not_strict() -> None:
+    exactness = decide(ShortContext(32), "auto")
+    assert exactness.mode == "normal"
+    assert "too short for the check, which needs 33" in exactness.reason
 
 
 def test_strict_asked_for_and_not_held_is_an_error() -> None:

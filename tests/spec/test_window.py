@@ -71,3 +71,14 @@ def test_speculation_stops_when_the_machine_is_full() -> None:
     """Where a pass costs in proportion to its rows, only near-certain tokens pay."""
     cut = Window(flat_cost(0.01, 1.0), overhead_ms=0.0).cut([(0.7, 0.5)] * 16, _load(16))
     assert cut.nodes == [[]] * 16
+
+
+def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
+    """A draft that does not pay among 16 decoding samples does not pay beside a prefill chunk either."""
+    window = Window(flat_cost(2.0, 1.0))
+    drafts = [(0.8, 0.6)] * 16
+    assert window.cut(drafts, StepLoad(16, 0, 1000)).nodes == [[]] * 16
+    beside = window.cut(drafts, StepLoad(16 + 400, 0, 1000))
+    assert beside.nodes == [[]] * 16
+    assert beside.ms == pytest.approx(window.cut(drafts, StepLoad(16, 0, 1000)).ms)
+    assert window.price(StepLoad(416, 0, 1000), 16) == pytest.approx(window.price(StepLoad(16, 0, 1000), 16))

@@ -39,7 +39,7 @@ def decide(model: TargetModel, wish: Literal["auto", "on", "off"]) -> Exactness:
     fault = invariance_fault(model)
     if fault is None:
         rows = ", ".join(map(str, ROW_COUNTS))
-        contexts = ", ".join(map(str, CONTEXTS))
+        contexts = ", ".join(map(str, _tested_contexts(model)))
         return Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
     if wish == "on":
         raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")
@@ -53,17 +53,25 @@ def invariance_fault(model: TargetModel) -> str | None:
     Compares decoding token by token with chunks of `ROW_COUNTS` rows, with a neighbour in the batch, with the branches
     of a tree and with a cache filled by other chunks, on random tokens at `CONTEXTS`.
     """
-    longest = min(max(CONTEXTS) + max(ROW_COUNTS), model.info.max_positions)
+    contexts = _tested_contexts(model)
+    if not contexts:
+        least = min(CONTEXTS) + max(ROW_COUNTS)
+        return f"a context of {model.info.max_positions} tokens is too short for the check, which needs {least}"
+    longest = max(contexts) + max(ROW_COUNTS)
     generator = torch.Generator().manual_seed(SEED)
     tokens = torch.randint(model.info.vocab_size, (longest,), generator=generator).tolist()
     num_pages = -(-longest // PAGE_SIZE) + 1
     cache = model.make_cache(2 * num_pages)
     text = _Text(tokens, list(range(num_pages)))
-    for context in (c for c in CONTEXTS if c + max(ROW_COUNTS) <= longest):
+    for context in contexts:
         for what, same in _comparisons(model, cache, text, context, list(range(num_pages, 2 * num_pages))):
             if not same:
                 return f"logits differ {what} at context {context}"
     return None
+
+
+def _tested_contexts(model: TargetModel) -> list[int]:
+    return [context for context in CONTEXTS if context + max(ROW_COUNTS) <= model.info.max_positions]
 
 
 def _comparisons(

@@ -10,7 +10,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <vector>
+
+#include "threads.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDEST __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -25,6 +29,7 @@ constexpr double kLn2High = 0x1.62e42fefa38p-1, kLn2Low = 0x1.ef35793c7673p-45; 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kBlock = 64, kLanes = 16;
 constexpr int kBins = 4096;
+constexpr int64_t kRowsAlone = 2;  // rows that one thread picks by itself
 constexpr double kBinsPerNat = 64.0;
 
 inline uint64_t mix(uint64_t z) {
@@ -302,12 +307,29 @@ int64_t pick_row(const Row& row, Scratch& s) {
   return draw(row.key, find_cut(s, row.truncation), s);
 }
 
-std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size) {
-  pybind11::gil_scoped_release unlocked;
+int64_t pick_row(const Row& row, int64_t size) {
   Scratch& scratch = Scratch::of(size);
-  std::vector<int64_t> tokens;
-  for (const Row& row : rows)
-    tokens.push_back(row.wide ? pick_row<double>(row, scratch) : pick_row<float>(row, scratch));
+  return row.wide ? pick_row<double>(row, scratch) : pick_row<float>(row, scratch);
+}
+
+// Which thread picks a row does not change its token. Few rows are not worth waking a thread for.
+std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, int threads) {
+  pybind11::gil_scoped_release unlocked;
+  const int64_t count = rows.size();
+  std::vector<int64_t> tokens(count);
+  std::atomic<int64_t> next{0};
+  auto job = [&] {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) tokens[i] = pick_row(rows[i], size);
+  };
+  static std::mutex busy;  // the team serves one engine at a time; another does without
+  static std::unique_ptr<Team> team;
+  std::unique_lock<std::mutex> mine(busy, std::defer_lock);
+  if (threads > 1 && count > kRowsAlone && mine.try_lock()) {
+    if (!team || team->size() != threads) team = std::make_unique<Team>(threads);
+    team->run(job);
+  } else {
+    job();
+  }
   return tokens;
 }
 

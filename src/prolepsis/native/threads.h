@@ -1,7 +1,9 @@
 // A fixed team of threads that runs one job at a time, with a barrier and shared work counters.
 // Own threads and not OpenMP: torch brings its own OpenMP runtime, and two teams that spin on the same cores starve each other.
 #pragma once
+#if defined(__x86_64__)
 #include <immintrin.h>
+#endif
 
 #include <atomic>
 #include <functional>
@@ -50,8 +52,14 @@ class Team {
  private:
   static constexpr int kSpinsBeforeYield = 4000, kSpinsBeforeSleep = 2000;
 
-  static void pause(int& spins) {
+  static void relax() {
+#if defined(__x86_64__)
     _mm_pause();
+#endif
+  }
+
+  static void pause(int& spins) {
+    relax();
     if (++spins > kSpinsBeforeYield) std::this_thread::yield();
   }
 
@@ -59,7 +67,7 @@ class Team {
     me = place;
     for (int seen = 0;;) {
       for (int spins = 0; spins < kSpinsBeforeSleep && generation_.load(std::memory_order_acquire) == seen; spins++)
-        _mm_pause();
+        relax();
       generation_.wait(seen, std::memory_order_acquire);
       seen = generation_.load(std::memory_order_acquire);
       if (stopping_) return;

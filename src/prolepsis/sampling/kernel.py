@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 def native_kernel() -> ModuleType | None:
     """Return `native/sampling.cpp`, built and loaded once for the process; None, and a warning, where that fails.
 
-    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab)`,
+    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, threads)`,
     `probabilities(row, vocab, target)`, `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`,
     all over addresses of contiguous rows; `key` is that of one position (`noise.position_key`).
     """

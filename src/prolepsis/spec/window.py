@@ -3,7 +3,10 @@
 Slots of all drafts of the batch compete by survival S. A slot is worth its rows while S > b*G (b: marginal ms of a row,
 G: tokens per ms). Cost curves have steps, so the objective itself is evaluated for every prefix of the sorted slots:
 
-    (plain tokens + sum of S) / (ms(rows + slots) + overhead)
+    (plain tokens + sum of S) / (ms(rows + slots) - ms of prefill + overhead)
+
+Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that only
+decode. So its milliseconds, ms(rows) - ms(plain tokens), are left out: with them a busy pass would make rows look cheap.
 """
 
 from collections.abc import Sequence
@@ -28,7 +31,7 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nodes of each draft to verify (ascending, closed under parents), and what is expected of the pass."""
+    """Nodes of each draft to verify (ascending, closed under parents), and what is expected of the pass's decoding."""
 
     nodes: list[list[int]]
     tokens: float
@@ -71,19 +74,19 @@ class Window:
     def price(self, load: StepLoad, num_plain: int) -> float:
         """Return the survival at which one more row just pays, for a pass of this load: b * G over the next 8 rows."""
         table = self.cost.table(load.num_rows + 8, load.num_context)
-        base = table[load.num_rows]
-        marginal = (table[load.num_rows + 8] - base) / 8.0
-        return marginal * num_plain / (base + self._overhead)
+        marginal = (table[load.num_rows + 8] - table[load.num_rows]) / 8.0
+        return marginal * num_plain / (table[num_plain] + self._overhead)
 
     def _best_prefix(self, alive: Sequence[float], num_plain: int, load: StepLoad) -> tuple[int, float, float]:
         rows = load.num_rows
         table = self.cost.table(rows + len(alive), load.num_context)
         tokens = float(num_plain)
-        best = (0, tokens, table[rows] + self._overhead)
+        base = self._overhead - (table[rows] - table[num_plain])
+        best = (0, tokens, table[rows] + base)
         best_rate = (1.0 + self._min_gain) * tokens / best[2]
         for count, gain in enumerate(alive, 1):
             tokens += gain
-            ms = table[rows + count] + self._overhead
+            ms = table[rows + count] + base
             if tokens > best_rate * ms:
                 best, best_rate = (count, tokens, ms), tokens / ms
         return best
