@@ -10,6 +10,7 @@ import typer
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stdout
 from prolepsis.core.errors import ConfigError
+from prolepsis.server.caller import ROLES
 from prolepsis.server.door.key_file import KeyFile, KeyRecord, default_key_file, new_key
 
 app = typer.Typer(
@@ -25,7 +26,6 @@ KeysFile = Annotated[
     Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
-RoleName = Literal["client", "viewer", "operator", "auditor", "admin"]
 TierOption = Literal["premium", "standard", "economy", "batch"]
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
@@ -34,7 +34,9 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 def create(  # noqa: PLR0917  # typer names its options after parameters
     tenant: Annotated[str, typer.Option(help="nothing of one tenant is visible to another")] = "default",
     tier: Annotated[TierOption, typer.Option(help="share of the engine, and what gives way first")] = "standard",
-    role: Annotated[list[RoleName] | None, typer.Option(help="may be repeated; default: client")] = None,
+    role: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(ROLES)}; may be repeated; default: client")
+    ] = None,
     model: Annotated[list[str] | None, typer.Option(help="may be repeated; default: all models")] = None,
     expires_in: Annotated[str | None, typer.Option(help="such as 12h or 90d; default: never")] = None,
     comment: Annotated[str, typer.Option("--note", help="for whoever lists the keys")] = "",

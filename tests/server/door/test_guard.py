@@ -1,0 +1,171 @@
+"""Who gets past the guard: every route, every role, every size."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+from starlette.types import Message, Scope
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.server.caller import ROLES
+from prolepsis.server.disconnect import ClientDisconnected
+from prolepsis.server.door.guard import Guard
+from prolepsis.server.door.keys import Keys
+from prolepsis.server.door.rules import ROUTES, without_rule
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.door.conftest import House, bearer
+from tests.server.fakes import FakeEngine
+
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
+
+
+def routes_of(house: House) -> list[tuple[str, str]]:
+    house.open(FakeEngine())
+    contexts = iter_route_contexts(house.app.routes)
+    return [(method, str(context.path)) for context in contexts for method in context.methods or ()]
+
+
+def test_every_route_has_a_rule(house: House) -> None:
+    routes = routes_of(house)
+    assert ("POST", "/v1/chat/completions") in routes
+    assert without_rule(routes) == []
+    assert without_rule([("GET", "/new")]) == ["GET /new"]
+
+
+def test_every_rule_has_a_route(house: House) -> None:
+    assert sorted(ROUTES) == sorted(f"{method} {path}" for method, path in routes_of(house))
+
+
+def test_only_liveness_is_open() -> None:
+    assert [route for route, roles in ROUTES.items() if roles is None] == ["GET /health/live"]
+
+
+async def test_without_a_key_only_liveness_answers(house: House) -> None:
+    house.key()
+    async with house.open(FakeEngine()) as http:
+        for route in ROUTES:
+            method, path = route.split(" ")
+            response = await http.request(method, path.replace("{name:path}", "tiny"))
+            if path == "/health/live":
+                assert response.status_code == 200
+                continue
+            assert response.status_code == 401, route
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            assert response.json()["error"]["code"] == "missing_api_key"
+            assert response.json()["error"]["type"] == "invalid_request_error"
+        for path in ("/", "/docs", "/redoc", "/admin", "/v1/files"):
+            assert (await http.get(path)).status_code == 401
+    assert house.refused("not_authenticated") == len(ROUTES) - 1 + 5
+
+
+async def test_each_role_opens_its_routes_and_no_others(house: House) -> None:
+    keys = {role: house.key(role) for role in ROLES}
+    async with house.open(FakeEngine()) as http:
+        for route, roles in ROUTES.items():
+            method, path = route.split(" ")
+            for role, key in keys.items():
+                response = await http.request(
+                    method, path.replace("{name:path}", "tiny"), headers=bearer(key), json=BODY
+                )
+                allowed = roles is None or role in roles or role == "admin"
+                assert (response.status_code != 403) == allowed, (route, role)
+                if not allowed:
+                    error = response.json()["error"]
+                    assert error["code"] == "insufficient_permissions"
+                    assert f"the key has {role}" in error["message"]
+
+
+async def test_what_has_no_rule_does_not_exist(house: House) -> None:
+    key = house.key("admin")
+    async with house.open(FakeEngine()) as http:
+
+        @house.app.get("/hidden")
+        async def hidden() -> str:
+            return "treasure"
+
+        response = await http.get("/hidden", headers=bearer(key))
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "unknown_url"
+        wrong = await http.put("/v1/completions", headers=bearer(key))
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+async def test_a_key_for_some_models_gets_no_others(house: House) -> None:
+    other, mine = house.key(models=("large",)), house.key(models=("tiny",))
+    async with house.open(FakeEngine()) as http:
+        refused = await http.post("/v1/completions", headers=bearer(other), json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+        assert (await http.post("/v1/completions", headers=bearer(mine), json=BODY)).status_code == 200
+
+
+async def test_sizes(house: House) -> None:
+    config = ServerConfig(max_body_bytes=4096, max_header_bytes=2048)
+    async with house.open(FakeEngine(), config) as http:
+        large = await http.post("/v1/completions", content=b" " * 5000)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+        for headers in ({"x": "y" * 3000}, {f"x-{i}": "" for i in range(130)}):
+            long = await http.get("/v1/models", headers=headers)
+            assert (long.status_code, long.json()["error"]["code"]) == (431, "request_headers_too_large")
+        assert (await http.get("/v1/models/" + "x" * 3000)).status_code == 431
+    assert house.refused("headers_too_large") == 3
+
+
+async def test_a_body_of_no_stated_length_is_bounded_too(house: House) -> None:
+    async def chunks() -> "httpx._types.AsyncByteStream":  # type: ignore[misc]
+        for _ in range(10):
+            yield b" " * 1000
+
+    async with house.open(FakeEngine(), ServerConfig(max_body_bytes=4096)) as http:
+        response = await http.post("/v1/completions", content=chunks())  # type: ignore[arg-type]
+    assert response.status_code == 413
+
+
+def scope(path: str, kind: str = "http") -> Scope:
+    return {
+        "type": kind,
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+    }
+
+
+async def nothing() -> Message:
+    raise AssertionError("nothing is received")
+
+
+def guard(app: Callable[..., object], config: ServerConfig | None = None) -> Guard:
+    return Guard(app, Keys(None), config or ServerConfig(), Metrics().door)  # type: ignore[arg-type]
+
+
+async def test_web_sockets_are_closed() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await guard(nothing)(scope("/v1/models", "websocket"), nothing, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_a_client_that_takes_nothing_ends_its_request() -> None:
+    """The route learns it as a client that left, at once from the second time on."""
+    caught: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def route(_scope: Scope, _receive: object, send: Callable[[Message], object]) -> None:
+        for _ in range(2):
+            started = loop.time()
+            with pytest.raises(ClientDisconnected):
+                await send({"type": "http.response.body", "body": b"x"})  # type: ignore[misc]
+            caught.append(loop.time() - started)
+
+    async def stalled(_: Message) -> None:
+        await asyncio.Event().wait()
+
+    await guard(route, ServerConfig(write_timeout_s=0.05))(scope("/v1/models"), nothing, stalled)
+    assert caught[0] >= 0.05
+    assert caught[1] < 0.05
