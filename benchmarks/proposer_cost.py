@@ -19,6 +19,7 @@ from pathlib import Path
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.proposer import Proposer
@@ -43,6 +44,7 @@ class Sample:
     scope: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
+    matcher: Matcher | None = None
 
 
 def text(length: int, rng: random.Random) -> list[int]:

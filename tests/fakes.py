@@ -25,6 +25,7 @@ from prolepsis.engine.runner import Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
@@ -159,6 +160,9 @@ class Letters:
     def decode(self, token_ids: Sequence[int], /) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
+    def to_json(self) -> str:
+        raise AssertionError("nobody compiles a grammar for letters")
+
 
 @dataclass(slots=True)
 class Room:
@@ -174,6 +178,7 @@ class Room:
     observer: EngineObserver | None = None
     model: TableModel = field(default_factory=TableModel)
     clock: Callable[[], float] | None = None
+    grammars: Grammars | None = None
 
 
 def build(room: Room) -> Engine:
@@ -188,7 +193,7 @@ def build(room: Room) -> Engine:
     info = EngineInfo("table", "table", VOCAB, room.max_model_len, "fp", "strict", "table", proposers.names)
     parts = EngineParts(
         info=info,
-        scheduler=Scheduler(limits, paging, Letters()),
+        scheduler=Scheduler(limits, paging, Letters(), room.grammars),
         speculation=Speculation(proposers, max_step_tokens=room.max_step_tokens, max_model_len=room.max_model_len),
         runner=Runner(model, cache),
         verifier=room.verifier,

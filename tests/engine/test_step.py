@@ -393,6 +393,8 @@ class Recorder:
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
 
+    def grammar_failed(self) -> None: ...
+
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
         self.load = (num_running, num_waiting, kv_usage)
 

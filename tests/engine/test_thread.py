@@ -3,17 +3,23 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidParameter
+from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidGrammar, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.engine.verification import Verification
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.sampling.noise import noise_key
-from tests.fakes import Room, TableModel, build, outputs, reference, request
+from prolepsis.sampling.sampler import Sampler
+from tests.fakes import EOS, VOCAB, Room, TableModel, build, outputs, reference, request
+from tests.grammar.tiny import few_tokens, text_of
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
 
@@ -104,6 +110,45 @@ async def test_bug_that_kills_the_thread_fails_every_request() -> None:
     assert isinstance(end, Failed | Aborted)
     with pytest.raises(EngineDead):
         await collect(client, "b", [1])
+    await client.close()
+
+
+class SlowGrammars(Grammars):
+    """Compiles only while it may, and notes who compiled."""
+
+    def __init__(self) -> None:
+        super().__init__(few_tokens().to_str, VOCAB, (EOS,), max_compiled=1)
+        self.may_go_on = threading.Event()
+        self.threads: list[str] = []
+
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        self.threads.append(threading.current_thread().name)
+        assert self.may_go_on.wait(10)
+        return super()._compile(spec)
+
+
+async def test_compiling_a_grammar_holds_up_neither_other_requests_nor_the_engine() -> None:
+    grammars = SlowGrammars()
+    verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=256)
+    client = ThreadEngineClient(build(Room(grammars=grammars, verifier=verifier)))
+
+    async def constrained(name: str, text: str) -> list[Event]:
+        spec = GrammarSpec("regex", text)
+        return [event async for event in client.generate(replace(request(name, [1, 2]), grammar=spec))]
+
+    waiting = asyncio.create_task(constrained("a", "ab[01]{3}"))
+    assert isinstance((await collect(client, "b", [1]))[-1], Finished)
+    assert not waiting.done()
+    with pytest.raises(ContextTooLong):
+        await collect(client, "c", [1] * 2000)
+    grammars.may_go_on.set()
+    both = await asyncio.gather(waiting, constrained("d", "01*"))  # more than the cache keeps
+    assert text_of(few_tokens(), outputs(both[0])["a", 0]).startswith("ab")
+    assert text_of(few_tokens(), outputs(both[1])["d", 0]).startswith("0")
+    assert len(grammars.threads) == 2
+    assert not any(name == "prolepsis-engine" for name in grammars.threads)
+    with pytest.raises(InvalidGrammar):
+        await constrained("e", "(")
     await client.close()
 
 

@@ -7,13 +7,23 @@ from prolepsis.core.sampling_params import SamplingParams
 
 
 def edited(
-    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int], ends: frozenset[int]
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    ends: frozenset[int],
+    *,
+    allowed: frozenset[int] | None = None,
 ) -> list[float]:
-    """Return the logits after bias, ban and penalties; `output` is everything generated before this position."""
+    """Return the logits after bias, grammar, ban, penalties; `output` is everything generated before this position."""
+    if allowed is not None and allowed <= ends:
+        ends = frozenset()
     values = list(logits)
     for token, bias in params.logit_bias:
         values[token] += bias
     for token in range(len(values)):
+        if allowed is not None and token not in allowed:
+            values[token] = -math.inf
         if token in ends and len(output) < params.min_tokens:
             values[token] = -math.inf
         if token in prompt or token in output:
@@ -25,10 +35,16 @@ def edited(
 
 
 def distribution(
-    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int], ends: frozenset[int]
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    ends: frozenset[int],
+    *,
+    allowed: frozenset[int] | None = None,
 ) -> list[float]:
     """Return the probability of each token, in float64 throughout."""
-    values = edited(logits, params, prompt, output, ends)
+    values = edited(logits, params, prompt, output, ends, allowed=allowed)
     order = sorted(range(len(values)), key=lambda token: (-values[token], token))
     if params.temperature == 0:
         return [float(token == order[0]) for token in range(len(values))]

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -42,28 +43,57 @@ PARAMS = st.builds(
 @pytest.mark.parametrize("native", BACKENDS)
 @settings(max_examples=80, deadline=None)
 @given(
-    params=PARAMS, vocab_size=st.sampled_from([3, 5, 64, 65, 200]), seed=st.integers(0, 99), position=st.integers(0, 5)
+    params=PARAMS,
+    vocab_size=st.sampled_from([3, 5, 64, 65, 200]),
+    seed=st.integers(0, 99),
+    position=st.integers(0, 5),
+    allowed=st.none() | st.frozensets(st.integers(0, 2), min_size=1),
 )
 def test_probabilities_equal_brute_force(
-    native: bool, params: SamplingParams, vocab_size: int, seed: int, position: int
+    native: bool,
+    params: SamplingParams,
+    vocab_size: int,
+    *,
+    seed: int,
+    position: int,
+    allowed: frozenset[int] | None,
 ) -> None:
     logits = random_logits(1, vocab_size, seed)
     prompt, output = [1, 2], [2, 1, 1, 2, 0][:position]
     history = TokenHistory(prompt)
     history.append(output[:2])
-    row = SamplingRow(params, 1, position, history, tuple(output[2:]))
+    row = SamplingRow(params, 1, position, history, tuple(output[2:]), mask_of(allowed, vocab_size))
     got = sampler(vocab_size, native).probabilities(logits, [row])[0].tolist()
-    want = brute_force.distribution(logits[0].tolist(), params, prompt, output, frozenset({0}))
+    want = brute_force.distribution(logits[0].tolist(), params, prompt, output, frozenset({0}), allowed=allowed)
     assert max(abs(a - b) for a, b in zip(got, want, strict=True)) < 1e-12
 
 
+def mask_of(allowed: frozenset[int] | None, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]] | None:
+    return None if allowed is None else np.isin(np.arange(vocab_size), list(allowed))
+
+
 @settings(max_examples=80, deadline=None)
-@given(params=PARAMS, vocab_size=st.sampled_from([2, 5, 63, 64, 1000, 5000]), seed=st.integers(0, 2**32))
-def test_compiled_picks_equal_those_of_torch(params: SamplingParams, vocab_size: int, seed: int) -> None:
+@given(
+    params=PARAMS,
+    vocab_size=st.sampled_from([2, 5, 63, 64, 1000, 5000]),
+    seed=st.integers(0, 2**32),
+    share=st.sampled_from([None, 0.01, 0.5, 0.99]),
+)
+def test_compiled_picks_equal_those_of_torch(
+    params: SamplingParams, vocab_size: int, seed: int, share: float | None
+) -> None:
     logits = random_logits(4, vocab_size, seed, spread=1.5)
     params = params if vocab_size > 2 else SamplingParams()
-    rows = [SamplingRow(params, noise_key(seed, i), i, TokenHistory([1, 1])) for i in range(4)]
-    assert sampler(vocab_size, native=True).pick(logits, rows) == sampler(vocab_size, native=False).pick(logits, rows)
+    allowed = None
+    if share is not None:
+        allowed = np.random.default_rng(seed).random(vocab_size) < share
+        allowed[seed % vocab_size] = True
+    rows = [SamplingRow(params, noise_key(seed, i), i, TokenHistory([1, 1]), (), allowed) for i in range(4)]
+    picked = sampler(vocab_size, native=True).pick(logits, rows)
+    assert picked == sampler(vocab_size, native=False).pick(logits, rows)
+    assert allowed is None or all(allowed[token] for token in picked)
+    fast = sampler(vocab_size, native=True)
+    assert picked == [int(fast.scores(logits[i], row).argmax()) for i, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
 
 VOCAB = 100
@@ -17,6 +18,7 @@ class FakeSample:
     prediction: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
+    matcher: Matcher | None = None
 
 
 def accepted(draft: Draft, truth: list[int]) -> list[int]:

@@ -67,10 +67,12 @@ def test_steps_are_split_by_part() -> None:
 def test_failures_load_and_info() -> None:
     metrics = Metrics()
     metrics.proposer_failed("suffix", 2)
+    metrics.grammar_failed()
     metrics.set_load(3, 4, 0.5)
     metrics.describe(model="m", forward="f", exactness="strict")
     text = metrics.exposition().decode()
     assert 'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"} 2.0' in text
+    assert "prolepsis_grammar_failures_total 1.0" in text
     assert "prolepsis_num_requests_running 3.0" in text
     assert 'prolepsis_engine_info{exactness="strict",forward="f",model="m"} 1.0' in text
 

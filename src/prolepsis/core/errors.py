@@ -3,6 +3,7 @@
 ProlepsisError
 ├── UserError                  the caller's fault: says what was given and what is allowed
 │   ├── InvalidParameter       a request parameter outside its range, or a combination that cannot be served
+│   ├── InvalidGrammar         a schema, regex, choice or grammar that cannot be compiled
 │   ├── ContextTooLong         prompt and answer do not fit the model's context or the page pool
 │   ├── ModelNotFound          a model name nobody serves
 │   └── ConfigError            a configuration file, flag or environment variable
@@ -13,6 +14,7 @@ ProlepsisError
 ├── MemoryPlanError            the stated memory budget is too small: says how much is needed
 └── EngineError                the engine could not finish a request it had accepted
     ├── DeadlineExceeded       the request's own deadline passed
+    ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     └── EngineDead             the engine thread ended; nothing is accepted any more
 """
 
@@ -33,6 +35,13 @@ class UserError(ProlepsisError):
 
 class InvalidParameter(UserError):
     code = "invalid_value"
+
+
+class InvalidGrammar(UserError):
+    code = "invalid_grammar"
+
+    def __init__(self, message: str, *, param: str | None = "grammar") -> None:
+        super().__init__(message, param=param)
 
 
 class ContextTooLong(UserError):
@@ -73,6 +82,10 @@ class EngineError(ProlepsisError):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
+
+
+class GrammarFailed(EngineError):
+    code = "grammar_failed"
 
 
 class EngineDead(EngineError):

@@ -5,6 +5,12 @@ from typing import Literal
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
 
+JSON_STYLE: dict[str, bool | str] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON answers are spaced: on one line, as Python's `json.dumps` writes it, so whitespace cannot run away.
+
+It is applied to every `json_schema`. A schema embedded in a lark grammar carries it itself, as "x-guidance".
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:

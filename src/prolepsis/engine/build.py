@@ -18,6 +18,7 @@ from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.kv.plan import parse_bytes, plan_pages
 from prolepsis.models.load import LoadedModel, load_model
@@ -28,6 +29,7 @@ from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import CostCurve, flat_cost
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
+from prolepsis.spec.proposers.grammar import Grammar
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
@@ -37,6 +39,7 @@ from prolepsis.spec.window import Window
 log = structlog.get_logger(__name__)
 
 FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
+    "grammar": lambda config: Grammar(),
     "suffix": lambda config: Suffix(parse_bytes(config.suffix_memory, name="suffix_memory")),
     "prompt_lookup": lambda config: PromptLookup(),
     "prediction": lambda config: Prediction(),
@@ -82,11 +85,13 @@ def assemble(
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
-    scheduler = Scheduler(limits, Paging(pool, cache.copy_page), target.tokenizer)
+    grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
+    scheduler = Scheduler(limits, Paging(pool, cache.copy_page), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
     proposers = make_proposers(config, target, draft, num_pages)
     window = Window(_cost(config, target, speculates=bool(proposers)))
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
+    sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=EngineInfo(
@@ -102,7 +107,7 @@ def assemble(
         scheduler=scheduler,
         speculation=Speculation(chosen, max_step_tokens=config.max_step_tokens, max_model_len=max_model_len),
         runner=Runner(model, cache),
-        verifier=Verification(Sampler(info.vocab_size, info.eos_token_ids), max_model_len=max_model_len),
+        verifier=Verification(sampler, max_model_len=max_model_len),
         observer=observer,
         preparing=lambda: preparation(model),
     )

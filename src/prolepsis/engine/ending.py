@@ -21,9 +21,11 @@ def find_ending(sample: Sample, tokens: Sequence[int], max_model_len: int) -> En
     """Return where `tokens`, emitted after those the sample has, end it. Its stop-string search takes them in.
 
     End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.
+    A grammar that is complete and cannot go on ends the sample however short it is.
     """
     num_output = sample.num_output_tokens
     room = min(sample.params.max_tokens - num_output, max_model_len - len(sample.tokens))
+    over = sample.matcher is not None and sample.matcher.is_over(tokens)  # stays so once it is
     for count, token in enumerate(tokens, 1):
         if token in sample.end_ids and num_output + count >= sample.params.min_tokens:
             return Ending(count, "stop", token if token in sample.params.stop_token_ids else None)
@@ -31,6 +33,8 @@ def find_ending(sample: Sample, tokens: Sequence[int], max_model_len: int) -> En
             sample.text.push((token,))
             if sample.text.matched is not None:
                 return Ending(count, "stop", sample.text.matched)
+        if over and sample.matcher is not None and sample.matcher.is_over(tokens[:count]):
+            return Ending(count, "stop")
         if count >= room:
             return Ending(count, "length")
     return None

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
 
+from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming
@@ -24,6 +25,9 @@ class EngineObserver(Protocol):
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         """Calls of a proposer raised or returned nonsense."""
 
+    def grammar_failed(self) -> None:
+        """A request failed because its grammar gave up."""
+
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
         """Samples running and waiting, share of KV pages in use (0 to 1)."""
 
@@ -36,6 +40,8 @@ class NoObserver:
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None: ...
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
+
+    def grammar_failed(self) -> None: ...
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None: ...
 
@@ -61,5 +67,7 @@ class Reporter:
     def ended(self, events: Iterable[Event]) -> None:
         """Report the requests whose terminal event is among `events`."""
         for event in events:
+            if isinstance(event, Failed) and isinstance(event.error, GrammarFailed):
+                self._observer.grammar_failed()
             if isinstance(event, Terminal):
                 self._observer.request_ended(event.stats, _OUTCOMES[type(event)])

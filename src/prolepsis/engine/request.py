@@ -7,6 +7,8 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, TextStream
+from prolepsis.grammar.grammars import CompiledGrammar
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
 
@@ -27,6 +29,7 @@ class Sample:
         "history",
         "index",
         "key",
+        "matcher",
         "noise_key",
         "num_computed",
         "num_prompt_tokens",
@@ -42,7 +45,14 @@ class Sample:
         "tokens",
     )
 
-    def __init__(self, request: "Request", index: int, end_ids: frozenset[int], text: TextStream | None) -> None:
+    def __init__(
+        self,
+        request: "Request",
+        index: int,
+        end_ids: frozenset[int],
+        text: TextStream | None,
+        matcher: Matcher | None,
+    ) -> None:
         source = request.source
         self.request = request
         self.index = index
@@ -59,6 +69,8 @@ class Sample:
         """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
         self.text = text
         """Where the request has stop strings: finds the token that completes one."""
+        self.matcher = matcher
+        """Where the request has a grammar: what it allows after `tokens`; preemption does not touch it."""
         self.num_computed = 0
         self.num_published = 0
         """Pages at the front that were offered to the prefix index."""
@@ -114,8 +126,10 @@ def open_request(
     serial: int,
     eos_token_ids: Sequence[int],
     tokenizer: Detokenizer | None,
+    *,
+    grammar: CompiledGrammar | None = None,
 ) -> Request:
-    """Return the runtime state of a request just accepted; stop strings need a tokenizer."""
+    """Return the runtime state of a request just accepted; stop strings need a tokenizer, `grammar` is its own."""
     params = source.params
     request = Request(source, arrival, serial, queued_since=arrival)
     request.stats.num_prompt_tokens = len(source.prompt_token_ids)
@@ -123,5 +137,6 @@ def open_request(
     for index in range(source.n):
         assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
         text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens) if params.stop and tokenizer else None
-        request.samples.append(Sample(request, index, end_ids, text))
+        matcher = grammar.matcher(ignore_eos=params.ignore_eos) if grammar is not None else None
+        request.samples.append(Sample(request, index, end_ids, text, matcher))
     return request

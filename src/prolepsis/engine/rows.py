@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.engine.request import Sample
 from prolepsis.spec.draft import Draft
@@ -43,3 +44,5 @@ class Verdict:
     num_matched: int = 0
     """Draft tokens found right: those of `path`, and the last one if it was drafted too but ends the sample."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    fault: GrammarFailed | None = None
+    """The sample's grammar gave up: its request fails."""

@@ -10,16 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, InvalidParameter, ProlepsisError
+from prolepsis.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    GrammarFailed,
+    InvalidGrammar,
+    InvalidParameter,
+    ProlepsisError,
+)
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.accounting import close_stats, count_emitted, count_started, count_stopped
-from prolepsis.engine.ending import find_ending
+from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, Sample, open_request
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.text import Detokenizer
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 
 _by_rank = attrgetter("rank")
 
@@ -57,7 +65,13 @@ class _Step:
 class Scheduler:
     """Owns every live request. `schedule` picks rows, `commit` is what changes requests by what the target said."""
 
-    def __init__(self, limits: SchedulerLimits, paging: Paging, detokenizer: Detokenizer | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        paging: Paging,
+        detokenizer: Detokenizer | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_samples) >= 1, "a step has room for a token of a sample"
         self.limits = limits
@@ -69,6 +83,7 @@ class Scheduler:
         self._max_running = min(limits.max_samples, limits.max_step_tokens)
         self._paging = paging
         self._detokenizer = detokenizer
+        self._grammars = grammars
         self._events: list[Event] = []
         self._ended: list[Sample] = []
         self._deadlines: dict[str, float] = {}
@@ -99,6 +114,17 @@ class Scheduler:
             raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
         source.params.validate(vocab_size)
 
+    def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
+        """Return the request's grammar compiled, None where it has none; raises `InvalidGrammar`.
+
+        Takes its time, so threads call it before `submit`, which then finds the result while somebody holds it.
+        """
+        if source.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidGrammar("a grammar was given, but the engine has no tokenizer; allowed: none")
+        return self._grammars.compile(source.grammar)
+
     def submit(self, source: GenerateRequest, arrival: float) -> None:
         """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` where it is refused."""
         self.validate(source)
@@ -106,8 +132,10 @@ class Scheduler:
             raise InvalidParameter(
                 f"request_id {source.request_id!r} is in use; allowed: a new one", param="request_id"
             )
+        grammar = self.compile(source)
         self._serial += 1
-        request = open_request(source, arrival, self._serial, self.limits.eos_token_ids, self._detokenizer)
+        ends = self.limits.eos_token_ids
+        request = open_request(source, arrival, self._serial, ends, self._detokenizer, grammar=grammar)
         self.requests[source.request_id] = request
         if request.deadline is not None:
             self._deadlines[source.request_id] = request.deadline
@@ -148,13 +176,25 @@ class Scheduler:
         ]
 
     def commit(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], now: float) -> None:
-        """Advance what ran by what the target said; None for rows that computed a chunk and sampled nothing."""
+        """Advance what ran by what the target said; None for rows that computed a chunk and sampled nothing.
+
+        A request whose grammar gives up fails alone.
+        """
         for row, verdict in zip(rows, verdicts, strict=True):
+            if row.sample.ended:  # with its request, when a sample before it in this step failed
+                continue
             if verdict is None:
                 row.sample.num_computed = row.start + row.num_tokens
                 self._paging.publish(row.sample)
+                continue
+            try:
+                if verdict.fault is not None:
+                    raise verdict.fault
+                ending = self._accept(row.sample, verdict)
+            except GrammarFailed as error:
+                self.fail(row.sample.request.request_id, error, now)
             else:
-                self._commit_tokens(row, verdict, now)
+                self._commit_tokens(row, verdict, ending, now)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -252,9 +292,20 @@ class Scheduler:
             self.waiting.remove(sample)
         self._paging.drop(sample)
 
-    def _commit_tokens(self, row: Row, verdict: Verdict, now: float) -> None:
+    def _accept(self, sample: Sample, verdict: Verdict) -> Ending | None:
+        """Find where the sample ends and advance its grammar that far; raises `GrammarFailed`."""
+        try:
+            ending = find_ending(sample, verdict.tokens, self.limits.max_model_len)
+            if sample.matcher is not None:
+                sample.matcher.advance(verdict.tokens[: ending.num_tokens] if ending else verdict.tokens)
+        except Exception as error:
+            if sample.matcher is None or isinstance(error, GrammarFailed):
+                raise
+            raise GrammarFailed(f"the grammar failed: {error!r}") from error  # contained: it is one request's alone
+        return ending
+
+    def _commit_tokens(self, row: Row, verdict: Verdict, ending: Ending | None, now: float) -> None:
         sample = row.sample
-        ending = find_ending(sample, verdict.tokens, self.limits.max_model_len)
         tokens = verdict.tokens[: ending.num_tokens] if ending else verdict.tokens
         num_accepted = min(len(verdict.path), len(tokens))
         sample.tokens += tokens

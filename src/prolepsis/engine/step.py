@@ -50,7 +50,8 @@ class EngineParts:
 
 
 class Engine:
-    """Serves requests step by step. Everything but `send`, `validate`, `health` and `info` belongs to one thread.
+    """Serves requests step by step. Everything but `send`, `validate`, `compile`, `health` and `info` belongs
+    to one thread.
 
     Each accepted request gets exactly one terminal event. A step that raises fails the requests it was for; several in
     a row, or page accounting that does not add up, and the engine is dead: all its requests fail with `EngineDead`.
@@ -114,6 +115,13 @@ class Engine:
         if self.dead is not None:
             raise self.dead
         self.scheduler.validate(request)
+
+    def compile(self, request: GenerateRequest) -> object:
+        """Compile what `request` needs, from any thread but an event loop's: it may take a second.
+
+        Raises `InvalidGrammar`. Who holds the result until the request is accepted spares the engine thread the work.
+        """
+        return self.scheduler.compile(request)
 
     def health(self) -> EngineHealth:
         """Return how the engine is, from any thread."""

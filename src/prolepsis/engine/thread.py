@@ -38,6 +38,9 @@ class ThreadEngineClient:
         if self._closing.is_set():
             raise EngineDead("the engine is closed")
         self.engine.validate(request)
+        compiled = await asyncio.to_thread(self.engine.compile, request) if request.grammar is not None else None
+        if self._closing.is_set():  # meanwhile
+            raise EngineDead("the engine is closed")
         if request.request_id in self._streams:
             raise InvalidParameter(
                 f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
@@ -51,6 +54,7 @@ class ThreadEngineClient:
                 event = await stream.get()
                 yield event
         finally:
+            del compiled  # held until here: the engine must not compile
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
 

@@ -45,9 +45,12 @@ class Verification:
             first_row,
             sample.history,
             self._max_model_len - len(sample.tokens),
+            sample.matcher,
         )
 
     def _verdict(self, sample: Sample, verdict: Walked, logits: Tensor) -> Verdict:
+        if verdict.fault is not None:
+            return Verdict((), fault=verdict.fault)
         top = sample.params.logprobs
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:

@@ -80,6 +80,11 @@ class Tokenizer:
         """Control tokens: never part of a text unless asked for."""
         return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
+    def to_json(self) -> str:
+        """Return the tokenizer in the tokenizers library's own format, without padding and truncation."""
+        state = json.loads(self._backend.to_str())
+        return json.dumps(state | {"padding": None, "truncation": None})
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal."""

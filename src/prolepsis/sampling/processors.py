@@ -1,12 +1,13 @@
-"""Edits of the target's logits at one position: logit bias, ban of ending tokens, penalties.
+"""Edits of the target's logits at one position: logit bias, grammar, ban of ending tokens, penalties.
 
 V: vocabulary. All arithmetic is in float64, so the result is the same wherever the row stands.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.sampling_params import SamplingParams
@@ -26,6 +27,8 @@ class SamplingRow:
     """Of prompt and committed output; needed only where the parameters have penalties."""
     prefix: tuple[int, ...] = ()
     """The draft's own tokens above this row, not committed. The last committed token belongs to `history` alone."""
+    allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]
+    """Tokens that the sample's grammar allows here; None allows all."""
 
 
 def is_edited(params: SamplingParams, position: int) -> bool:
@@ -38,19 +41,25 @@ def edit(
     row: SamplingRow,
     ends: frozenset[int],
 ) -> Tensor:  # [V] float64 where edited, else `logits` itself
-    """Return the row's logits after bias, ban of the tokens in `ends` below `min_tokens`, and penalties.
+    """Return the row's logits after bias, grammar, ban of the tokens in `ends` below `min_tokens`, and penalties.
 
+    The ban gives way where the grammar allows nothing else: there the answer is complete, however short.
     Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019);
     presence and frequency subtract their penalty once, and once for each time the output holds the token.
     """
     params = row.params
-    if not is_edited(params, row.position):
+    if row.allowed is None and not is_edited(params, row.position):
         return logits
     values = _copy(logits)
     for token, bias in params.logit_bias:
         values[token] += bias
-    if row.position < params.min_tokens and ends:
-        values[list(ends)] = -torch.inf
+    banned = list(ends) if row.position < params.min_tokens else []
+    if row.allowed is not None:
+        _forbid(values, ~row.allowed)
+        if banned and row.allowed.sum() == row.allowed[banned].sum():
+            banned = []
+    if banned:
+        values[banned] = -torch.inf
     if params.has_penalties:
         assert row.history is not None, "penalties need the sample's history"
         _penalise(values, params, *row.history.counts(row.prefix))
@@ -62,6 +71,13 @@ def _copy(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu":
         return logits.to(torch.float64, copy=True)
     return torch.from_numpy(logits.numpy().astype(np.float64))
+
+
+def _forbid(values: Tensor, forbidden: NDArray[np.bool_]) -> None:
+    if values.device.type == "cpu":
+        np.putmask(values.numpy(), forbidden, -np.inf)
+    else:
+        values.masked_fill_(torch.from_numpy(forbidden).to(values.device), -torch.inf)
 
 
 def _penalise(values: Tensor, params: SamplingParams, ids: Tensor, counts: Tensor) -> None:

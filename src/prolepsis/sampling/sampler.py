@@ -23,13 +23,16 @@ class Sampler:
     """Picks tokens as a pure function of (logits, params, history, prefix, key, position), row by row.
 
     A row's token never depends on the other rows of a call. The compiled kernel serves rows on the CPU; torch serves
-    other devices and machines without a compiler.
+    other devices and machines without a compiler. `threads` share the rows of a call.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, threads: int = 1
+    ) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._kernel = native_kernel() if native else None
+        self._threads = threads
 
     @property
     def is_native(self) -> bool:
@@ -41,7 +44,7 @@ class Sampler:
         return eos | set(params.stop_token_ids) if params.stop_token_ids else eos
 
     def is_argmax(self, params: SamplingParams, position: int) -> bool:
-        """Say whether `argmax` of the raw logits is the pick from output position `position` on."""
+        """Say whether `argmax` of the raw logits is the pick from output position `position` on, without a grammar."""
         return params.temperature == 0.0 and not processors.is_edited(params, position)
 
     def argmax(
@@ -65,13 +68,15 @@ class Sampler:
     ) -> list[int]:
         """Return the token of each of `rows`, whose logits are the rows `at` (by default all, in order)."""
         places = range(len(rows)) if at is None else at
-        tokens = [0] * len(rows)
+        tokens = [-1] * len(rows)
         plain = [i for i, row in enumerate(rows) if self.is_argmax(row.params, row.position)]
         if plain:
             for i, token in zip(plain, self.argmax(logits, [places[i] for i in plain]), strict=True):
-                tokens[i] = token
-        if len(plain) < len(rows):
-            others = [i for i, row in enumerate(rows) if not self.is_argmax(row.params, row.position)]
+                allowed = rows[i].allowed
+                if allowed is None or allowed[token]:  # the largest of all is the largest of those allowed
+                    tokens[i] = token
+        others = [i for i, token in enumerate(tokens) if token < 0]
+        if others:
             picked = self._pick_edited(logits, [rows[i] for i in others], [places[i] for i in others])
             for i, token in zip(others, picked, strict=True):
                 tokens[i] = token
@@ -132,7 +137,7 @@ class Sampler:
         if (kernel := self._kernel_for(logits)) is None:
             return [int(self._scores(value, row).argmax()) for value, row in zip(values, rows, strict=True)]
         native_rows = [_kernel_row(kernel, value, row) for value, row in zip(values, rows, strict=True)]
-        tokens: list[int] = kernel.pick(native_rows, self.vocab_size)
+        tokens: list[int] = kernel.pick(native_rows, self.vocab_size, self._threads)
         return tokens
 
     def _scores(self, values: Tensor, row: SamplingRow) -> Tensor:

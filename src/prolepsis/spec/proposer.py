@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
 
 
@@ -31,6 +32,10 @@ class SampleView(Protocol):
 
     @property
     def params(self) -> SamplingParams: ...
+
+    @property
+    def matcher(self) -> Matcher | None:
+        """Of the sample's grammar, where it has one, after `tokens`; proposers only ask it, never advance it."""
 
     @property
     def noise_key(self) -> int:

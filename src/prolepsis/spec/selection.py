@@ -11,12 +11,14 @@ from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, Offer, gain, value
 from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.pruning import forced_nodes, within_grammar
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.window import StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
+_FORCED_RATE = 0.998  # of a token that the grammar forces
 _PROBED_BUCKET = 0  # where a costly proposer's depth is decided before its draft, and so its bucket, is known
 
 
@@ -29,6 +31,8 @@ class _Turn:
     allowed: tuple[str, ...] | None
     judged: bool
     """Its drafts are scored against the tokens to come: each sample every few steps where there are many."""
+    forced: bool = False
+    """Its draft is verified whole, whatever it is worth."""
     draft: Draft | None = None
     survivals: tuple[float, ...] = ()
     worth: float = 0.0
@@ -88,12 +92,13 @@ class ProposerSet:
         plan: SpecPlan,
         load: StepLoad | None = None,
         allowed: Sequence[tuple[str, ...] | None] | None = None,
+        forced: Sequence[bool] | None = None,
     ) -> list[Draft | None]:
         """Return the draft to verify for each decoding sample, or None.
 
         `limits` hold what the sample allows (its own ceiling, room in its context, tokens it may still emit); the
         plan's ceiling is applied here. `load` None: the pass holds just these samples. `allowed[i]` None: every
-        proposer of the plan.
+        proposer of the plan. `forced[i]`: what is drafted is verified, whether or not the cost curve says that it pays.
         """
         self.declined = [False] * len(samples)
         ceiling = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
@@ -101,6 +106,8 @@ class ProposerSet:
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
             return [None] * len(samples)
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
+        for turn, must in zip(turns, forced or (), strict=False):
+            turn.forced = must
         load = load or _own_load(samples, ceiling)
         price = 0.0 if plan.fixed_depth is not None else self._window.price(load, len(samples))
         for proposer in self._proposers:
@@ -185,8 +192,19 @@ class ProposerSet:
         return tuple(min(1.0, tilt ** (depth + 1)) * a for depth, a in enumerate(alive))
 
     def _compete(self, turn: _Turn, draft: Draft, price: float) -> None:
-        """Keep `draft` for the sample where it is worth more than the best so far; judge it whether or not."""
+        """Keep `draft` for the sample where it is worth more than the best so far; judge it whether or not.
+
+        What leaves the sample's grammar is cut off before; what the grammar forces is as good as accepted.
+        """
+        matcher = turn.sample.matcher
+        if matcher is not None:
+            kept = within_grammar(draft, matcher)
+            if kept is None:
+                return
+            draft = kept
         rates = self._acceptance.rates(draft)
+        for node in forced_nodes(draft, matcher) if matcher is not None else ():
+            rates[node] = _FORCED_RATE
         alive = survivals(draft, rates, self._board.tilt(turn.sample, draft.proposer).factor)
         worth = value(alive, price)
         if turn.draft is None or worth > _MARGIN * turn.worth:
@@ -201,8 +219,9 @@ class ProposerSet:
         self._tokens_per_ms = cut.tokens_per_ms
         for turn, nodes in zip(turns, cut.nodes, strict=True):
             self._kept[turn.sample.key] = len(nodes)
-        self.declined = [turn.draft is not None and not nodes for turn, nodes in zip(turns, cut.nodes, strict=True)]
-        return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
+        drafts = [turn.draft if turn.forced else _selected(turn, n) for turn, n in zip(turns, cut.nodes, strict=True)]
+        self.declined = [turn.draft is not None and draft is None for turn, draft in zip(turns, drafts, strict=True)]
+        return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
 
 def _selected(turn: _Turn, nodes: list[int]) -> Draft | None:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
@@ -32,6 +34,8 @@ class SampleStep:
     """Of prompt and committed output; needed only where the parameters have penalties."""
     room: int | None = None
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
+    matcher: Matcher | None = None
+    """Of the sample's grammar, where it has one, after the last committed token."""
 
     @property
     def limit(self) -> int:
@@ -53,6 +57,8 @@ class Verdict:
     last_was_drafted: bool = False
     """The sample ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
+    fault: GrammarFailed | None = None
+    """The sample's grammar gave up: nothing of this verdict may be emitted."""
 
     @property
     def num_accepted(self) -> int:
@@ -81,6 +87,7 @@ class Walk:
     path: list[int] = field(default_factory=list)
     end_token: int | None = None
     last_was_drafted: bool = False
+    fault: GrammarFailed | None = None
 
     def take(self, token: int) -> bool:
         """Emit the target's `token` after `node`; return whether there is a further node to pick at."""
@@ -99,6 +106,8 @@ class Walk:
         return True
 
     def verdict(self, first_row: int = 0) -> Verdict:
+        if self.fault is not None:
+            return Verdict((), (), first_row=first_row, fault=self.fault)
         return Verdict(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
 
     def _child(self, token: int) -> int | None:
@@ -131,7 +140,7 @@ def verify_batch(
 ) -> list[Verdict]:
     """Return the verdict of each sample of a step; rows are visited level by level, all samples together."""
     walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
-    greedy = [i for i, step in enumerate(steps) if sampler.is_argmax(step.params, step.position)]
+    greedy = [i for i, s in enumerate(steps) if s.matcher is None and sampler.is_argmax(s.params, s.position)]
     if greedy:
         _walk_greedy([steps[i] for i in greedy], [walks[i] for i in greedy], logits, sampler)
     if len(greedy) < len(steps):
@@ -156,9 +165,21 @@ def _walk_greedy(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Ten
 def _walk_levels(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
     active = list(zip(steps, walks, strict=True))
     while active:
-        rows = [
-            SamplingRow(step.params, step.key, step.position + len(walk.tokens), step.history, tuple(walk.tokens))
-            for step, walk in active
-        ]
-        picked = sampler.pick(logits, rows, [step.first_row + 1 + walk.node for step, walk in active])
+        rows = [_row(step, walk) for step, walk in active]
+        active = [pair for pair in active if pair[1].fault is None]
+        asked = [row for row in rows if row is not None]
+        picked = sampler.pick(logits, asked, [step.first_row + 1 + walk.node for step, walk in active])
         active = [pair for pair, token in zip(active, picked, strict=True) if pair[1].take(token)]
+
+
+def _row(step: SampleStep, walk: Walk) -> SamplingRow | None:
+    """Return what to pick at the walk's node; None, and a fault in the walk, where its grammar cannot say."""
+    prefix = tuple(walk.tokens)
+    allowed = None
+    if step.matcher is not None:
+        try:
+            allowed = step.matcher.mask(prefix)
+        except Exception as error:  # contained: one sample's grammar must not take the step with it
+            walk.fault = error if isinstance(error, GrammarFailed) else GrammarFailed(f"the grammar failed: {error!r}")
+            return None
+    return SamplingRow(step.params, step.key, step.position + len(prefix), step.history, prefix, allowed)

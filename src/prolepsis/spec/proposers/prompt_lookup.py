@@ -10,7 +10,7 @@ from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
 
 
-class _NgramIndex:
+class NgramIndex:
     """Most recent continuation of each n-gram of one sample's tokens."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
@@ -44,7 +44,7 @@ class PromptLookup:
 
     def __init__(self, max_match: int = 5, min_match: int = 2) -> None:
         self._sizes = tuple(range(max_match, min_match - 1, -1))
-        self._indexes: dict[str, _NgramIndex] = {}
+        self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
@@ -58,15 +58,15 @@ class PromptLookup:
     def _propose(self, sample: SampleView, limit: int) -> Draft | None:
         index = self._indexes.get(sample.key)
         if index is None:
-            index = self._indexes[sample.key] = _NgramIndex(self._sizes)
+            index = self._indexes[sample.key] = NgramIndex(self._sizes)
         index.extend(sample.tokens)
         start, size = index.find(sample.tokens)
         if size == 0:
             return None
-        return chain(_copy(sample.tokens, start, limit), self.name, bucket=size)
+        return chain(continuation(sample.tokens, start, limit), self.name, bucket=size)
 
 
-def _copy(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
+def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
     """Return `limit` tokens from `start` on; past the end the copy goes on with itself, as a loop does."""
     copied = list(tokens[start : start + limit])
     period = len(tokens) - start

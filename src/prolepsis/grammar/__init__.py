@@ -1,0 +1,1 @@
+"""Grammars compiled against the model's tokenizer, and what they allow next."""

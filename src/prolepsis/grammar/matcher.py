@@ -1,0 +1,143 @@
+"""What a grammar allows after the tokens of one sample, committed or only drafted. V: vocabulary."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from prolepsis.core.errors import GrammarFailed
+
+
+class Matcher:
+    """Follows one sample through its grammar: `advance` commits tokens, everything else only asks.
+
+    Each question takes a `path`, drafted tokens that follow the committed ones; its answer depends on those two and on
+    nothing asked before. Inside, the library's parser stands wherever the last question led it and moves from there, so
+    walking down a draft costs one step a token; some grammars cannot take tokens back and are read again from `start`.
+    Ending tokens end the grammar here and never enter the parser. Every method raises `GrammarFailed` where the library
+    gives up (a limit, or a token that the grammar does not allow). One thread at a time.
+    """
+
+    def __init__(
+        self,
+        start: LLMatcher,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        ignore_eos: bool = False,
+        can_rollback: bool = True,
+    ) -> None:
+        self._start = start
+        self._parser = start.deep_copy()
+        self._vocab_size = vocab_size
+        self._eos = tuple(eos_token_ids)
+        self._ignore_eos = ignore_eos
+        self._can_rollback = can_rollback
+        self._committed: list[int] = []  # tokens the parser took for good
+        self._ahead: list[int] = []  # tokens the parser took beyond the committed ones
+        self._forced: tuple[int, ...] | None = None  # that must follow the committed ones, once asked for
+        self._ended = False  # by a committed ending token
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Commit `tokens`; those behind the grammar's end are ignored."""
+        self._ended |= self._move(tokens)
+        self._committed += self._ahead
+        self._ahead.clear()
+        self._forced = None
+
+    def is_over(self, path: Sequence[int] = ()) -> bool:
+        """Say whether nothing may follow `path`: the grammar is complete and cannot go on, or an ending token came."""
+        over = self._move(path) or self._parser.is_stopped()
+        self._check()  # a parser that failed calls itself stopped
+        return over
+
+    def is_accepting(self, path: Sequence[int] = ()) -> bool:
+        """Say whether the answer may end after `path`."""
+        if self.is_over(path):
+            return True
+        accepting = self._parser.is_accepting()
+        self._check()
+        return accepting
+
+    def mask(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:  # [V]
+        """Return which tokens may follow `path`; never none.
+
+        Ending tokens may where the answer may end, unless they are ignored and another token may follow. Bytes that the
+        grammar forces come in the tokenizer's own way of writing them only.
+        """
+        if self.is_over(path):
+            return self._only_ends()
+        bits = self._parser.compute_bitmask()
+        self._check()
+        mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+        if self._ignore_eos and self._eos:
+            ends = mask[list(self._eos)]
+            mask[list(self._eos)] = False
+            if not mask.any():
+                mask[list(self._eos)] = ends
+        return mask
+
+    def accepted(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens`, a chain after the committed ones, stay inside the grammar.
+
+        A token counted here may still be masked: where bytes are forced further down, and it spells them in another way
+        than the tokenizer would.
+        """
+        if self.is_over() or not tokens:
+            return 0
+        for i, (token, forced) in enumerate(zip(tokens, self.forced(), strict=False)):
+            if token != forced:
+                return i
+        first_end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
+        count = self._parser.validate_tokens(list(tokens[:first_end])) if first_end else 0
+        self._check()
+        if count == first_end < len(tokens) and not self._ignore_eos and not self.is_over(tokens[:first_end]):
+            count += self.is_accepting(tokens[:first_end])
+        return count
+
+    def forced(self) -> tuple[int, ...]:
+        """Return the tokens that must follow the committed ones, one after the other, as far as that is certain."""
+        if self._forced is None:
+            self._forced = () if self.is_over() else tuple(self._parser.compute_ff_tokens())
+            self._check()
+        return self._forced
+
+    def _move(self, path: Sequence[int]) -> bool:
+        """Let the parser stand after `path`, or where the grammar ends on it; return whether an ending token came."""
+        if self._ended:
+            return True
+        ahead = self._ahead
+        common = 0
+        while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
+            common += 1
+        if common < len(ahead):
+            self._go_back(len(ahead) - common)
+        for token in path[common:]:
+            if token in self._eos:
+                return True
+            if self._parser.is_stopped():
+                break
+            self._parser.consume_token(token)
+            self._check()
+            ahead.append(token)
+        return False
+
+    def _go_back(self, num_tokens: int) -> None:
+        del self._ahead[-num_tokens:]
+        if self._can_rollback:
+            self._parser.rollback(num_tokens)
+        else:
+            self._parser = self._start.deep_copy()
+            self._parser.consume_tokens([*self._committed, *self._ahead])
+        self._check()
+
+    def _only_ends(self) -> NDArray[np.bool_]:
+        mask = np.zeros(self._vocab_size, np.bool_)
+        mask[list(self._eos)] = True
+        return mask
+
+    def _check(self) -> None:
+        if self._parser.is_error():
+            message = self._parser.get_error().partition("\n")[0]
+            raise GrammarFailed(f"the grammar gave up after {len(self._committed)} tokens: {message}")

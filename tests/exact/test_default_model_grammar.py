@@ -1,0 +1,77 @@
+"""The default model under a JSON schema: valid, and with speculation the same to the token as without."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import jsonschema
+import pytest
+import torch
+
+from prolepsis.cli.bench.ask import Answer, ask
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import InvalidGrammar, ModelError
+from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.build import assemble
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.load import LoadedModel, load_model
+
+pytestmark = pytest.mark.real_model
+CONFIG = EngineConfig(max_model_len=1024)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 16},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "colours"],
+    "additionalProperties": False,
+}
+SPECS = {
+    "json": GrammarSpec("json_schema", json.dumps(SCHEMA)),
+    "date": GrammarSpec("regex", r"\d{4}-\d{2}-\d{2}"),
+    "choice": GrammarSpec("choice", '["positive", "neutral", "negative"]'),
+}
+KINDS = (SamplingParams(temperature=0.0, max_tokens=96), SamplingParams(temperature=1.0, seed=5, max_tokens=96))
+
+
+async def answers(loaded: LoadedModel) -> tuple[dict[str, tuple[Answer, Answer]], str]:
+    prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Describe Anna, who is 31, as data."}])
+    client = ThreadEngineClient(assemble(CONFIG, loaded))
+    found: dict[str, tuple[Answer, Answer]] = {}
+    try:
+        for name, spec in SPECS.items():
+            for i, params in enumerate(KINDS):
+                source = GenerateRequest(f"{name}{i}", tuple(prompt), params, grammar=spec)
+                plain = replace(source, request_id=f"{name}{i} plain", speculation=SpeculationChoice(enabled=False))
+                found[f"{name}{i}"] = await ask(client, plain), await ask(client, source)
+        with pytest.raises(InvalidGrammar):
+            await ask(client, GenerateRequest("bad", tuple(prompt), KINDS[0], grammar=GrammarSpec("regex", "(")))
+        return found, client.info.exactness
+    finally:
+        await client.close()
+
+
+def test_answers_are_valid_and_the_same_with_speculation() -> None:
+    threads = torch.get_num_threads()
+    try:
+        loaded = load_model(CONFIG)
+        found, exactness = asyncio.run(answers(loaded))
+    except ModelError as error:
+        pytest.skip(f"the default model is not here: {error}")
+    finally:
+        torch.set_num_threads(threads)
+    for name, (plain, speculated) in found.items():
+        text = loaded.tokenizer.decode(speculated.token_ids)
+        if name.startswith("json"):
+            jsonschema.validate(json.loads(text), SCHEMA)
+            assert speculated.stats.num_steps < 0.8 * len(speculated.token_ids)
+        elif name.startswith("choice"):
+            assert text in ("positive", "neutral", "negative")
+        else:
+            assert [part.isdigit() for part in text.split("-")] == [True] * 3
+        if exactness == "strict":
+            assert speculated.token_ids == plain.token_ids

@@ -1,0 +1,343 @@
+"""With a grammar: same seed, same tokens, whatever proposes; every answer in the language; one request fails alone.
+
+The yardstick decodes with the target's table, the keyed noise and a fresh matcher for every token, and nothing else.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.core.errors import GrammarFailed, InvalidGrammar
+from prolepsis.core.events import Failed, Finished, Tokens
+from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.verification import Verification
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.matcher import Matcher
+from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposers.grammar import Grammar
+from prolepsis.spec.proposers.prediction import Prediction
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.scripted import Scripted
+from prolepsis.spec.proposers.suffix import Suffix
+from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, submit, table_logits, terminals
+from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
+
+TOKENIZER = few_tokens()
+assert TOKENIZER.get_vocab_size() == VOCAB
+GRAMMARS = grammars(TOKENIZER, max_compiled=64)
+SAMPLER = Sampler(VOCAB, (EOS,))
+PROMPT = tuple((7 * i) % VOCAB for i in range(45))
+SPECS = {
+    "record": json_schema(RECORD),
+    "regex": GrammarSpec("regex", "(ab|0)*1{2,9}"),
+    "choice": GrammarSpec("choice", '["ab", "aba", "a0", "01ab"]'),
+    "lark": GrammarSpec("lark", 'start: "a" start "b" | "0"'),
+}
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=90),
+    "sampled": SamplingParams(max_tokens=90, seed=11),
+    "truncated": SamplingParams(temperature=0.8, top_k=9, top_p=0.9, min_p=0.02, max_tokens=90, seed=5),
+    "penalties": SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.6, max_tokens=90, seed=2),
+    "ignored ends": SamplingParams(max_tokens=90, seed=4, ignore_eos=True),
+    "at least": SamplingParams(max_tokens=90, seed=6, min_tokens=12),
+    "biased": SamplingParams(max_tokens=90, seed=9, logit_bias=((EOS, 5.0), (3, -2.0))),
+    "stops": SamplingParams(max_tokens=90, seed=3, stop_token_ids=(11,)),
+}
+CASES = [(spec, name) for spec in SPECS for name in PARAMS]
+
+
+def ask(spec: str, name: str, request_id: str = "r", n: int = 1) -> GenerateRequest:
+    return GenerateRequest(request_id, PROMPT, PARAMS[name], n=n, grammar=SPECS[spec])
+
+
+def reference(source: GenerateRequest, index: int = 0) -> list[int]:
+    """Decode one sample token by token; the mask of each comes from a matcher made for it alone."""
+    assert source.grammar is not None
+    params, key = source.params, noise_key(source.params.seed, index)
+    grammar, output = GRAMMARS.compile(source.grammar), list[int]()
+    history = TokenHistory(source.prompt_token_ids)
+    ends = SAMPLER.ends(params)
+    while len(output) < params.max_tokens:
+        matcher = grammar.matcher(ignore_eos=params.ignore_eos)
+        matcher.advance(output)
+        if matcher.is_over():
+            break
+        logits = torch.tensor([table_logits([*source.prompt_token_ids, *output])])
+        row = SamplingRow(params, key, len(output), history, (), matcher.mask())
+        (token,) = SAMPLER.pick(logits, [row])
+        output.append(token)
+        history.append([token])
+        if token in ends and len(output) >= params.min_tokens:
+            break
+    return output
+
+
+PLAIN = {case: reference(ask(*case)) for case in CASES}
+
+
+def room(**changes: object) -> Room:
+    found = Room(grammars=GRAMMARS, **changes)  # type: ignore[arg-type]
+    found.verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=found.max_model_len)
+    return found
+
+
+def serve(setup: Room, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
+    engine = build(setup)
+    engine.send(ApplyPlan(plan))
+    submit(engine, *sources)
+    events = drain(engine)
+    assert all(isinstance(end, Finished) for end in terminals(events).values())
+    return outputs(events)
+
+
+def oracle(kind: str) -> Scripted:
+    """Propose, knowing the plain output: right, wrong from the third token on, or in branches; past its end, too."""
+
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        case = next(case for case in CASES if PARAMS[case[1]] == sample.params and sample.key.startswith(f"{case[0]}:"))
+        done = len(sample.tokens) - sample.num_prompt_tokens
+        right = [*PLAIN[case], EOS, 1, 2][done : done + limit]
+        wrong = [(token + 1) % VOCAB for token in right]
+        if kind == "right" or len(right) < 3 or limit < 6:
+            return chain(tuple(right), "scripted") if right else None
+        if kind == "wrong":
+            return chain((*right[:2], *wrong[2:]), "scripted")
+        tokens = (wrong[0], wrong[1], right[0], wrong[1], right[1], right[2])
+        return Draft(tokens, (-1, 0, -1, 2, 2, 4), "scripted")
+
+    return Scripted(script)
+
+
+PROPOSERS: dict[str, Callable[[], Sequence[Proposer]]] = {
+    "none": lambda: [],
+    "right": lambda: [oracle("right")],
+    "wrong": lambda: [oracle("wrong")],
+    "tree": lambda: [oracle("tree")],
+    "grammar": lambda: [Grammar()],
+    "suffix": lambda: [Suffix()],
+    "prompt_lookup": lambda: [PromptLookup(min_match=1)],
+    "all": lambda: [Grammar(), Suffix(), PromptLookup(min_match=1), Prediction()],
+}
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_proposer_at_every_depth(spec: str, proposer: str) -> None:
+    for name in PARAMS:
+        for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
+            source = ask(spec, name, f"{spec}:{name}")
+            found = serve(room(proposers=PROPOSERS[proposer]()), plan, source)
+            assert found[source.request_id, 0] == PLAIN[spec, name]
+
+
+def is_valid(spec: str, text: str) -> bool:
+    if spec == "record":
+        jsonschema.validate(json.loads(text), RECORD)
+        return True
+    if spec == "choice":
+        return text in json.loads(SPECS[spec].source)
+    depth = text.count("a")
+    return text == "a" * depth + "0" + "b" * depth
+
+
+def test_answers_are_in_the_language_and_end_by_themselves() -> None:
+    checked = 0
+    for spec, name in CASES:
+        if spec == "regex" or name == "stops":
+            continue
+        engine = build(room(proposers=PROPOSERS["all"]()))
+        submit(engine, ask(spec, name))
+        last = [event for event in drain(engine) if isinstance(event, Tokens)][-1]
+        text = text_of(TOKENIZER, PLAIN[spec, name])
+        if last.finish_reason == "stop":
+            assert is_valid(spec, text)
+            checked += 1
+        else:
+            assert (spec, last.finish_reason) == ("lark", "length")  # a^n may go on for ever
+    assert checked >= 15
+
+
+def test_drafts_help_and_those_outside_the_grammar_are_not_counted() -> None:
+    engine = build(room(proposers=[Grammar()]))
+    submit(engine, ask("record", "sampled"))
+    (end,) = terminals(drain(engine)).values()
+    assert end.stats.num_steps <= 0.8 * end.stats.num_output_tokens
+    assert end.stats.num_accepted >= 10
+    assert end.stats.num_accepted >= 0.9 * end.stats.num_draft_tokens
+    outside = Scripted(lambda sample, limit: chain((EOS,) * min(limit, 1), "scripted"))
+    engine = build(room(proposers=[outside]))
+    submit(engine, ask("record", "sampled"))
+    (end,) = terminals(drain(engine)).values()
+    assert end.stats.num_draft_tokens == 0
+
+
+def test_neighbours_with_and_without_a_grammar_preemption_and_short_chunks() -> None:
+    sources = [ask(spec, name, f"{spec}:{name}") for spec, name in CASES]
+    sources += [GenerateRequest(f"free {i}", (i, 1, 2), SamplingParams(max_tokens=30, seed=i)) for i in range(4)]
+    roomy = serve(room(), SpecPlan(num_speculative_tokens=0), *sources)
+    engine = build(room(max_samples=3, max_step_tokens=24, proposers=PROPOSERS["all"]()))
+    late = [source for source in sources if source.request_id.startswith(("free", "lark"))]
+    submit(engine, *(replace(source, priority=1) for source in sources if source not in late))
+    events = []
+    while late:
+        events += engine.step()
+        if engine.timings.num_steps % 6 == 0:
+            submit(engine, late.pop())
+    events += drain(engine)
+    assert outputs(events) == roomy
+    assert sum(end.stats.num_preemptions for end in terminals(events).values()) > 0
+    for spec, name in CASES:
+        assert roomy[f"{spec}:{name}", 0] == PLAIN[spec, name]
+
+
+@pytest.mark.parametrize("num_pages", [64, 9])
+def test_samples_of_one_request_have_a_matcher_each(num_pages: int) -> None:
+    for spec in SPECS:
+        source = ask(spec, "sampled", f"{spec}:sampled", n=4)
+        setup = room(num_pages=num_pages, max_model_len=160, proposers=PROPOSERS["all"]())
+        found = serve(setup, SpecPlan(), source)
+        assert [found[source.request_id, i] for i in range(4)] == [reference(source, i) for i in range(4)]
+
+
+def test_stop_strings_end_an_answer_before_the_grammar_does() -> None:
+    plain = PLAIN["record", "sampled"]
+    params = replace(PARAMS["sampled"], stop=("".join(chr(ord("a") + t) for t in plain[4:6]),))
+    source = GenerateRequest("r", PROMPT, params, grammar=SPECS["record"])
+    found = [serve(room(proposers=PROPOSERS[p]()), SpecPlan(), source)["r", 0] for p in ("none", "all")]
+    assert found[0] == found[1]
+    assert len(found[0]) < len(plain)
+    assert found[0] == plain[: len(found[0])]
+
+
+@pytest.mark.parametrize("name", ["sampled", "ignored ends", "at least"])
+def test_a_grammar_that_can_only_stop_ends_the_sample(name: str) -> None:
+    for spec, length in (("choice", 4), ("lark", 90)):
+        engine = build(room())
+        submit(engine, ask(spec, name))
+        events = [event for event in drain(engine) if isinstance(event, Tokens)]
+        assert len(outputs(events)["r", 0]) <= length
+        if len(outputs(events)["r", 0]) < length:
+            assert (events[-1].finish_reason, events[-1].stop_reason) == ("stop", None)
+
+
+def test_end_of_sequence_only_where_the_answer_is_whole() -> None:
+    eager = SamplingParams(temperature=0.0, max_tokens=40, logit_bias=((EOS, 100.0),))
+    source = GenerateRequest("r", PROMPT, eager, grammar=GrammarSpec("regex", "(ab|0){3,6}1*"))
+    found = serve(room(proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0]
+    assert found[-1] == EOS
+    text = text_of(TOKENIZER, found)
+    assert text.replace("ab", "0") == "000"
+    patient = replace(eager, min_tokens=9)
+    found = serve(room(), SpecPlan(), replace(source, params=patient))["r", 0]
+    assert len(found) >= 9
+    assert found[-1] == EOS
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    schema=st.recursive(
+        st.sampled_from([{"enum": [0, 1, 10]}, {"enum": ["a", "ba"]}, {"type": "string", "pattern": "^[ab]{0,3}$"}]),
+        lambda inner: st.builds(lambda items, size: {"type": "array", "items": items, "maxItems": size}, inner,
+                                st.integers(0, 3))
+        | st.builds(
+            lambda members: {
+                "type": "object",
+                "properties": members,
+                "required": sorted(members)[:1],
+                "additionalProperties": False,
+            },
+            st.dictionaries(st.sampled_from(["a", "b", "ab", "a0"]), inner, max_size=3),
+        ),
+        max_leaves=5,
+    ),
+    seed=st.integers(0, 2**20),
+)  # fmt: skip
+def test_any_schema_gives_valid_equal_answers(schema: dict[str, object], seed: int) -> None:
+    params = SamplingParams(max_tokens=400, seed=seed)
+    source = GenerateRequest("r", (1, 2, 3), params, grammar=json_schema(schema))
+    setup = {"num_pages": 32, "max_model_len": 512}
+    plain = serve(room(**setup), SpecPlan(), source)["r", 0]
+    assert serve(room(**setup, proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0] == plain
+    assert len(plain) < 400
+    jsonschema.validate(json.loads(text_of(TOKENIZER, plain)), schema)
+
+
+class Fragile(Grammars):
+    """Its matchers give up after some tokens: when asked for a mask, or when told what was emitted."""
+
+    def __init__(self, after: int, where: str) -> None:
+        super().__init__(TOKENIZER.to_str, VOCAB, (EOS,))
+        self._after, self._where = after, where
+
+    def compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        compiled, after, where = super().compile(spec), self._after, self._where
+
+        class Breaking(Matcher):
+            seen = 0
+
+            def mask(self, path: Sequence[int] = ()) -> "np.typing.NDArray[np.bool_]":
+                if where == "mask" and self.seen + len(path) >= after:
+                    raise RuntimeError("lexer too complex")
+                return super().mask(path)
+
+            def advance(self, tokens: Sequence[int]) -> None:
+                self.seen += len(tokens)
+                if where == "advance" and self.seen >= after:
+                    raise GrammarFailed("lexer too complex")
+                super().advance(tokens)
+
+        class Wrapped(CompiledGrammar):
+            def matcher(self, *, ignore_eos: bool = False) -> Matcher:
+                return Breaking(self._start, VOCAB, (EOS,), ignore_eos=ignore_eos)
+
+        return Wrapped(compiled._start, VOCAB, (EOS,))
+
+
+@pytest.mark.parametrize("where", ["mask", "advance"])
+@pytest.mark.parametrize("after", [0, 1, 5])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_matcher_that_fails_takes_only_its_request_with_it(where: str, after: int, n: int) -> None:
+    setup = room(proposers=PROPOSERS["all"]())
+    setup.grammars = Fragile(after, where)
+    engine = build(setup)
+    free = GenerateRequest("free", (1, 2), SamplingParams(max_tokens=30, seed=1, ignore_eos=True))
+    submit(engine, replace(ask("record", "sampled", "broken"), n=n), free)
+    ends = terminals(drain(engine))
+    assert isinstance(ends["free"], Finished)
+    failed = ends["broken"]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, GrammarFailed)
+    assert "lexer too complex" in str(failed.error)
+    assert engine.scheduler.kv_usage == 0
+    submit(engine, GenerateRequest("next", (1, 2), SamplingParams(max_tokens=3)))
+    assert isinstance(terminals(drain(engine))["next"], Finished)
+
+
+def test_an_invalid_grammar_is_refused_even_by_who_did_not_compile_it_before() -> None:
+    engine = build(room())
+    submit(engine, GenerateRequest("r", (1,), SamplingParams(), grammar=GrammarSpec("regex", "(")))
+    end = terminals(drain(engine))["r"]
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, InvalidGrammar)
+    unable = room()
+    unable.grammars = None
+    engine = build(unable)
+    submit(engine, ask("choice", "greedy"))
+    end = terminals(drain(engine))["r"]
+    assert isinstance(end, Failed)
+    assert "no tokenizer" in str(end.error)
