@@ -32,9 +32,11 @@ class Served:
 
 
 @contextmanager
-def served(engine: FakeEngine, config: ServerConfig | None = None) -> Iterator[Served]:
+def served(
+    engine: FakeEngine, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
+) -> Iterator[Served]:
     metrics = Metrics()
-    app = build(config or ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), metrics)
+    app = build(config or ServerConfig(max_body_bytes=65536), engine, tokenizer or ByteTokenizer(), metrics)
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

@@ -19,6 +19,10 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 TEXT: dict[str, Any] = {"model": "tiny", "prompt": "Hi"}
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+NAMED_G = {"type": "function", "function": {"name": "g"}}
+STRICT_ARRAY = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}, "strict": True}}
 TOOL_CALL = {"role": "user", "content": "x", "tool_calls": [1]}
 
 
@@ -69,13 +73,47 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
     [
         ({"temprature": 1}, "unknown_parameter", "temprature", ["temperature"]),
         ({"zzz": 1}, "unknown_parameter", "zzz", ["allowed", "messages"]),
-        ({"tools": [{}]}, "unsupported_parameter", "tools", ["not supported"]),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format", []),
+        ({"tools": [{}]}, "missing_required_parameter", "tools[0].type", []),
+        ({"tools": [TOOL, TOOL]}, "invalid_value", "tools", ["'f'", "twice"]),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "unknown_parameter", "tools[0].custom", []),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name", []),
+        ({"tools": [STRICT]}, "invalid_value", "tools[0].function.parameters", ["additionalProperties"]),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice", ["tools"]),
+        ({"tools": [TOOL], "tool_choice": "sometimes"}, "invalid_type", "tool_choice", ["sometimes"]),
+        ({"tools": [TOOL], "tool_choice": NAMED_G}, "invalid_value", "tool_choice", ["'g'", "f"]),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "invalid_value", "tool_choice", ["function"]),
+        ({"response_format": {"type": "xml"}}, "invalid_value", "response_format.type", ["json_object"]),
+        ({"response_format": {"type": "json_schema"}}, "invalid_value", "response_format", ["json_schema"]),
+        ({"response_format": STRICT_ARRAY}, "invalid_value", "response_format.json_schema.schema", ["root"]),
+        ({"structured_outputs": {}}, "invalid_value", "structured_outputs", ["exactly one"]),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "invalid_value", "structured_outputs", ["regex"]),
+        ({"structured_outputs": {"json": "{"}}, "invalid_value", "structured_outputs.json", ["JSON"]),
+        ({"structured_outputs": {"json": [1]}}, "invalid_type", "structured_outputs.json", []),
+        ({"structured_outputs": {"structural_tag": {}}}, "unsupported_parameter",
+         "structured_outputs.structural_tag", []),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "invalid_value",
+         "structured_outputs", ["response_format"]),
+        ({"structured_outputs": {"grammar": "start: /a/"}, "tools": [TOOL]}, "invalid_value",
+         "structured_outputs.grammar", ["tools"]),
+        ({"request_id": "a b"}, "invalid_value", "request_id", []),
+        ({"cache_salt": ""}, "invalid_value", "cache_salt", []),
+        ({"metadata": {"a": 1}}, "invalid_type", "metadata.a", []),
+        ({"service_tier": "flex"}, "unsupported_parameter", "service_tier", ["'auto'"]),
+        ({"reasoning_effort": "high"}, "unsupported_parameter", "reasoning_effort", []),
+        ({"store": True}, "unsupported_parameter", "store", ["false"]),
+        ({"best_of": 2}, "unsupported_parameter", "best_of", []),
+        ({"verbosity": "low"}, "unsupported_parameter", "verbosity", []),
+        ({"modalities": ["audio"]}, "unsupported_parameter", "modalities", []),
+        ({"web_search_options": {}}, "unsupported_parameter", "web_search_options", []),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "unsupported_parameter",
+         "stream_options.include_obfuscation", []),
         ({"echo": 0}, "unsupported_parameter", "echo", []),
         ({"stream": True, "stream_options": {"usage": True}}, "unknown_parameter", "stream_options.usage", ["include"]),
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options", ["stream"]),
         ({"speculation": {"depth": 1}}, "unknown_parameter", "speculation.depth", ["max_depth"]),
-        ({"speculation": {"mode": "on"}}, "invalid_value", "speculation.mode", ["'auto'", "'off'"]),
+        ({"speculation": {"mode": "max"}}, "invalid_value", "speculation.mode", ["'auto'", "'off'"]),
+        ({"speculation": {"mode": "shadow"}}, "invalid_value", "speculation.mode", ["shadow", "auto, off, on"]),
+        ({"speculation": {"emit": "word"}}, "invalid_value", "speculation.emit", ["'token'"]),
         ({"speculation": {"proposer": "magic"}}, "invalid_value", "speculation.proposer", ["magic", "suffix"]),
         ({"temperature": "hot"}, "invalid_type", "temperature", ["'hot'", "number"]),
         ({"temperature": "0.5"}, "invalid_type", "temperature", ["'0.5'"]),
@@ -106,15 +144,18 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"messages": []}, "invalid_value", "messages", ["1"]),
         ({"messages": "Hi"}, "invalid_type", "messages", []),
         ({"messages": ["Hi"]}, "invalid_type", "messages[0]", []),
-        ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content", []),
-        ({"messages": [{"role": "user", "content": None}]}, "invalid_type", "messages[0].content", ["null"]),
+        ({"messages": [{"role": "user"}]}, "invalid_value", "messages[0]", ["'content'"]),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_value", "messages[0]", ["null"]),
+        ({"messages": [{"role": "tool", "content": "4"}]}, "invalid_value", "messages[0]", ["tool_call_id"]),
+        ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "unsupported_parameter",
+         "messages[0].refusal", []),
         ({"messages": [{"role": "robot", "content": ""}]}, "invalid_value", "messages[0].role", ["robot", "'user'"]),
         ({"messages": [IMAGE]}, "invalid_value", "messages[0].content", ["text"]),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "invalid_value", "messages", ["template"]),
         ({"messages": [{"role": "user", "content": "x" * 600}]}, "context_length_exceeded", "messages", ["512"]),
-        ({"messages": [TOOL_CALL]}, "unsupported_parameter", "messages[0].tool_calls", []),
+        ({"messages": [TOOL_CALL]}, "invalid_type", "messages[0].tool_calls[0]", []),
         ({"messages": None}, "invalid_type", "messages", []),
-        ({"prompt": "Hi"}, "unknown_parameter", "prompt", []),
+        ({"prompt": "Hi"}, "unsupported_parameter", "prompt", []),
     ],
 )  # fmt: skip
 async def test_chat_refusals(
@@ -128,7 +169,11 @@ async def test_chat_refusals(
     [
         ({"prompt": ""}, "invalid_value", "prompt", ["no tokens"]),
         ({"prompt": []}, "invalid_value", "prompt", ["no tokens"]),
-        ({"prompt": ["a", "b"]}, "invalid_value", "prompt", ["2 prompts"]),
+        ({"prompt": ["a"] * 65}, "invalid_value", "prompt", ["65 prompts", "64"]),
+        ({"prompt": ["a", "b"], "n": 65}, "invalid_value", "n", ["65", "128"]),
+        ({"prompt": ["a", ""]}, "invalid_value", "prompt", ["no tokens"]),
+        ({"echo": True}, "unsupported_parameter", "echo", ["false"]),
+        ({"suffix": "x"}, "unsupported_parameter", "suffix", []),
         ({"prompt": [1, "b"]}, "invalid_value", "prompt", ["token ids"]),
         ({"prompt": [True]}, "invalid_value", "prompt", []),
         ({"prompt": [257]}, "invalid_value", "prompt", ["257", "256"]),
@@ -153,6 +198,8 @@ async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> N
     assert_error(response, 404, "model_not_found", "model", "gpt", "tiny")
     assert_error(await http.get("/v1/models/gpt"), 404, "model_not_found", "model")
     assert_error(await http.get("/v2/nothing"), 404, "unknown_url", None, "GET /v2/nothing")
+    response = await http.post("/v1/embeddings", json={})
+    assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
     wrong = await http.get("/v1/completions")
     assert_error(wrong, 405, "method_not_allowed", None, "GET /v1/completions")
     assert wrong.headers["allow"] == "POST"
@@ -171,7 +218,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=6
 )
-FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "tools", "echo", "response_format"})
+FIELDS = sorted({*ChatBody.model_fields, *CompletionBody.model_fields, "echo", "store"})
 LIKELY = st.sampled_from(
     [0, 1, -1, 2, 0.5, "tiny", True, None, [], {}, ["a"], [1], {"1": 1}, {"type": "content", "content": "x"}, "auto",
      {"mode": "auto", "max_depth": 0, "metrics": True}, {"include_usage": True}, [{"role": "user", "content": "é"}]]

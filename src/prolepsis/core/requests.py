@@ -11,6 +11,8 @@ class SpeculationChoice:
     """What the caller asked of speculation; the plan and the measured value decide what takes effect."""
 
     enabled: bool = True
+    forced: bool = False
+    """Verify every draft there is, whether or not the cost curve says that it pays."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None

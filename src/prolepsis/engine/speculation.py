@@ -34,8 +34,9 @@ class Speculation:
             return list(rows)
         load = StepLoad(num_rows, sum(row.start for row in rows), room)
         samples = [row.sample for row in decoding]
-        allowed = [sample.request.source.speculation.proposers for sample in samples]
-        drafts = self.proposers.propose(samples, limits, plan, load, allowed)
+        choices = [sample.request.source.speculation for sample in samples]
+        allowed, forced = [choice.proposers for choice in choices], [choice.forced for choice in choices]
+        drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced)
         drafted = {
             row.sample.key: _with_draft(row, draft, declined=declined)
             for row, draft, declined, limit in zip(decoding, drafts, self.proposers.declined, limits, strict=True)

@@ -1,30 +1,57 @@
 """Usage and metrics of one response, from the request's raw counts."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.formats import Json
 
 
-def usage(stats: RequestStats, *, has_prediction: bool, count_rejected: bool) -> Json:
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What of an answer is counted besides prompt and completion."""
+
+    has_prediction: bool = False
+    count_rejected: bool = True
+    """Rejected tokens of the caller's prediction count as completion tokens, as OpenAI bills them."""
+    reasoning_tokens: int | None = None
+    """None: the answer has no reasoning."""
+
+
+def usage(stats: RequestStats, counting: Counting) -> Json:
     """OpenAI's `usage`; the prediction's counts are there only where the request carried a prediction.
 
-    With `count_rejected` the rejected tokens of the caller's prediction count as completion tokens, as OpenAI bills
-    them; tokens drafted by the engine itself never do.
+    Tokens drafted by the engine itself are never counted.
     """
     completion = stats.num_output_tokens
-    if has_prediction and count_rejected:
+    if counting.has_prediction and counting.count_rejected:
         completion += stats.prediction_rejected
+    details: Json = {}
+    if counting.has_prediction:
+        details["accepted_prediction_tokens"] = stats.prediction_accepted
+        details["rejected_prediction_tokens"] = stats.prediction_rejected
+    if counting.reasoning_tokens is not None:
+        details["reasoning_tokens"] = counting.reasoning_tokens
     shown: Json = {
         "prompt_tokens": stats.num_prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": stats.num_prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
     }
-    if has_prediction:
-        shown["completion_tokens_details"] = {
-            "accepted_prediction_tokens": stats.prediction_accepted,
-            "rejected_prediction_tokens": stats.prediction_rejected,
-        }
-    return shown
+    return {**shown, "completion_tokens_details": details} if details else shown
+
+
+def summed(parts: Sequence[RequestStats]) -> RequestStats:
+    """Return the counts of several prompts' answers as one; times are those of the longest, the mode is the last's."""
+    if len(parts) == 1:
+        return parts[0]
+    total = RequestStats(mode=parts[-1].mode, total_s=max(stats.total_s for stats in parts))
+    for stats in parts:
+        total.num_prompt_tokens += stats.num_prompt_tokens
+        total.num_cached_tokens += stats.num_cached_tokens
+        total.num_output_tokens += stats.num_output_tokens
+        total.num_steps += stats.num_steps
+    return total
 
 
 def metrics(stats: RequestStats) -> Json:

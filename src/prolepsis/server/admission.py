@@ -1,4 +1,4 @@
-"""From a checked body to the engine's request: tokens, sampling parameters, limits."""
+"""From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
 
 import secrets
 from collections.abc import Callable
@@ -8,11 +8,20 @@ from uuid import uuid4
 from anyio import to_thread
 
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineInfo
-from prolepsis.server.bodies import ChatBody, CompletionBody, GenerationBody, SpeculationBody
+from prolepsis.server.admitted import Admitted, Showing
+from prolepsis.server.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.caller import Caller
+from prolepsis.server.constraint import asked_form, constraint
+from prolepsis.server.conversation import prompt_tokens, size
+from prolepsis.server.fields import MAX_SAMPLES
+from prolepsis.server.reasoning import Thinking, thinking_of
 from prolepsis.server.room import Room
+from prolepsis.server.speculation import AskedSpeculation, asked_speculation
+from prolepsis.server.tool_use import tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
@@ -21,65 +30,91 @@ _INLINE_CHARACTERS = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request the engine may be asked for, and how its answer is to be shown."""
+class Asker:
+    """Who asks, and what the request's headers say."""
 
-    request: GenerateRequest
-    model: str
-    stream: bool
-    include_usage: bool
-    include_metrics: bool
-    has_prediction: bool
+    caller: Caller
+    spec_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A tokenised prompt, the field it came from, and how many tokens the answer may have (None: all that fit)."""
+    """A tokenised prompt, and how many tokens the answer may have (None: all that fit)."""
 
-    field: str
     token_ids: list[int]
     max_tokens: int | None
     predicted: tuple[int, ...] = ()
 
 
-async def admit_chat(body: ChatBody, room: Room) -> Admitted:
-    """Check `body` against the engine and tokenise it; raises `UserError`."""
-    _check_common(body, room)
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """All prompts of a request, the field they came from, their parameters, and the language of the answers."""
+
+    field: str
+    params: SamplingParams
+    prompts: list[_Prompt]
+    grammar: GrammarSpec | None
+
+
+async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "messages") -> Admitted:
+    """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
+    speculation = _check_common(body, asker, room)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
     params = _sampling_params(body, (body.top_logprobs or 0) if body.logprobs else None)
     max_tokens = _chat_max_tokens(body)
     _check_params(params, max_tokens, room.client.info)
-    messages = [_message(m.role, m.content) for m in body.messages]
-    size = sum(len(message["content"]) for message in messages)
-    token_ids = await _off_loop(size, lambda: room.tokenizer.apply_chat_template(messages))
-    prompt = _Prompt("messages", token_ids, max_tokens, await _predicted_tokens(body, room))
-    return _admit(body, params, prompt, room)
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    form = asked_form(body)
+    token_ids = await _off_loop(
+        size(body.messages),
+        lambda: prompt_tokens(body.messages, tools.shown, room.tokenizer, body.chat_template_kwargs),
+    )
+    thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
+    prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
+    prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
+    admitted = _admit(body, prompts, asker, speculation, room)
+    showing = replace(
+        admitted.showing,
+        thinking=thinking,
+        tools=bool(tools.callable),
+        has_prediction=body.prediction is not None,
+    )
+    return replace(admitted, showing=showing, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
 
 
-async def admit_completion(body: CompletionBody, room: Room) -> Admitted:
+async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Admitted:
     """Check `body` against the engine and tokenise it; raises `UserError`."""
-    _check_common(body, room)
+    speculation = _check_common(body, asker, room)
+    if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
+        message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
+        raise InvalidParameter(message, param="n")
     params = _sampling_params(body, body.logprobs)
     info = room.client.info
     _check_params(params, body.max_tokens, info)
-    text = body.prompt
+    form = constraint(asked_form(body))
+    prompts = []
+    for text in body.prompt:
+        token_ids = await _completion_tokens(text, room)
+        prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
+    admitted = _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
+    return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
+
+
+async def _completion_tokens(text: str | list[int], room: Room) -> list[int]:
     if isinstance(text, str):
-        token_ids = await _off_loop(len(text), lambda: room.tokenizer.encode(text))
-    else:
-        token_ids = _checked_ids(text, info.vocab_size)
-    max_tokens = body.max_tokens
-    if max_tokens is None:
-        max_tokens = max(1, params.min_tokens, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - len(token_ids)))
-    return _admit(body, params, _Prompt("prompt", token_ids, max_tokens), room)
+        return await _off_loop(len(text), lambda: room.tokenizer.encode(text))
+    return _checked_ids(text, room.client.info.vocab_size)
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": "system" if role == "developer" else role, "content": content}
+def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
+    if body.max_tokens is not None:
+        return body.max_tokens
+    return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
 
 
-async def _off_loop(size: int, work: Callable[[], list[int]]) -> list[int]:
-    return await to_thread.run_sync(work) if size > _INLINE_CHARACTERS else work()
+async def _off_loop(characters: int, work: Callable[[], list[int]]) -> list[int]:
+    return await to_thread.run_sync(work) if characters > _INLINE_CHARACTERS else work()
 
 
 async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
@@ -89,15 +124,11 @@ async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
     return tuple(await _off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
 
 
-def _check_common(body: GenerationBody, room: Room) -> None:
-    room.check_model(body.model)
+def _check_common(body: GenerationBody, asker: Asker, room: Room) -> AskedSpeculation:
+    room.check_model(body.model, asker.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
-    proposer = body.speculation.proposer if body.speculation else None
-    known = room.client.info.proposers
-    if proposer is not None and proposer not in known:
-        message = f"speculation.proposer is {proposer[:64]!r}; allowed: {', '.join(known) or 'none is loaded'}"
-        raise InvalidParameter(message, param="speculation.proposer")
+    return asked_speculation(body.speculation, asker.spec_mode, asker.caller, room.client.info.proposers)
 
 
 def _chat_max_tokens(body: ChatBody) -> int | None:
@@ -121,49 +152,75 @@ def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
     return token_ids
 
 
-def _admit(body: GenerationBody, params: SamplingParams, prompt: _Prompt, room: Room) -> Admitted:
-    request = GenerateRequest(
-        request_id=f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid4().hex}",
-        prompt_token_ids=tuple(prompt.token_ids),
-        params=replace(params, max_tokens=_fitting(prompt, params.min_tokens, room.client.info.max_model_len)),
-        n=body.n or 1,
-        priority=body.priority or 0,
-        prediction_token_ids=prompt.predicted,
-        speculation=_choice(body.speculation),
+def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    if body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return "tools" if has_tools else None
+
+
+def _admit(
+    body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room
+) -> Admitted:
+    prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
+    params, length = asked.params, room.client.info.max_model_len
+    requests = tuple(
+        GenerateRequest(
+            request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
+            prompt_token_ids=tuple(prompt.token_ids),
+            params=replace(params, max_tokens=_fitting(prompt, asked.field, params.min_tokens, length)),
+            n=body.n or 1,
+            priority=body.priority or 0,
+            scope=scope(asker.caller.tenant, body.cache_salt),
+            prediction_token_ids=prompt.predicted,
+            grammar=asked.grammar,
+            speculation=speculation.choice,
+        )
+        for i, prompt in enumerate(asked.prompts)
     )
     return Admitted(
-        request=request,
+        requests=requests,
+        caller=asker.caller,
+        answer_id=f"{prefix}-{body.request_id or own}",
         model=body.model,
         stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        include_metrics=bool(body.speculation and body.speculation.metrics),
-        has_prediction=isinstance(body, ChatBody) and body.prediction is not None,
+        speculation=speculation,
+        showing=_showing(body),
+        deterministic=params.greedy or body.seed is not None,
     )
 
 
-def _fitting(prompt: _Prompt, min_tokens: int, max_model_len: int) -> int:
+def scope(tenant: str, salt: str | None) -> str:
+    """Return the scope of one tenant's requests with one salt; no two pairs share one."""
+    return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
+
+
+def _showing(body: GenerationBody) -> Showing:
+    options = body.stream_options
+    return Showing(
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop=bool(body.include_stop_str_in_output),
+        token_ids=bool(body.return_token_ids),
+        thinking=Thinking.NONE,
+        usage=bool(options and options.include_usage),
+        running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+
+
+def _fitting(prompt: _Prompt, field: str, min_tokens: int, max_model_len: int) -> int:
     """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
     length = len(prompt.token_ids)
     if not length:
-        raise InvalidParameter(f"{prompt.field} has no tokens; allowed: 1 or more", param=prompt.field)
+        raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
     answer = max(1, min_tokens) if prompt.max_tokens is None else prompt.max_tokens
     if length + answer > max_model_len:
         raise ContextTooLong(
-            f"This model's context holds {max_model_len} tokens; given: {length} in {prompt.field} and "
+            f"This model's context holds {max_model_len} tokens; given: {length} in {field} and "
             f"{answer} for the answer ({length + answer} in all).",
-            param=prompt.field,
+            param=field,
         )
     return max_model_len - length if prompt.max_tokens is None else answer
-
-
-def _choice(body: SpeculationBody | None) -> SpeculationChoice:
-    if body is None:
-        return SpeculationChoice()
-    return SpeculationChoice(
-        enabled=body.mode != "off" and body.max_depth != 0,
-        num_speculative_tokens=body.max_depth,
-        proposers=None if body.proposer is None else (body.proposer,),
-    )
 
 
 def _sampling_params(body: GenerationBody, logprobs: int | None) -> SamplingParams:

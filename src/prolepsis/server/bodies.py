@@ -1,80 +1,47 @@
 """Request bodies of the generation endpoints; a field that is not here is refused, never ignored."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
-from prolepsis.core.sampling_params import MAX_TOP_LOGPROBS
-
-MAX_STOP_STRINGS = 16
-MAX_SAMPLES = 128
-_INT64 = 2**63 - 1
-
-Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
-TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
-
-
-def _join_parts(content: object) -> object:
-    """Join the text parts of a content list; anything else goes on to the string check."""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError('content parts must be {"type": "text", "text": string}')
-        if unknown := sorted(part.keys() - {"type", "text"}):
-            raise ValueError(f"unknown field {unknown[0][:64]!r} in a content part; allowed: type, text")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _list_of_one(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _one_prompt(value: object) -> object:
-    """Unwrap a list that holds one prompt; several prompts in one request are refused."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > 1:
-            raise ValueError(f"{len(value)} prompts given; allowed: one prompt a request")
-        value = value[0]
-    if isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value)):
-        return value
-    raise ValueError("must be a string, a list of token ids, or a list with one of these")
-
-
-def _token_keys(value: object) -> object:
-    """JSON keys are strings: read them as token ids."""
-    if not isinstance(value, dict):
-        return value
-    wrong = next((key for key in value if not (key.isascii() and key.isdigit() and len(key) <= 10)), None)
-    if wrong is not None:
-        raise ValueError(f"key {wrong[:64]!r} is not a token id")
-    return {int(key): bias for key, bias in value.items()}
-
-
-Text: TypeAlias = Annotated[str, BeforeValidator(_join_parts)]
-Stop: TypeAlias = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS), BeforeValidator(_list_of_one)]
-LogitBias: TypeAlias = Annotated[dict[int, Number], BeforeValidator(_token_keys)]
-
-
-class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+from prolepsis.server.fields import (
+    MAX_SAMPLES,
+    Body,
+    Count,
+    LogitBias,
+    Metadata,
+    Number,
+    Priority,
+    Prompts,
+    Seed,
+    SpecMode,
+    Stop,
+    Text,
+    Token,
+    TopLogprobs,
+)
+from prolepsis.server.format_bodies import ResponseFormat, StructuredOutputs
+from prolepsis.server.messages import Message
+from prolepsis.server.tool_bodies import ToolChoice, Tools
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the usage so far."""
 
 
 class SpeculationBody(Body):
     """Prolepsis' own field: what this request asks of speculation. Output is the same whatever it says."""
 
-    mode: Literal["auto", "off"] = "auto"
+    mode: SpecMode | None = None
+    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and judge, never emit."""
     max_depth: Count | None = None
     """Ceiling on drafted tokens a step."""
     proposer: str | None = None
     """The only proposer that may draft."""
+    emit: Literal["block", "token"] = "block"
+    """token: each token leaves in its own chunk, evenly paced, so that chunks do not show what was accepted."""
     metrics: bool = False
     """Add `metrics` with acceptance figures and the mode in effect to the response."""
 
@@ -86,13 +53,8 @@ class Prediction(Body):
     content: Text
 
 
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text
-
-
-class GenerationBody(Body):
-    """What both endpoints share; None means not given."""
+class SharedBody(Body):
+    """What every generation endpoint takes; None means not given."""
 
     model: str
     temperature: Number | None = None
@@ -103,19 +65,36 @@ class GenerationBody(Body):
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
     logit_bias: LogitBias | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    seed: Annotated[int, Field(ge=0, le=_INT64)] | None = None
+    seed: Seed | None = None
     stop: Stop | None = None
-    stop_token_ids: list[Count] | None = None
-    max_tokens: Count | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=128)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    priority: Priority | None = None
+    request_id: Token | None = None
+    """Becomes part of the response's id."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefixes and drafts are shared only among requests of one tenant with the same salt."""
     speculation: SpeculationBody | None = None
+    metadata: Metadata | None = None
     user: str | None = None
-    """Accepted for clients that always send it; it has no effect on generation."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """These four are accepted for clients that send them; they have no effect on generation."""
+
+
+class GenerationBody(SharedBody):
+    """What chat and text completions share."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: Count | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
 
 
 class ChatBody(GenerationBody):
@@ -124,52 +103,13 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     prediction: Prediction | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    """Variables for the model's chat template, such as enable_thinking."""
 
 
 class CompletionBody(GenerationBody):
-    prompt: Annotated[str | list[int], BeforeValidator(_one_prompt)]
+    prompt: Prompts
     logprobs: TopLogprobs | None = None
-
-
-NESTED: dict[str, type[Body]] = {
-    "stream_options": StreamOptions,
-    "speculation": SpeculationBody,
-    "prediction": Prediction,
-    "messages": Message,
-}
-"""The model behind each nested field."""
-
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "include_obfuscation": (False,),
-    "annotations": ([],),
-    "metadata": ({},),
-    "modalities": (["text"],),
-    "moderation": (),
-    "name": (),
-    "parallel_tool_calls": (False,),
-    "prompt_cache_key": (),
-    "reasoning_effort": ("none",),
-    "refusal": (),
-    "response_format": ({"type": "text"},),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "store": (False,),
-    "structured_outputs": (),
-    "suffix": ("",),
-    "tool_call_id": (),
-    "tool_calls": ([],),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Fields of the OpenAI API (and of its usual extensions) that are not served, with the values that ask for nothing.
-
-Such a value, or null, is accepted as if the field were absent; any other value is refused by name.
-"""

@@ -2,14 +2,16 @@
 
 import difflib
 from collections.abc import Sequence
-from typing import TypeVar
+from functools import cache
+from typing import TypeVar, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
-from prolepsis.server.bodies import NESTED, NEUTRAL_VALUES, Body
 from prolepsis.server.errors import RequestRefused
+from prolepsis.server.fields import Body
+from prolepsis.server.unsupported import NEUTRAL_VALUES
 
 B = TypeVar("B", bound=Body)
 
@@ -52,13 +54,36 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
         raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
 
 
+@cache
+def nested_bodies(kind: type[Body]) -> dict[str, type[Body]]:
+    """Return the model behind each field of `kind` that holds an object, or a list of objects."""
+    found = {}
+    for name, info in kind.model_fields.items():
+        inner = _body_in(info.annotation)
+        if inner is not None:
+            found[info.alias or name] = inner
+    return found
+
+
+def _body_in(annotation: object) -> type[Body] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Body):
+        return annotation
+    return next((body for part in get_args(annotation) if (body := _body_in(part)) is not None), None)
+
+
+@cache
+def _names(kind: type[Body]) -> frozenset[str]:
+    return frozenset(info.alias or name for name, info in kind.model_fields.items())
+
+
 def _without_neutral(value: dict[str, object], kind: type[Body]) -> dict[str, object]:
     """Drop fields that are not served but ask for nothing, here and in the nested objects."""
     kept: dict[str, object] = {}
+    names, nested = _names(kind), nested_bodies(kind)
     for name, item in value.items():
-        if name not in kind.model_fields and name in NEUTRAL_VALUES and _neutral(item, NEUTRAL_VALUES[name]):
+        if name not in names and name in NEUTRAL_VALUES and _neutral(item, NEUTRAL_VALUES[name]):
             continue
-        kept[name] = _nested_without_neutral(item, NESTED[name]) if name in NESTED else item
+        kept[name] = _nested_without_neutral(item, nested[name]) if name in nested else item
     return kept
 
 
@@ -75,31 +100,42 @@ def _neutral(item: object, allowed: Sequence[object]) -> bool:
 def _refusal(errors: Sequence[ErrorDetails], kind: type[Body]) -> RequestRefused:
     """Report unknown fields first: a misspelt name also shows as a missing one."""
     first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    location = [part for part in first["loc"] if part != "[key]"]
+    location, model = _location(kind, first)
     param = _path(location)
     if first["type"] == "extra_forbidden":
-        return _unknown_field(str(location[-1]), param, _model_at(kind, location))
+        return _unknown_field(str(location[-1]), param, model)
     if first["type"] == "missing":
         return RequestRefused(f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param)
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     code = "invalid_type" if first["type"].endswith(_TYPE_ERRORS) else "invalid_value"
-    text = f"Invalid value for '{param}': {message}; given: {_shown(first['input'])}."
-    return RequestRefused(text, code=code, param=param)
+    what = f"Invalid value for '{param}'" if param else "Invalid request"
+    return RequestRefused(f"{what}: {message}; given: {_shown(first['input'])}.", code=code, param=param or None)
 
 
 def _unknown_field(name: str, param: str, model: type[Body]) -> RequestRefused:
     if name in NEUTRAL_VALUES:
-        message = f"Unsupported parameter: '{param}' is not supported by this server."
+        asks_nothing = ", ".join(_shown(value) for value in NEUTRAL_VALUES[name])
+        allowed = f"; allowed: {asks_nothing} or null" if asks_nothing else ""
+        message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}."
         return RequestRefused(message, code="unsupported_parameter", param=param)
-    close = difflib.get_close_matches(name, model.model_fields, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(sorted(model.model_fields))}."
+    names = _names(model)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(sorted(names))}."
     return RequestRefused(f"Unknown parameter: '{param}'{hint}", code="unknown_parameter", param=param)
 
 
-def _model_at(kind: type[Body], location: Sequence[int | str]) -> type[Body]:
-    for part in location[:-1]:
-        kind = NESTED.get(str(part), kind)
-    return kind
+def _location(kind: type[Body], error: ErrorDetails) -> tuple[list[int | str], type[Body]]:
+    """Return where `error` is, without pydantic's names of unions and validators, and the object it is in."""
+    outer, final = error["loc"][:-1], error["loc"][-1:]
+    kept: list[int | str] = [part for part in outer if not _is_inner_name(part)]
+    for part in kept:
+        kind = nested_bodies(kind).get(part, kind) if isinstance(part, str) else kind
+    kept += [part for part in final if error["type"] == "extra_forbidden" or not _is_inner_name(part)]
+    return kept, kind
+
+
+def _is_inner_name(part: int | str) -> bool:
+    return isinstance(part, str) and (part in ("str", "int", "bool", "float") or "[" in part)
 
 
 def _path(location: Sequence[int | str]) -> str:
@@ -112,6 +148,8 @@ def _path(location: Sequence[int | str]) -> str:
 def _shown(value: object) -> str:
     """A short description of what was given, without its text where it is long."""
     if isinstance(value, dict | list):
+        if not value:
+            return "{}" if isinstance(value, dict) else "[]"
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
     return text if len(text) <= 64 else f"{text[:60]}..."

@@ -8,8 +8,10 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.text import TextStream
+from prolepsis.server.admitted import Showing
 from prolepsis.server.errors import RequestAborted
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.pacing import paced
+from prolepsis.server.tokenizer import Tokenizer, Verbatim
 
 LOWEST_LOGPROB = -9999.0
 """Shown for a token of probability 0; JSON has no infinity."""
@@ -42,18 +44,22 @@ class Delta:
     logprobs: tuple[ShownLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class Choice:
-    """One sample's text as it grows; tokens without text yet are held back with their log-probabilities."""
+    """One sample's text as it grows; tokens without text yet are held back with their ids and log-probabilities."""
 
-    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer, showing: Showing) -> None:
         self.finished = False
         self._index = index
         self._tokenizer = tokenizer
-        self._stream = TextStream(tokenizer, request.params.stop, min_tokens=request.params.min_tokens)
+        decoder = tokenizer if showing.skip_special_tokens else Verbatim(tokenizer)
+        self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
+        self._include_stop = showing.include_stop
         self._with_logprobs = request.params.logprobs is not None
         self._held: list[ShownLogprobs] = []
+        self._token_ids: tuple[int, ...] = ()
         self._offset = 0
         self._first = True
 
@@ -66,17 +72,20 @@ class Choice:
             return None
         before = self._stream.num_tokens
         text = self._stream.push(event.token_ids)
-        self._hold(event, self._stream.num_tokens - before)
+        num_tokens = self._stream.num_tokens - before
+        self._token_ids += event.token_ids[:num_tokens]
+        self._hold(event, num_tokens)
         if event.finish_reason is not None:
             text += self._stream.finish()
         reason, stop_reason = event.finish_reason, event.stop_reason
         if self._stream.matched is not None:
             reason, stop_reason = "stop", self._stream.matched
+            text += self._stream.matched if self._include_stop else ""
         self.finished = reason is not None
         if not text and not self.finished:
             return None
-        delta = Delta(self._index, text, self._first, self._release(), reason, stop_reason)
-        self._first = False
+        delta = Delta(self._index, text, self._first, self._release(), reason, stop_reason, self._token_ids)
+        self._first, self._token_ids = False, ()
         return delta
 
     def _hold(self, event: Tokens, num_tokens: int) -> None:
@@ -100,15 +109,27 @@ class Choice:
         return ShownToken(text, max(logprob, LOWEST_LOGPROB))
 
 
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How one prompt's samples are told: the index of its first choice, what is shown, and whether token by token."""
+
+    first_index: int
+    showing: Showing
+    emit_tokens: bool
+
+
 async def generate_deltas(
-    client: EngineClient, request: GenerateRequest, tokenizer: Tokenizer
+    client: EngineClient, request: GenerateRequest, tokenizer: Tokenizer, telling: Telling
 ) -> AsyncGenerator[Delta | RequestStats, None]:
     """Yield every sample's deltas, last the request's stats; ending it early aborts the request.
 
     Raises `UserError` or `EngineError` where the engine refuses or fails the request.
     """
-    choices = [Choice(index, request, tokenizer) for index in range(request.n)]
+    first = telling.first_index
+    choices = [Choice(first + i, request, tokenizer, telling.showing) for i in range(request.n)]
     events = client.generate(request)
+    if telling.emit_tokens:
+        events = paced(events)
     ended = False
     try:
         async for event in events:

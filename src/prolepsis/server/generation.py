@@ -1,21 +1,29 @@
-"""POST /v1/chat/completions and POST /v1/completions."""
+"""POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
-import time
-from collections.abc import AsyncGenerator
+from collections.abc import Coroutine
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.accounts import metrics, usage
-from prolepsis.server.admission import Admitted, admit_chat, admit_completion
+from prolepsis.server.accounts import summed
+from prolepsis.server.admission import Asker, admit_chat, admit_completion
+from prolepsis.server.admitted import Admitted
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.body_reader import read_body
-from prolepsis.server.choices import Delta, generate_deltas
+from prolepsis.server.caller import caller_of
+from prolepsis.server.choices import Delta, Telling, generate_deltas
+from prolepsis.server.completions import Parts, completion_chunks, whole_completion
 from prolepsis.server.disconnect import ClientDisconnected, until_disconnect
-from prolepsis.server.formats import ChatFormat, CompletionFormat, Format, Json, put_together
+from prolepsis.server.errors import RequestRefused
+from prolepsis.server.formats import ChatFormat, CompletionFormat, Json, MakeFormat
+from prolepsis.server.merging import merged
+from prolepsis.server.responses import ResponseShape, admit_response, response_events, whole_response
+from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.room import Room
+from prolepsis.server.speculation import HEADER
 from prolepsis.server.sse import EventStream
 
 CLIENT_CLOSED_REQUEST = 499
@@ -24,78 +32,84 @@ CLIENT_CLOSED_REQUEST = 499
 
 def generation_routes(room: Room) -> APIRouter:
     router = APIRouter()
-    chat_format, completion_format = ChatFormat(), CompletionFormat()
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, ChatBody, room.config.max_body_bytes)
-        return await _answer(request, await admit_chat(body, room), room, chat_format)
+        return await _completion(request, await admit_chat(body, _asker(request), room), room, ChatFormat)
 
     @router.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = await read_body(request, CompletionBody, room.config.max_body_bytes)
-        return await _answer(request, await admit_completion(body, room), room, completion_format)
+        return await _completion(request, await admit_completion(body, _asker(request), room), room, CompletionFormat)
+
+    @router.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody, room.config.max_body_bytes)
+        admitted = await admit_response(body, _asker(request), room)
+        shape = ResponseShape(body, admitted, room)
+        if admitted.stream:
+            events = response_events(_answer(request, admitted, room), shape)
+            return EventStream(events, headers=_at_start(admitted), named=True)
+        return await _whole(request, whole_response(_answer(request, admitted, room), shape))
+
+    @router.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        message = "Embeddings are not served here; this server generates text."
+        raise RequestRefused(message, code="not_implemented", status=501)
 
     return router
 
 
-async def _answer(request: Request, admitted: Admitted, room: Room, form: Format) -> Response:
+async def _completion(request: Request, admitted: Admitted, room: Room, make_form: MakeFormat) -> Response:
+    parts, form = _answer(request, admitted, room), make_form(admitted.showing)
     if admitted.stream:
-        return EventStream(_chunks(admitted, room, form))
+        return EventStream(completion_chunks(parts, admitted, room, form), headers=_at_start(admitted))
+    return await _whole(request, whole_completion(parts, admitted, room, form))
+
+
+async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
+    """Yield the deltas of all samples, last the stats; an invalid grammar is named as the body calls it."""
+    streams = [_one_prompt(http, i, admitted, room) for i in range(len(admitted.requests))]
+    stats = []
     try:
-        reply, stats = await until_disconnect(request.receive, _whole(admitted, room, form))
+        async with aclosing(merged(streams)) as parts:
+            async for part in parts:
+                if isinstance(part, Delta):
+                    yield part
+                else:
+                    stats.append(part)
+    except InvalidGrammar as error:
+        error.param = admitted.grammar_field or error.param
+        raise
+    yield summed(stats)
+
+
+async def _one_prompt(http: Request, number: int, admitted: Admitted, room: Room) -> Parts:
+    """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
+    request = admitted.requests[number]
+    telling = Telling(number * admitted.n, admitted.showing, admitted.speculation.emit_tokens)
+    async with (
+        room.gate.enter(http, request, deterministic=admitted.deterministic) as entry,
+        aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
+    ):
+        async for part in parts:
+            yield part
+
+
+async def _whole(request: Request, work: Coroutine[object, object, tuple[Json, RequestStats]]) -> Response:
+    try:
+        reply, stats = await until_disconnect(request.receive, work)
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    return JSONResponse(reply, headers={"x-spec-effective": _effective(stats)})
+    mode = stats.mode
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}"
+    return JSONResponse(reply, headers={"x-spec-effective": effective})
 
 
-async def _whole(admitted: Admitted, room: Room, form: Format) -> tuple[Json, RequestStats]:
-    deltas: list[list[Delta]] = [[] for _ in range(admitted.request.n)]
-    stats = RequestStats()
-    async with aclosing(generate_deltas(room.client, admitted.request, room.tokenizer)) as parts:
-        async for part in parts:
-            if isinstance(part, Delta):
-                deltas[part.index].append(part)
-            else:
-                stats = part
-    choices = [form.choice(put_together(sample)) for sample in deltas]
-    reply = {**_envelope(admitted, room, form.object), "choices": choices, **_accounts(admitted, room, stats)}
-    return reply, stats
+def _asker(request: Request) -> Asker:
+    return Asker(caller_of(request), request.headers.get(HEADER))
 
 
-async def _chunks(admitted: Admitted, room: Room, form: Format) -> AsyncGenerator[Json, None]:
-    """Yield a chunk per delta; the last one has no choices but the usage and metrics that were asked for."""
-    envelope = _envelope(admitted, room, form.chunk_object)
-    ending: Json = {"usage": None} if admitted.include_usage else {}
-    async with aclosing(generate_deltas(room.client, admitted.request, room.tokenizer)) as parts:
-        async for part in parts:
-            if isinstance(part, Delta):
-                yield {**envelope, "choices": [form.chunk_choice(part)], **ending}
-            elif admitted.include_usage or admitted.include_metrics:
-                accounts = _accounts(admitted, room, part)
-                if not admitted.include_usage:
-                    del accounts["usage"]
-                yield {**envelope, "choices": [], **accounts}
-
-
-def _envelope(admitted: Admitted, room: Room, kind: str) -> Json:
-    return {
-        "id": admitted.request.request_id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": admitted.model,
-        "system_fingerprint": room.client.info.fingerprint,
-    }
-
-
-def _accounts(admitted: Admitted, room: Room, stats: RequestStats) -> Json:
-    """`metrics` is null for several samples: their times and steps cannot be told apart."""
-    count_rejected = room.config.count_rejected_prediction_tokens
-    shown: Json = {"usage": usage(stats, has_prediction=admitted.has_prediction, count_rejected=count_rejected)}
-    if admitted.include_metrics:
-        shown["metrics"] = metrics(stats) if admitted.request.n == 1 else None
-    return shown
-
-
-def _effective(stats: RequestStats) -> str:
-    return f"mode={stats.mode.mode};reason={stats.mode.reason};plan={stats.mode.plan_version}"
+def _at_start(admitted: Admitted) -> dict[str, str]:
+    return {"x-spec-effective": admitted.speculation.known_at_start}

@@ -1,4 +1,4 @@
-"""Server-sent events: one `data:` line of JSON an event, `[DONE]` at the end."""
+"""Server-sent events: one `data:` line of JSON an event; either `[DONE]` at the end, or a name with each event."""
 
 import json
 from collections.abc import AsyncGenerator, Mapping
@@ -13,19 +13,24 @@ from prolepsis.server.errors import describe_error
 Json = Mapping[str, object]
 
 _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class EventStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
     The status line waits for the first event, so a failure before it is answered with its own status; a later failure
-    is sent as a last event with an `error`, without `[DONE]`.
+    is sent as a last event with an `error`, without `[DONE]`. `named` events carry their `type` as the event's name,
+    and their stream ends without `[DONE]`, as that of /v1/responses does.
     """
 
-    def __init__(self, events: AsyncGenerator[Json, None]) -> None:
-        super().__init__(headers=_HEADERS)
+    def __init__(
+        self, events: AsyncGenerator[Json, None], *, headers: Mapping[str, str] | None = None, named: bool = False
+    ) -> None:
+        super().__init__(headers={**_HEADERS, **(headers or {})})
         del self.headers["content-length"]
         self._events = events
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnected):
@@ -39,18 +44,18 @@ class EventStream(Response):
                 await describe_error(error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send(_part(_event(first)))
+            await send(_part(self._event(first)))
             try:
                 async for event in events:
-                    await send(_part(_event(event)))
+                    await send(_part(self._event(event)))
             except Exception as error:  # the status is out: the stream itself says what failed
-                await send(_part(_event(describe_error(error).body), more=False))
+                await send(_part(self._event(describe_error(error).body), more=False))
             else:
-                await send(_part(b"data: [DONE]\n\n", more=False))
+                await send(_part(b"" if self._named else b"data: [DONE]\n\n", more=False))
 
-
-def _event(value: Json) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
+    def _event(self, value: Json) -> bytes:
+        name = f"event: {value.get('type', 'error')}\n" if self._named else ""
+        return f"{name}data: {_encode(value)}\n\n".encode()
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, object]:

@@ -1,8 +1,10 @@
-"""What the server says of itself: models, health, metrics."""
+"""What the server says of itself: models, health, version, metrics."""
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from prolepsis import __version__
+from prolepsis.server.deep_health import DeepCheck
 from prolepsis.server.formats import Json
 from prolepsis.server.room import Room
 from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -10,6 +12,7 @@ from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
 
 def status_routes(room: Room, metrics: Metrics) -> APIRouter:
     router = APIRouter()
+    deep_check = DeepCheck(room.client)
 
     @router.get("/v1/models")
     async def models() -> JSONResponse:
@@ -30,6 +33,16 @@ def status_routes(room: Room, metrics: Metrics) -> APIRouter:
     async def ready() -> JSONResponse:
         ready = _readiness(room)
         return JSONResponse(ready, 200 if ready["ready"] else 503)
+
+    @router.get("/health/deep")
+    async def deep() -> JSONResponse:
+        health = await deep_check.result()
+        shown = {"healthy": health.healthy, "detail": health.detail, "ms": health.ms}
+        return JSONResponse(shown, 200 if health.healthy else 503)
+
+    @router.get("/version")
+    async def version() -> JSONResponse:
+        return JSONResponse({"version": __version__})
 
     @router.get("/metrics")
     async def scrape() -> Response:
@@ -54,8 +67,8 @@ def _model(name: str, room: Room) -> Json:
 def _readiness(room: Room) -> Json:
     health, info = room.client.health(), room.client.info
     return {
-        "ready": health.alive and health.ready,
-        "detail": health.detail,
+        "ready": health.alive and health.ready and not room.gate.draining,
+        "detail": "shutting down" if room.gate.draining else health.detail,
         "model": info.model,
         "forward": info.forward,
         "exactness": info.exactness,

@@ -7,10 +7,28 @@ from typing import Protocol
 class Tokenizer(Protocol):
     """Text to token ids and back. Safe to use from several threads."""
 
+    @property
+    def chat_template(self) -> str | None: ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
     ) -> list[int]: ...
+
+
+class Verbatim:
+    """A tokenizer's decoder that shows special tokens too."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,0 +1,119 @@
+"""From a client's messages to those a chat template takes, with tools explained where the template cannot."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+from prolepsis.server.messages import Message, ToolCall
+from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.tool_bodies import FunctionBody
+from prolepsis.server.tool_marks import CALL, CALL_END, RESULT, RESULT_END
+
+TemplateMessage = dict[str, object]
+
+
+def prompt_tokens(
+    messages: Sequence[Message],
+    tools: Sequence[FunctionBody],
+    tokenizer: Tokenizer,
+    variables: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
+    knows_tools = _knows_tools(tokenizer.chat_template or "")
+    shown = [_native(message) for message in messages] if knows_tools else _plain(messages, tools)
+    return tokenizer.apply_chat_template(
+        shown,
+        add_generation_prompt=add_generation_prompt,
+        tools=[_tool(tool) for tool in tools] if tools and knows_tools else None,
+        variables=variables,
+    )
+
+
+def size(messages: Sequence[Message]) -> int:
+    """Return about how many characters the messages have."""
+    return sum(len(message.content or "") + 100 for message in messages)
+
+
+def _knows_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None
+
+
+def _role(message: Message) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _native(message: Message) -> TemplateMessage:
+    """For templates that write tool calls and results themselves; they want arguments as objects."""
+    shown: TemplateMessage = {"role": _role(message), "content": message.content or ""}
+    if message.tool_calls:
+        shown["tool_calls"] = [_call(call) for call in message.tool_calls]
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            shown[name] = value
+    return shown
+
+
+def _call(call: ToolCall) -> TemplateMessage:
+    function = {"name": call.function.name, "arguments": _arguments(call)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(call: ToolCall) -> object:
+    try:
+        return json.loads(call.function.arguments)
+    except ValueError:
+        return call.function.arguments
+
+
+def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
+    """For templates that know roles and text only: calls and results are written into the text."""
+    shown: list[TemplateMessage] = []
+    for i, message in enumerate(messages):
+        follows_result = i > 0 and messages[i - 1].role == "tool"
+        if message.role == "tool" and follows_result:
+            shown[-1]["content"] = f"{shown[-1]['content']}\n{_result(message)}"
+        elif message.role == "tool":
+            shown.append({"role": "user", "content": _result(message)})
+        else:
+            calls = [_written(call) for call in message.tool_calls or ()]
+            content = "\n".join([*([message.content or ""] if message.content or not calls else []), *calls])
+            shown.append({"role": _role(message), "content": content})
+    return _with_explanation(shown, tools) if tools else shown
+
+
+def _with_explanation(messages: list[TemplateMessage], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": explanation(tools)}, *messages]
+    first: TemplateMessage = {"role": "system", "content": f"{messages[0]['content']}\n\n{explanation(tools)}"}
+    return [first, *messages[1:]]
+
+
+def _result(message: Message) -> str:
+    return f"{RESULT}\n{message.content}\n{RESULT_END}"
+
+
+def _written(call: ToolCall) -> str:
+    return f'{CALL}\n{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}\n{CALL_END}'
+
+
+def _tool(function: FunctionBody) -> TemplateMessage:
+    shown: TemplateMessage = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    shown["parameters"] = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": shown}
+
+
+def explanation(tools: Sequence[FunctionBody]) -> str:
+    """Return the system text for models whose template says nothing of tools."""
+    listed = "\n".join(json.dumps(_tool(tool), ensure_ascii=False) for tool in tools)
+    return (
+        "You can call functions. Each line describes one, with a JSON schema of its arguments:\n"
+        f"{listed}\n"
+        "To call a function, write its name and arguments as JSON between these marks:\n"
+        f'{CALL}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n{CALL_END}\n'
+        f"What it returns is given to you between {RESULT} and {RESULT_END}."
+    )

@@ -1,0 +1,141 @@
+"""The OpenAPI document: every route, what it takes, and every status it can give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from prolepsis import __version__
+from prolepsis.server import replies
+from prolepsis.server.bodies import ChatBody, CompletionBody
+from prolepsis.server.formats import Json
+from prolepsis.server.responses_bodies import ResponsesBody
+from prolepsis.server.tokenize_bodies import DetokenizeBody, TokenizeBody
+
+STATUSES = {
+    400: "A parameter is wrong, unknown or not supported; `param` names it",
+    401: "No key, or none that is known",
+    403: "The key's role does not allow this; `param` names a parameter that it does not",
+    404: "No such route or model",
+    405: "The route has other methods",
+    413: "The body is larger than allowed",
+    429: "Over a limit of the key or the tenant; Retry-After says when to come back",
+    431: "The headers are larger than allowed",
+    500: "The server failed; the error is logged",
+    503: "Not ready, overloaded or shutting down; Retry-After says when to come back",
+    504: "The request's deadline passed",
+}
+_ANY = (400, 401, 403, 404, 405, 413, 429, 431, 500, 503)
+_GENERATES = (*_ANY, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    method: str
+    path: str
+    summary: str
+    reply: type[BaseModel] | None
+    """None: text in Prometheus' format."""
+    body: type[BaseModel] | None = None
+    streams: bool = False
+    failing: type[BaseModel] | None = None
+    """What a 503 of the route itself shows."""
+
+    @property
+    def statuses(self) -> Sequence[int]:
+        return _GENERATES if self.streams else _ANY
+
+
+_ROUTES = (
+    _Route("post", "/v1/chat/completions", "Continue a conversation", replies.ChatCompletion, ChatBody, streams=True),
+    _Route("post", "/v1/completions", "Continue texts", replies.Completion, CompletionBody, streams=True),
+    _Route("post", "/v1/responses", "Answer, statelessly", replies.Response, ResponsesBody, streams=True),
+    _Route("get", "/v1/models", "Models served", replies.ModelList),
+    _Route("get", "/v1/models/{name}", "One model", replies.Model),
+    _Route("post", "/tokenize", "Text or conversation to tokens", replies.Tokenized, TokenizeBody),
+    _Route("post", "/detokenize", "Tokens to text", replies.Detokenized, DetokenizeBody),
+    _Route("get", "/health/live", "The process lives", replies.Live, failing=replies.Live),
+    _Route("get", "/health", "The engine is ready", replies.Ready, failing=replies.Ready),
+    _Route("get", "/health/ready", "The engine is ready", replies.Ready, failing=replies.Ready),
+    _Route("get", "/health/deep", "The engine generates a token", replies.Deep, failing=replies.Deep),
+    _Route("get", "/version", "Version of the server", replies.Version),
+    _Route("get", "/metrics", "Metrics for Prometheus", None),
+)
+
+
+def openapi_routes() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(openapi_document())
+
+    return router
+
+
+@cache
+def openapi_document() -> Json:
+    """Return the document, version 3.1."""
+    models = {model for route in _ROUTES for model in (route.reply, route.body, route.failing) if model}
+    wanted = [(model, "validation") for model in sorted(models | {replies.ErrorReply}, key=lambda m: m.__name__)]
+    _, definitions = models_json_schema(
+        wanted,  # type: ignore[arg-type]  # a list of (model, mode)
+        by_alias=True,
+        ref_template="#/components/schemas/{model}",
+    )
+    paths: dict[str, Json] = {}
+    for route in _ROUTES:
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Prolepsis", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": definitions["$defs"],
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _operation(route: _Route) -> Json:
+    responses: Json = {"200": {"description": "Done", "content": _contents(route)}}
+    for status in route.statuses:
+        responses[str(status)] = {"description": STATUSES[status], "content": _json(replies.ErrorReply)}
+    if route.failing is not None:
+        either = [_schema(route.failing), _schema(replies.ErrorReply)]
+        failed: Json = {"application/json": {"schema": {"anyOf": either}}}
+        responses["503"] = {"description": STATUSES[503], "content": failed}
+    operation: Json = {"summary": route.summary, "responses": responses}
+    parameters: list[Json] = []
+    if "{name}" in route.path:
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
+    if route.streams:
+        schema = {"enum": ["auto", "off", "on", "shadow"]}
+        parameters.append({"name": "X-Spec-Mode", "in": "header", "required": False, "schema": schema})
+    if parameters:
+        operation["parameters"] = parameters
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(route.body)}
+    return operation
+
+
+def _contents(route: _Route) -> Json:
+    if route.reply is None:
+        return {"text/plain": {"schema": {"type": "string"}}}
+    content = _json(route.reply)
+    if route.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    return content
+
+
+def _json(model: type[BaseModel]) -> Json:
+    return {"application/json": {"schema": _schema(model)}}
+
+
+def _schema(model: type[BaseModel]) -> Json:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}

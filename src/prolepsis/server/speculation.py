@@ -1,0 +1,76 @@
+"""What a request may ask of speculation: body field and header read together, held against the caller's roles."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.requests import SpeculationChoice
+from prolepsis.server.bodies import SpeculationBody
+from prolepsis.server.caller import Caller
+from prolepsis.server.errors import RequestRefused
+from prolepsis.server.fields import SpecMode
+
+HEADER = "x-spec-mode"
+_FOR_OPERATORS = ("on", "shadow")
+_DEFAULT = SpeculationBody()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSpeculation:
+    choice: SpeculationChoice
+    emit_tokens: bool
+    """Each token leaves in a chunk of its own."""
+    metrics: bool
+
+    @property
+    def known_at_start(self) -> str:
+        """What a stream's header can say of the mode before the first step."""
+        return "mode=auto;reason=undecided" if self.choice.enabled else "mode=off;reason=requested_off"
+
+
+def asked_speculation(
+    body: SpeculationBody | None, header: str | None, caller: Caller, proposers: tuple[str, ...]
+) -> AskedSpeculation:
+    """Return what is asked; raises `InvalidParameter`, or `RequestRefused` (403) naming what a role is missing for."""
+    given = body or _DEFAULT
+    mode = _mode(given.mode, header)
+    named = ("speculation.mode" if given.mode else HEADER, mode if mode in _FOR_OPERATORS else None)
+    for field, value in (
+        named,
+        ("speculation.max_depth", given.max_depth),
+        ("speculation.proposer", given.proposer),
+    ):
+        if value is not None and not caller.has("operator"):
+            message = f"{field} needs the role operator; your key has: {', '.join(sorted(caller.roles)) or 'none'}"
+            raise RequestRefused(message, code="insufficient_permissions", param=field, status=403)
+    if mode == "shadow":
+        message = f"{named[0]} is 'shadow', which this engine does not have; allowed: auto, off, on"
+        raise InvalidParameter(message, param=named[0])
+    _check_proposer(given.proposer, proposers)
+    return AskedSpeculation(_choice(given, mode), given.emit == "token", given.metrics)
+
+
+def _mode(in_body: SpecMode | None, header: str | None) -> SpecMode:
+    modes: tuple[SpecMode, ...] = get_args(SpecMode)
+    in_header = next((mode for mode in modes if mode == header), None)
+    if header is not None and in_header is None:
+        raise InvalidParameter(f"{HEADER} is {header[:64]!r}; allowed: {', '.join(modes)}", param=HEADER)
+    if in_header is not None and in_body is not None and in_header != in_body:
+        message = f"speculation.mode is {in_body!r} and {HEADER} is {in_header!r}; allowed: one, or equal values"
+        raise InvalidParameter(message, param="speculation.mode")
+    return in_body or in_header or "auto"
+
+
+def _check_proposer(proposer: str | None, known: tuple[str, ...]) -> None:
+    if proposer is not None and proposer not in known:
+        message = f"speculation.proposer is {proposer[:64]!r}; allowed: {', '.join(known) or 'none is loaded'}"
+        raise InvalidParameter(message, param="speculation.proposer")
+
+
+def _choice(body: SpeculationBody, mode: SpecMode) -> SpeculationChoice:
+    return SpeculationChoice(
+        enabled=mode != "off" and body.max_depth != 0,
+        forced=mode == "on",
+        num_speculative_tokens=body.max_depth,
+        proposers=None if body.proposer is None else (body.proposer,),
+    )
