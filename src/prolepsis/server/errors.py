@@ -8,6 +8,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from prolepsis.core.errors import (
     ContextTooLong,
@@ -19,6 +20,8 @@ from prolepsis.core.errors import (
     UserError,
 )
 
+CLIENT_CLOSED_REQUEST = 499
+"""For logs and counters only: the client is gone and reads no status."""
 _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _RETRY_AFTER_S = 5
 """Told with every 503 that names no better time."""
@@ -91,6 +94,8 @@ def describe_error(error: Exception) -> ErrorReply:
     """Turn an exception into its reply; whatever was not raised on purpose shows nothing of itself and is logged."""
     if isinstance(error, RequestRefused):
         return ErrorReply(error.status, str(error), error.code, error.param, error.kind, error.headers)
+    if isinstance(error, ClientDisconnect):  # in its upload; nobody reads this
+        return ErrorReply(CLIENT_CLOSED_REQUEST, "The client left.", "client_closed_request")
     if isinstance(error, HTTPException):
         return ErrorReply(error.status_code, str(error.detail), _HTTP_CODES.get(error.status_code, "http_error"))
     if isinstance(error, ProlepsisError):

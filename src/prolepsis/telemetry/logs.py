@@ -1,9 +1,10 @@
 """Log lines for people (console) or programs (JSON); what users write never gets into them."""
 
+import io
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Literal, TextIO
+from typing import Literal, TextIO, cast
 
 import structlog
 
@@ -14,6 +15,27 @@ PRIVATE = frozenset(
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 Level = Literal["debug", "info", "warning", "error"]
+
+
+class Unfailing(io.TextIOBase):
+    """Writes to `stream`; a line it cannot take (disk full, pipe closed) is lost and counted, and nothing fails by it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.num_lost = 0
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            self.num_lost += 1
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            self.num_lost += 1
 
 
 def configure_logs(level: Level = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:
@@ -34,7 +56,7 @@ def configure_logs(level: Level = "info", *, as_json: bool = False, stream: Text
     structlog.configure(
         processors=[*processors, show],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.PrintLoggerFactory(file=out),
+        logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, Unfailing(out))),
         cache_logger_on_first_use=False,
     )
 

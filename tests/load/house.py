@@ -1,0 +1,138 @@
+"""A real engine over the table model, behind the real application and a real uvicorn: everything but the tensors."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.events import Event, Terminal
+from prolepsis.core.messages import Message, Submit
+from prolepsis.engine.step import Engine
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.app import Door, build
+from prolepsis.server.door.gate import Gate
+from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.telemetry.metrics import Metrics
+from tests.fakes import EOS, VOCAB, Letters, Room
+from tests.fakes import build as build_engine
+
+
+class LetterTokenizer:
+    """Token i is the i-th letter, 0 ends a text; what is no letter becomes one."""
+
+    chat_template = "contents, one after the other"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) - ord("a") if "a" < c < chr(ord("a") + VOCAB) else 1 + ord(c) % (VOCAB - 1) for c in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return Letters().decode([token for token in token_ids if token != EOS or not skip_special_tokens])
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        return self.encode("".join(str(message["content"]) for message in messages))
+
+
+class CountingClient(ThreadEngineClient):
+    """Remembers what was submitted and how often each request was said to have ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.submitted: list[str] = []
+        self.ended: Counter[str] = Counter()
+        send = engine.send
+
+        def counting(message: Message | None) -> None:
+            if isinstance(message, Submit):
+                self.submitted.append(message.request.request_id)
+            send(message)
+
+        engine.send = counting  # type: ignore[method-assign]
+
+    def _hand_over(self, events: list[Event]) -> None:
+        self.ended.update(event.request_id for event in events if isinstance(event, Terminal))
+        super()._hand_over(events)
+
+
+@dataclass
+class House:
+    """One server under test, not yet serving."""
+
+    config: ServerConfig = field(default_factory=ServerConfig)
+    room: Room = field(default_factory=lambda: Room(max_model_len=512, num_pages=256))
+    door: Door = field(default_factory=Door)
+    tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
+    url: str = ""
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop
+        """The server's, in its own thread."""
+        self.metrics = Metrics()
+        self.room.observer = self.metrics
+        self.room.proposers = self.room.proposers or (Suffix(1 << 20), PromptLookup())
+        self.engine = build_engine(self.room)
+        self.client = CountingClient(self.engine)
+        self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door)
+
+    @property
+    def gate(self) -> Gate:
+        gate: Gate = self.app.state.gate
+        return gate
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"prolepsis_{name}", labels) or 0.0
+
+    def check_ended_once(self) -> None:
+        """Every request that reached the engine ended once, and nothing is left of any."""
+        wait_for(lambda: sum(self.client.ended.values()) >= len(self.client.submitted))
+        wait_for(lambda: self.gate.num_inside == 0 and not self.engine.has_work)
+        assert len(set(self.client.submitted)) == len(self.client.submitted)
+        assert self.client.ended == Counter(self.client.submitted)
+        assert (self.gate.num_waiting, self.gate._taken) == (0, 0)
+        if self.engine.dead is None:
+            self.engine.scheduler.check()
+            assert self.engine.scheduler.kv_usage == 0
+
+
+@contextmanager
+def serving(house: House) -> Iterator[House]:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(house.app, log_config=None, lifespan="on"))
+
+    async def serve() -> None:
+        house.loop = asyncio.get_running_loop()
+        await server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    wait_for(lambda: server.started)
+    house.port = listener.getsockname()[1]
+    house.url = f"http://127.0.0.1:{house.port}"
+    try:
+        yield house
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "waited 10 s in vain"
+        time.sleep(0.01)

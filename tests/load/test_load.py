@@ -1,0 +1,98 @@
+"""Hundreds of clients at once, good and bad: nobody is lost, nothing is left."""
+
+import asyncio
+import gc
+import resource
+import statistics
+import time
+
+import pytest
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.sampling.noise import noise_key
+from tests.fakes import Room, reference, request
+from tests.load.clients import NUM_TOKENS, Outcome, Target, rush, streamed, whole
+from tests.load.house import House, LetterTokenizer, serving, wait_for
+
+CLIENTS, AT_ONCE = 260, 200
+PLATEAU_BYTES = 8 << 20
+
+
+def expected(prompt: str) -> str:
+    """What the table says, without engine or server."""
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    source = request("r", LetterTokenizer().encode(prompt), params)
+    return LetterTokenizer().decode(reference(source, noise_key(0, 0), max_model_len=512))
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def test_a_rush_of_all_kinds_of_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    """Three rounds: each ends every request once and returns every page; after the first, memory stays."""
+    outcome = Outcome()
+    with serving(
+        House(ServerConfig(max_in_engine=16), Room(max_model_len=512, num_pages=256, max_samples=16))
+    ) as house:
+        target = Target(house.port, outcome)
+        sizes = []
+        started = time.perf_counter()
+        for _ in range(3):
+            asyncio.run(rush(target, CLIENTS, AT_ONCE))
+            house.check_ended_once()
+            sizes.append(resident_bytes())
+        seconds = time.perf_counter() - started
+    assert set(outcome.statuses) == {200}
+    assert {prompt: {expected(prompt)} for prompt in outcome.answers} == outcome.answers
+    assert len(outcome.answers) == 5
+    assert sizes[2] - sizes[1] < PLATEAU_BYTES, f"memory grows: {sizes}"
+    cuts = statistics.quantiles(outcome.latencies, n=20)
+    with capsys.disabled():
+        print(
+            f"\nload: {3 * CLIENTS} clients, {AT_ONCE} at once, {seconds:.1f} s, {len(outcome.latencies)} healthy: "
+            f"p50 {cuts[9] * 1000:.0f} ms, p95 {cuts[18] * 1000:.0f} ms, resident {[size >> 20 for size in sizes]} MiB"
+        )
+
+
+def test_a_full_queue_answers_at_once_and_the_rest_is_served() -> None:
+    outcome = Outcome()
+    config = ServerConfig(max_in_engine=2, max_queued=10, max_queued_per_tenant=10)
+    with serving(House(config)) as house:
+
+        async def flood() -> None:
+            target = Target(house.port, outcome)
+            async with asyncio.TaskGroup() as group:
+                for i in range(120):
+                    group.create_task((whole, streamed)[i % 2](target, "banana"))
+
+        asyncio.run(flood())
+        house.check_ended_once()
+        refused = house.sample("door_refused_total", reason="server_full")
+    assert set(outcome.statuses) == {200, 503}
+    assert outcome.statuses.count(503) == refused
+    assert outcome.statuses.count(200) == len(house.client.submitted) >= 12
+
+
+def test_a_drain_in_the_middle_of_a_rush_answers_everybody() -> None:
+    """Who runs is served, who waits or comes late is told, nobody hangs."""
+    outcome = Outcome()
+    with serving(House(ServerConfig(max_in_engine=4))) as house:
+
+        async def interrupted(target: Target) -> None:
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                for i in range(60):
+                    group.create_task((whole, streamed)[i % 2](target, "banana"))
+                await asyncio.to_thread(wait_for, lambda: len(house.client.ended) > 5)
+                house.gate.drain()
+                house.loop.call_soon_threadsafe(house.gate.end_waiting)
+                group.create_task(whole(target, "late"))
+
+        asyncio.run(interrupted(Target(house.port, outcome)))
+        house.check_ended_once()
+    assert set(outcome.statuses) == {200, 503}
+    assert len(outcome.statuses) == 61
+    assert "late" not in outcome.answers
