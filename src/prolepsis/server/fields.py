@@ -9,7 +9,7 @@ from prolepsis.core.sampling_params import MAX_TOP_LOGPROBS
 MAX_STOP_STRINGS = 16
 MAX_SAMPLES = 128
 MAX_PROMPTS = 64
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text")
 _PART_FIELDS = {"type", "text", "annotations", "logprobs"}
 
 

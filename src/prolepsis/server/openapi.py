@@ -67,6 +67,14 @@ _ROUTES = (
 )
 
 
+_EVENT: Json = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""One server-sent event; `data` is a chunk's JSON or [DONE]."""
+
+
 def openapi_routes() -> APIRouter:
     router = APIRouter()
 
@@ -129,7 +137,7 @@ def _contents(route: _Route) -> Json:
         return {"text/plain": {"schema": {"type": "string"}}}
     content = _json(route.reply)
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return content
 
 

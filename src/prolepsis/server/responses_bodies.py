@@ -61,11 +61,6 @@ class TextConfig(Body):
     format: TextFormat | None = None
 
 
-class ReasoningPart(Body):
-    type: Literal["reasoning_text", "summary_text"]
-    text: str
-
-
 class InputItem(Body):
     """A message, a function call the model made, what it returned, or reasoning from an earlier answer."""
 
@@ -73,8 +68,8 @@ class InputItem(Body):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: Text | list[ReasoningPart] | None = None
-    summary: list[ReasoningPart] | None = None
+    content: Text | None = None
+    summary: list[Schema] | None = None
     call_id: str | None = None
     name: Name | None = None
     arguments: str | None = None
@@ -85,8 +80,6 @@ class InputItem(Body):
         missing = next((name for name in _NEEDED[self.type] if getattr(self, name) is None), None)
         if missing is not None:
             raise ValueError(f"an item of type {self.type!r} needs field {missing!r}")
-        if self.type == "message" and not isinstance(self.content, str):
-            raise ValueError("the content of a message must be a string or a list of text parts")
         return self
 
 

@@ -53,7 +53,7 @@ def renamed(error: UserError) -> UserError:
             "response_format", "text.format"
         )
     else:
-        error.param = _FIELDS.get(field, error.param)
+        error.param = _FIELDS.get(field, error.param and error.param.replace("].function.", "]."))
     return error
 
 
