@@ -172,3 +172,13 @@ def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], 
     assert sample.tokens == truth
     assert sum(proposers.failures.values()) == 0
     proposers.forget(sample)
+
+
+def test_a_forced_sample_has_its_draft_verified_at_any_price() -> None:
+    proposers = _set(Scripted(_always((1, 2, 3), "scripted")), ms_per_row=1000.0)
+    samples = [FakeSample([5, 6], key="a"), FakeSample([5, 7], key="b")]
+    plain, forced = proposers.propose(samples, [8, 8], PLAN, forced=[False, True])
+    assert plain is None
+    assert forced is not None
+    assert forced.tokens == (1, 2, 3)
+    assert proposers.declined == [True, False]
