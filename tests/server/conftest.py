@@ -1,5 +1,4 @@
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +13,7 @@ import uvicorn
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
+from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -37,7 +37,7 @@ def served(
 ) -> Iterator[Served]:
     metrics = Metrics()
     app = build(config or ServerConfig(max_body_bytes=65536), engine, tokenizer or ByteTokenizer(), metrics)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

@@ -1,0 +1,196 @@
+"""What does HTTP cost? Milliseconds a request and a streamed chunk over asking the engine in process.
+
+Usage: python benchmarks/http_overhead.py [--requests 400] [--streams 40] [--chunks 256] [--json OUT]
+
+The engine says scripted tokens without delay, one a step, so that all time is the server's. The server is uvicorn in a
+process of its own, asked over one kept connection on loopback by a client that does next to nothing. Rounds alternate
+between asking over HTTP and asking in process.
+
+- request: one answer of one token, minus the same request consumed in process.
+- chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the same of the engine in process.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.events import Event, Finished, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.fake import FAKE_INFO, FakeEngineClient
+from prolepsis.server.app import build
+from prolepsis.server.run import bind
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+
+PROMPT = "What is a prolepsis? " * 10
+LETTER = ord("a")
+Ask = Callable[[], Awaitable[None]]
+
+
+class Letters:
+    """A tokenizer of one token a letter."""
+
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token_ids).decode()
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        return self.encode("".join(str(message["content"]) for message in messages))
+
+
+def script(request: GenerateRequest) -> Iterable[Event]:
+    """One token a step until `max_tokens`."""
+    last = request.params.max_tokens - 1
+    for i in range(last + 1):
+        yield Tokens(request.request_id, 0, (LETTER,), finish_reason="length" if i == last else None)
+    yield Finished(request.request_id, RequestStats(num_prompt_tokens=9, num_output_tokens=last + 1))
+
+
+def engine() -> FakeEngineClient:
+    return FakeEngineClient(script, replace(FAKE_INFO, max_model_len=8192))
+
+
+def serve(listener: socket.socket) -> None:
+    """Run the server in this process until it is ended; log lines go nowhere, but are made."""
+    with Path("/dev/null").open("w") as nowhere:
+        configure_logs("info", stream=nowhere)
+        app = build(ServerConfig(), engine(), Letters(), Metrics())
+        asyncio.run(uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).serve([listener]))
+
+
+class Connection:
+    """One kept HTTP/1.1 connection that reads as little of the answers as it can."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def post(self, body: bytes) -> None:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._writer.write(head.encode() + body)
+        headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not headers.startswith(b"http/1.1 200"):
+            raise RuntimeError(headers.decode())
+        if b"transfer-encoding: chunked" in headers:
+            await self._reader.readuntil(b"0\r\n\r\n")
+        else:
+            length = headers.split(b"content-length: ")[1].split(b"\r\n")[0]
+            await self._reader.readexactly(int(length))
+
+
+def body(max_tokens: int, *, stream: bool) -> bytes:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    asked = {"model": "fake", "messages": messages, "temperature": 0.7, "max_tokens": max_tokens, "stream": stream}
+    return json.dumps(asked).encode()
+
+
+def in_process(client: FakeEngineClient, max_tokens: int) -> Ask:
+    request = GenerateRequest("r", tuple(PROMPT.encode()), SamplingParams(max_tokens=max_tokens))
+
+    async def ask() -> None:
+        async for _ in client.generate(request):
+            pass
+
+    return ask
+
+
+async def alternate(asks: Mapping[str, Ask], rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each way of asking, round by round; the first tenth warms up."""
+    times: dict[str, list[float]] = {name: [] for name in asks}
+    warm = max(1, rounds // 10)
+    for number in range(warm + rounds):
+        for name, ask in asks.items():
+            started = time.perf_counter()
+            await ask()
+            if number >= warm:
+                times[name].append(1000 * (time.perf_counter() - started))
+    return times
+
+
+async def connect(port: int) -> Connection:
+    """Return a connection once the server listens."""
+    for _ in range(200):
+        try:
+            return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24))
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+    raise RuntimeError("the server did not start within 10 s")
+
+
+async def measure(port: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    connection = await connect(port)
+    client = engine()
+    one, short, long = body(1, stream=False), body(1, stream=True), body(args.chunks, stream=True)
+    single = await alternate({"http": lambda: connection.post(one), "engine": in_process(client, 1)}, args.requests)
+    asks: dict[str, Ask] = {
+        "short": lambda: connection.post(short),
+        "long": lambda: connection.post(long),
+        "engine short": in_process(client, 1),
+        "engine long": in_process(client, args.chunks),
+    }
+    streams = await alternate(asks, args.streams)
+    gaps = args.chunks - 1
+    chunk = [(a - b) / gaps for a, b in zip(streams["long"], streams["short"], strict=True)]
+    step = [(a - b) / gaps for a, b in zip(streams["engine long"], streams["engine short"], strict=True)]
+    return {
+        "request over HTTP": summary(single["http"]),
+        "request in process": summary(single["engine"]),
+        "overhead of a request": summary([a - b for a, b in zip(single["http"], single["engine"], strict=True)]),
+        "overhead of a chunk": summary([a - b for a, b in zip(chunk, step, strict=True)]),
+    }
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    """Median, 99th percentile and extremes in milliseconds."""
+    p99 = statistics.quantiles(values, n=100)[98]
+    figures = {"p50": statistics.median(values), "p99": p99, "min": min(values), "max": max(values)}
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--streams", type=int, default=40)
+    parser.add_argument("--chunks", type=int, default=256)
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    listener = bind(ServerConfig(port=0))
+    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
+    server.start()
+    try:
+        figures = asyncio.run(measure(listener.getsockname()[1], args))
+    finally:
+        server.terminate()
+        server.join()
+    for name, values in figures.items():
+        print(f"{name}: " + ", ".join(f"{figure} {value} ms" for figure, value in values.items()))
+    if args.json:
+        args.json.write_text(json.dumps({"figures_ms": figures, "provenance": provenance({}, {})}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
