@@ -1,7 +1,8 @@
 """Is structured output valid, the same with and without speculation, and how much faster with?
 
 Usage: python -m benchmarks.structured_output --prompts FILE [--generated 50] [--timed 10] [--repeats 3]
-           [--temperature 0.0] [--max-tokens 1024] [--model NAME] [--json OUT]
+           [--temperature 0.0] [--max-tokens 1024] [--proposers NAME,...] [--model NAME]
+           [--json OUT]
 
 Asked are the prompts of FILE's category `json`, with schemas written for them, and prompts for generated schemas. Each
 is answered once with speculation and once without, same seed; answers are checked with the jsonschema library. Then
@@ -25,6 +26,7 @@ from prolepsis.cli.bench.ask import Answer, ask
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.engine import Running, start_engine
+from prolepsis.cli.output import quiet_logs
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
@@ -136,7 +138,10 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 async def serve(args: argparse.Namespace) -> dict[str, object]:
     tasks = tasks_of(args.prompts, args.generated)
     params = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
-    engine = start_engine(EngineConfig(model=args.model))
+    config = EngineConfig(model=args.model)
+    if args.proposers:
+        config = config.model_copy(update={"proposers": tuple(args.proposers.split(","))})
+    engine = start_engine(config)
     try:
         asker = Asker(engine, params)
         checked = await check(asker, tasks)
@@ -157,9 +162,11 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=1024)
+    parser.add_argument("--proposers", help="loaded ones, separated by commas; default: the engine's")
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    quiet_logs()
     found = asyncio.run(serve(args))
     print(json.dumps(found, indent=2))
     if args.json:

@@ -15,7 +15,8 @@ from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.compiled import CompiledGrammar
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
 from tests.fakes import EOS, VOCAB, Room, TableModel, build, outputs, reference, request

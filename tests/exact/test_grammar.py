@@ -22,7 +22,8 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.verification import Verification
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.compiled import CompiledGrammar
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
@@ -303,9 +304,9 @@ class Fragile(Grammars):
 
         class Wrapped(CompiledGrammar):
             def matcher(self, *, ignore_eos: bool = False) -> Matcher:
-                return Breaking(self._start, VOCAB, (EOS,), ignore_eos=ignore_eos)
+                return Breaking(self, ignore_eos=ignore_eos)
 
-        return Wrapped(compiled._start, VOCAB, (EOS,))
+        return Wrapped(lambda: compiled.start, VOCAB, (EOS,))
 
 
 @pytest.mark.parametrize("where", ["mask", "advance"])

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llguidance import LLTokenizer
+from llguidance import LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.grammar import GrammarSpec
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.compiled import CompiledGrammar
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
 from tests.grammar.tiny import EOS, RECORD, all_bytes, few_tokens, grammars, json_schema, text_of, token_id
 
@@ -194,11 +195,29 @@ def test_every_random_walk_ends_in_the_language() -> None:
 
 @pytest.mark.parametrize("can_rollback", [True, False])
 def test_a_grammar_that_cannot_take_tokens_back_is_read_again(can_rollback: bool) -> None:
-    start = grammar_of(PERSON)._start
-    matcher = Matcher(start, BYTES.get_vocab_size(), (EOS,), can_rollback=can_rollback)
+    grammar = grammars(BYTES).compile(PERSON)
+    assert grammar.can_rollback
+    grammar.can_rollback = can_rollback
+    matcher = grammar.matcher()
     path = walk(matcher, random.Random(5), 30)
     matcher.advance(path[:3])
     for end in (9, 4, 12, 0):
         fresh = grammar_of(PERSON).matcher()
         fresh.advance(path[: 3 + end])
         assert np.array_equal(matcher.mask(path[3 : 3 + end]), fresh.mask())
+
+
+def test_no_sample_fails_for_what_others_made_the_lexer_learn() -> None:
+    many_states = GrammarSpec("regex", "(a|b)*a(a|b){60}c")
+    subject = Grammars(BYTES.to_str, BYTES.get_vocab_size(), (EOS,), limits=LLParserLimits(max_lexer_states=3000))
+    grammar, rng = subject.compile(many_states), random.Random(1)
+    first, others = grammar.start, [grammar.matcher() for _ in range(3)]
+    for seed in range(60):
+        fresh = subject.compile(many_states).matcher()
+        matcher = rng.choice([*others, fresh])
+        path = walk(matcher, random.Random(seed), 40)
+        assert matcher.accepted(path) == len(path)
+    assert grammar.start is not first
+    for matcher in others:
+        alone = Grammars(BYTES.to_str, BYTES.get_vocab_size(), (EOS,)).compile(many_states).matcher()
+        assert np.array_equal(matcher.mask(), alone.mask())

@@ -13,8 +13,9 @@ MAX_TOP_LOGPROBS = 20
 class SamplingParams:
     """Parameters of one request's sampling; the defaults sample the target's own distribution.
 
-    Order of application, the same for plain decoding and for every node of a draft (ALGORITHMS 1.5): logit bias, ban of
-    end-of-sequence below `min_tokens`, repetition, presence and frequency penalties, temperature, top-k, top-p, min-p.
+    Order of application, the same for plain decoding and for every node of a draft (ALGORITHMS 1.5): logit bias,
+    grammar, ban of end-of-sequence below `min_tokens`, repetition, presence and frequency penalties, temperature,
+    top-k, top-p, min-p.
     """
 
     temperature: float = 1.0

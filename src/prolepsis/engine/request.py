@@ -7,7 +7,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, TextStream
-from prolepsis.grammar.grammars import CompiledGrammar
+from prolepsis.grammar.compiled import CompiledGrammar
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.grammar import GrammarKind, GrammarSpec
-from prolepsis.grammar.matcher import Matcher
+from prolepsis.grammar.compiled import CompiledGrammar
 from prolepsis.grammar.source import llguidance_source
 
 log = structlog.get_logger(__name__)
@@ -28,22 +28,6 @@ _ALLOWED: dict[GrammarKind, str] = {
     "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
     "lark": "allowed: llguidance's dialect of lark, with a rule named start",
 }
-
-
-class CompiledGrammar:
-    """One grammar, ready to follow any number of samples."""
-
-    def __init__(
-        self, start: LLMatcher, vocab_size: int, eos_token_ids: Sequence[int], *, can_rollback: bool = True
-    ) -> None:
-        self._start = start
-        self._can_rollback = can_rollback
-        self._vocab_size = vocab_size
-        self._eos = tuple(eos_token_ids)
-
-    def matcher(self, *, ignore_eos: bool = False) -> Matcher:
-        """Return a matcher at the start of an answer."""
-        return Matcher(self._start, self._vocab_size, self._eos, ignore_eos=ignore_eos, can_rollback=self._can_rollback)
 
 
 class Grammars:
@@ -112,18 +96,20 @@ class Grammars:
             self._recent.popitem(last=False)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        source = llguidance_source(spec)
-        tokenizer = self._ready_tokenizer()
+        source, tokenizer, limits = llguidance_source(spec), self._ready_tokenizer(), self._limits
         started = time.perf_counter()
-        start = LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
-        probe = start.deep_copy()
+        compiled = CompiledGrammar(
+            lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), self._vocab_size, self._eos
+        )
+        probe = compiled.start.deep_copy()
         if not probe.is_error():
             probe.compute_bitmask()  # fills the lexer's tables, which copies share, before the engine asks
         if probe.is_error():
             reason = probe.get_error().strip()
             raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {reason}; {_ALLOWED[spec.kind]}")
         log.debug("grammar_compiled", kind=spec.kind, ms=round(1e3 * (time.perf_counter() - started), 1))
-        return CompiledGrammar(start, self._vocab_size, self._eos, can_rollback=_can_rollback(probe))
+        compiled.can_rollback = _can_rollback(probe)
+        return compiled
 
     def _ready_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:

@@ -1,6 +1,7 @@
 """What a grammar allows after the tokens of one sample, committed or only drafted. V: vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -8,32 +9,29 @@ from numpy.typing import NDArray
 
 from prolepsis.core.errors import GrammarFailed
 
+if TYPE_CHECKING:
+    from prolepsis.grammar.compiled import CompiledGrammar
+
+T = TypeVar("T")
+
 
 class Matcher:
     """Follows one sample through its grammar: `advance` commits tokens, everything else only asks.
 
     Each question takes a `path`, drafted tokens that follow the committed ones; its answer depends on those two and on
     nothing asked before. Inside, the library's parser stands wherever the last question led it and moves from there, so
-    walking down a draft costs one step a token; some grammars cannot take tokens back and are read again from `start`.
+    walking down a draft costs one step a token; grammars that cannot take tokens back are read again from their start.
     Ending tokens end the grammar here and never enter the parser. Every method raises `GrammarFailed` where the library
     gives up (a limit, or a token that the grammar does not allow). One thread at a time.
     """
 
-    def __init__(
-        self,
-        start: LLMatcher,
-        vocab_size: int,
-        eos_token_ids: Sequence[int],
-        *,
-        ignore_eos: bool = False,
-        can_rollback: bool = True,
-    ) -> None:
-        self._start = start
-        self._parser = start.deep_copy()
-        self._vocab_size = vocab_size
-        self._eos = tuple(eos_token_ids)
+    def __init__(self, grammar: "CompiledGrammar", *, ignore_eos: bool = False) -> None:
+        self._grammar = grammar
+        self._start = grammar.start
+        self._parser = grammar.start.deep_copy()
+        self._vocab_size = grammar.vocab_size
+        self._eos = grammar.eos_token_ids
         self._ignore_eos = ignore_eos
-        self._can_rollback = can_rollback
         self._committed: list[int] = []  # tokens the parser took for good
         self._ahead: list[int] = []  # tokens the parser took beyond the committed ones
         self._forced: tuple[int, ...] | None = None  # that must follow the committed ones, once asked for
@@ -49,16 +47,14 @@ class Matcher:
     def is_over(self, path: Sequence[int] = ()) -> bool:
         """Say whether nothing may follow `path`: the grammar is complete and cannot go on, or an ending token came."""
         over = self._move(path) or self._parser.is_stopped()
-        self._check()  # a parser that failed calls itself stopped
+        self._check()  # a parser that failed before calls itself stopped
         return over
 
     def is_accepting(self, path: Sequence[int] = ()) -> bool:
         """Say whether the answer may end after `path`."""
         if self.is_over(path):
             return True
-        accepting = self._parser.is_accepting()
-        self._check()
-        return accepting
+        return self._ask(lambda parser: parser.is_accepting())
 
     def mask(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:  # [V]
         """Return which tokens may follow `path`; never none.
@@ -68,8 +64,7 @@ class Matcher:
         """
         if self.is_over(path):
             return self._only_ends()
-        bits = self._parser.compute_bitmask()
-        self._check()
+        bits = self._ask(lambda parser: parser.compute_bitmask())
         mask = np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
         if self._ignore_eos and self._eos:
             ends = mask[list(self._eos)]
@@ -90,8 +85,8 @@ class Matcher:
             if token != forced:
                 return i
         first_end = next((i for i, token in enumerate(tokens) if token in self._eos), len(tokens))
-        count = self._parser.validate_tokens(list(tokens[:first_end])) if first_end else 0
-        self._check()
+        chain = list(tokens[:first_end])
+        count = self._ask(lambda parser: parser.validate_tokens(chain)) if chain else 0
         if count == first_end < len(tokens) and not self._ignore_eos and not self.is_over(tokens[:first_end]):
             count += self.is_accepting(tokens[:first_end])
         return count
@@ -99,8 +94,7 @@ class Matcher:
     def forced(self) -> tuple[int, ...]:
         """Return the tokens that must follow the committed ones, one after the other, as far as that is certain."""
         if self._forced is None:
-            self._forced = () if self.is_over() else tuple(self._parser.compute_ff_tokens())
-            self._check()
+            self._forced = () if self.is_over() else tuple(self._ask(lambda parser: parser.compute_ff_tokens()))
         return self._forced
 
     def _move(self, path: Sequence[int]) -> bool:
@@ -118,19 +112,36 @@ class Matcher:
                 return True
             if self._parser.is_stopped():
                 break
-            self._parser.consume_token(token)
-            self._check()
+            self._ask(lambda parser, token=token: parser.consume_token(token))  # type: ignore[misc]
             ahead.append(token)
         return False
 
     def _go_back(self, num_tokens: int) -> None:
         del self._ahead[-num_tokens:]
-        if self._can_rollback:
+        if self._grammar.can_rollback:
             self._parser.rollback(num_tokens)
         else:
-            self._parser = self._start.deep_copy()
-            self._parser.consume_tokens([*self._committed, *self._ahead])
-        self._check()
+            self._read_again()
+        self._recover()
+
+    def _ask(self, question: Callable[[LLMatcher], T]) -> T:
+        """Return the parser's answer; where it fails, that of a parser that shares nothing with earlier samples."""
+        answer = question(self._parser)
+        if self._parser.is_error():
+            self._recover()
+            answer = question(self._parser)
+            self._check()
+        return answer
+
+    def _recover(self) -> None:
+        if self._parser.is_error():
+            self._start = self._grammar.renew(self._start)
+            self._read_again()
+            self._check()
+
+    def _read_again(self) -> None:
+        self._parser = self._start.deep_copy()
+        self._parser.consume_tokens([*self._committed, *self._ahead])
 
     def _only_ends(self) -> NDArray[np.bool_]:
         mask = np.zeros(self._vocab_size, np.bool_)
