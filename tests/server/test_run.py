@@ -102,3 +102,20 @@ def test_sigterm_aborts_what_does_not_end_within_the_bound() -> None:
         assert "request_aborted" in rest[-1]
         output, _ = running.communicate(timeout=10)
         assert running.returncode == 0, output
+
+
+def test_readiness_is_false_on_the_open_port_while_answers_end() -> None:
+    with process("None", 0.1, 10) as (running, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=20) as response:
+            lines = response.iter_lines()
+            next(lines)
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            ready = httpx.get(f"{url}/health/ready")
+            assert (ready.status_code, ready.json()["detail"]) == (503, "shutting down")
+            late = httpx.post(f"{url}/v1/completions", json=STREAM)
+            assert (late.status_code, late.json()["error"]["code"]) == (503, "server_draining")
+            assert "retry-after" in late.headers
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        running.communicate(timeout=10)
+        assert running.returncode == 0

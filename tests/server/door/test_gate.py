@@ -1,8 +1,9 @@
 """The gate over HTTP: limits, queue, fairness, deadlines, the ladder, draining."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -26,8 +27,12 @@ ONE_PLACE = ServerConfig(max_in_engine=1)
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  # the condition is another task's doing
             await asyncio.sleep(0.005)
+
+
+def waits(gate: Gate, number: int) -> bool:
+    return gate.num_waiting == number
 
 
 def ask(http: httpx.AsyncClient, key: str = "", **changes: object) -> "asyncio.Task[httpx.Response]":
@@ -66,7 +71,7 @@ async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
         await until(lambda: engine.requests)
         for number, key in enumerate((ann, ann, bob), 1):
             tasks.append(ask(http, key))
-            await until(lambda number=number: gate.num_waiting == number)
+            await until(partial(waits, gate, number))
         refused = await ask(http, eve)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_full")
         assert int(refused.headers["retry-after"]) >= 1
@@ -189,8 +194,8 @@ class Bare:
         return self.metrics.registry.get_sample_value(f"prolepsis_{name}", labels)
 
 
-async def started(*work: Awaitable[None]) -> list["asyncio.Future[None]"]:
-    tasks = [asyncio.ensure_future(one) for one in work]
+async def started(*work: Coroutine[None, None, None]) -> list["asyncio.Task[None]"]:
+    tasks = [asyncio.create_task(one) for one in work]
     for _ in range(3):
         await asyncio.sleep(0)
     return tasks

@@ -43,7 +43,7 @@ async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
     assert "$argon2id$" in stored
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     caller = await Keys(file).caller(f"Bearer {key}")
-    assert (caller.tenant, caller.tier, caller.roles) == ("acme", "standard", {"client"})
+    assert (caller.tenant, caller.tier, caller.roles) == ("acme", "standard", frozenset({"client"}))
     assert caller.key_id == match[1]
 
 
@@ -142,7 +142,7 @@ async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: Ke
 def test_a_file_that_is_broken_at_start_is_an_error(file: KeyFile, content: str) -> None:
     file.path.parent.mkdir()
     file.path.write_text(content)
-    with pytest.raises(ConfigError, match="keys.json is not usable") as caught:
+    with pytest.raises(ConfigError, match=r"keys\.json is not usable") as caught:
         Keys(file)
     assert caught.value.param == "keys_file"
 

@@ -57,14 +57,21 @@ async def test_a_hit_says_so_and_is_the_same_answer(house: House) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"temperature": 1}, {"temperature": 0, "max_tokens": 3}, {"messages": [{"role": "user", "content": "Ho"}]}]
-    + [{"n": 2}, {"stop": ["w"]}, {"logprobs": True}, {"frequency_penalty": 1.0}],
+    [
+        {"temperature": 1},
+        {"temperature": 0, "max_tokens": 3},
+        {"messages": [{"role": "user", "content": "Ho"}]},
+        {"n": 2},
+        {"stop": ["w"]},
+        {"logprobs": True},
+        {"frequency_penalty": 1.0},
+    ],
 )
 async def test_another_request_is_no_hit(house: House, changes: dict[str, object]) -> None:
     engine = FakeEngine()
     async with house.open(engine, CACHING) as http:
         await ask(http)
-        await ask(http, **changes)
+        await ask(http, "", **changes)
     assert len(engine.requests) == 2
 
 
