@@ -160,9 +160,7 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
     return "tools" if has_tools else None
 
 
-def _admit(
-    body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room
-) -> Admitted:
+def _admit(body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room) -> Admitted:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     params, length = asked.params, room.client.info.max_model_len
     requests = tuple(

@@ -54,7 +54,8 @@ def _check_part(path: str, schema: dict[str, object], param: str) -> None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise InvalidParameter(f"{path}: 'properties' must be an object and 'required' a list", param=param)
-    missing = next((name for name in properties if name not in required), None)
+    listed = {name for name in required if isinstance(name, str)}
+    missing = next((name for name in properties if name not in listed), None)
     if missing is not None:
         message = f"{path}: strict objects must list every property in 'required'; {missing[:64]!r} is missing"
         raise InvalidParameter(message, param=param)

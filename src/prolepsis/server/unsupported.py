@@ -1,4 +1,4 @@
-"""Fields of the OpenAI API (and of its usual extensions) that are not served, with the values that ask for nothing.
+"""Fields of the OpenAI API and its usual extensions that an endpoint may lack, with the values that ask for nothing.
 
 Such a value, or null, is accepted as if the field were absent; any other value is refused by name.
 """
@@ -17,11 +17,17 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "image": (),
     "include_obfuscation": (False,),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
     "max_tool_calls": (),
     "modalities": (["text"],),
     "moderation": (),
+    "n": (1,),
     "namespace": (),
+    "parallel_tool_calls": (True, False),
     "phase": (),
+    "prediction": (),
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_options": ({},),
@@ -29,10 +35,14 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "reasoning": ({},),
     "reasoning_effort": ("none",),
     "refusal": (),
+    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "structural_tag": (),
     "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
     "web_search_options": (),
