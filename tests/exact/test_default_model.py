@@ -1,7 +1,6 @@
 """The default model: speculated tokens equal plain decoding; greedy equals transformers in float32 but at near-ties."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -11,20 +10,18 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.differences import first_difference
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import ModelError
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.load import LoadedModel
 from prolepsis.models.store import resolve
 from prolepsis.models.weights import open_checkpoint
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
+from tests.exact.conftest import CONFIG
 
 pytestmark = pytest.mark.real_model
-CONFIG = EngineConfig(max_model_len=2048)
 NUM_TOKENS = 112
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -44,17 +41,6 @@ class Outcome:
 
     tokens: list[tuple[int, ...]]
     num_accepted: int
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[LoadedModel]:
-    threads = torch.get_num_threads()
-    try:
-        yield load_model(CONFIG)
-    except ModelError as error:
-        pytest.skip(f"the default model is not here: {error}")
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-import torch
 
 from prolepsis.cli.bench.ask import Answer, ask
-from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import InvalidGrammar, ModelError
+from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.load import LoadedModel
+from tests.exact.conftest import CONFIG
 
 pytestmark = pytest.mark.real_model
-CONFIG = EngineConfig(max_model_len=1024)
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -55,15 +53,8 @@ async def answers(loaded: LoadedModel) -> tuple[dict[str, tuple[Answer, Answer]]
         await client.close()
 
 
-def test_answers_are_valid_and_the_same_with_speculation() -> None:
-    threads = torch.get_num_threads()
-    try:
-        loaded = load_model(CONFIG)
-        found, exactness = asyncio.run(answers(loaded))
-    except ModelError as error:
-        pytest.skip(f"the default model is not here: {error}")
-    finally:
-        torch.set_num_threads(threads)
+def test_answers_are_valid_and_the_same_with_speculation(loaded: LoadedModel) -> None:
+    found, exactness = asyncio.run(answers(loaded))
     for name, (plain, speculated) in found.items():
         text = loaded.tokenizer.decode(speculated.token_ids)
         if name.startswith("json"):
