@@ -77,6 +77,7 @@ class ServerConfig(BaseModel):
     request_timeout_s: float | None = Field(
         default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
     )
+    upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds within which a body has to arrive")
     write_timeout_s: float = Field(
         default=60.0, gt=0, description="seconds a client may take none of its answer before the request is aborted"
     )
@@ -100,7 +101,7 @@ class ServerConfig(BaseModel):
     )
     reasoning: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="show what a model thinks between <think> marks as reasoning; auto: where its chat template has them",
+        description="show what a model thinks between <think> marks as reasoning; auto: where its template has them",
     )
 
     @field_validator("shed_after_s")

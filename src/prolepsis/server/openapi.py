@@ -22,6 +22,7 @@ STATUSES = {
     403: "The key's role does not allow this; `param` names a parameter that it does not",
     404: "No such route or model",
     405: "The route has other methods",
+    408: "The body did not arrive in time",
     413: "The body is larger than allowed",
     429: "Over a limit of the key or the tenant; Retry-After says when to come back",
     431: "The headers are larger than allowed",
@@ -29,7 +30,7 @@ STATUSES = {
     503: "Not ready, overloaded or shutting down; Retry-After says when to come back",
     504: "The request's deadline passed",
 }
-_ANY = (400, 401, 403, 404, 405, 413, 429, 431, 500, 503)
+_ANY = (400, 401, 403, 404, 405, 408, 413, 429, 431, 500, 503)
 _GENERATES = (*_ANY, 504)
 
 

@@ -121,6 +121,16 @@ async def test_a_body_of_no_stated_length_is_bounded_too(house: House) -> None:
     assert response.status_code == 413
 
 
+async def test_an_upload_that_never_ends_is_408(house: House) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async with house.open(FakeEngine(), ServerConfig(upload_timeout_s=0.05)) as http:
+        response = await http.post("/v1/completions", content=trickle())
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+
+
 def scope(path: str, kind: str = "http") -> Scope:
     return {
         "type": kind,

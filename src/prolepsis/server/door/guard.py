@@ -10,7 +10,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.server.caller import Caller
 from prolepsis.server.disconnect import ClientDisconnected
 from prolepsis.server.door.keys import Keys
-from prolepsis.server.door.refusals import Refused, too_large, wrong_role
+from prolepsis.server.door.refusals import Refused, too_large, upload_too_slow, wrong_role
 from prolepsis.server.door.reply_headers import NAME as REPLY_HEADERS
 from prolepsis.server.door.rules import ROUTES, Roles, Rule, Rules
 from prolepsis.server.errors import ErrorReply, describe_error
@@ -57,7 +57,8 @@ class Guard:
             await refusal.response()(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
-        await self._app(scope, receive, _Sender(scope, send, self._config.write_timeout_s))
+        receiver = _Receiver(receive, self._config.upload_timeout_s)
+        await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
 
     async def _check(self, scope: Scope) -> ErrorReply | None:
         """Return the reply to what is not there, None where the route may run; raises `Refused`."""
@@ -90,6 +91,27 @@ class Guard:
     def _check_role(caller: Caller, roles: Roles) -> None:
         if roles is not None and not any(caller.has(role) for role in roles):
             raise wrong_role(caller.roles, roles)
+
+
+class _Receiver:
+    """Gives up on an upload that takes too long; once the body is whole it only waits for the client to leave."""
+
+    def __init__(self, receive: Receive, timeout_s: float) -> None:
+        self._receive = receive
+        self._end = asyncio.get_running_loop().time() + timeout_s
+        self._timeout_s = timeout_s
+        self._whole = False
+
+    async def __call__(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
+        except TimeoutError:
+            raise upload_too_slow(self._timeout_s) from None
+        self._whole = not message.get("more_body", False)
+        return message
 
 
 class _Sender:

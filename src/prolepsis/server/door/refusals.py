@@ -12,6 +12,7 @@ Reason = Literal[
     "model_not_allowed",
     "headers_too_large",
     "body_too_large",
+    "upload_too_slow",
     "rate_limited",
     "queue_full",
     "server_full",
@@ -71,6 +72,11 @@ def too_large(what: Literal["headers", "body"], limit: str) -> Refused:
     message = f"The request's {what} {'are' if what == 'headers' else 'is'} larger than {limit}, the largest allowed."
     reason: Reason = "headers_too_large" if what == "headers" else "body_too_large"
     return Refused(reason, message, code=code, status=_STATUS[reason])
+
+
+def upload_too_slow(timeout_s: float) -> Refused:
+    message = f"The request's body did not arrive within {timeout_s:g} s."
+    return Refused("upload_too_slow", message, code="request_timeout", status=408)
 
 
 def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[str, str]) -> Refused:
