@@ -36,7 +36,7 @@ class Speculation:
         samples = [row.sample for row in decoding]
         choices = [sample.request.source.speculation for sample in samples]
         allowed, forced = [choice.proposers for choice in choices], [choice.forced for choice in choices]
-        drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced)
+        drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         drafted = {
             row.sample.key: _with_draft(row, draft, declined=declined)
             for row, draft, declined, limit in zip(decoding, drafts, self.proposers.declined, limits, strict=True)

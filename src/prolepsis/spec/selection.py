@@ -41,7 +41,7 @@ class _Turn:
 class ProposerSet:
     """All proposers of an engine behind one call. The engine's order in a step:
 
-    drafts = proposers.propose(samples, limits, plan, load, allowed)
+    drafts = proposers.propose(samples, limits, plan, load, allowed, forced=forced)
     ... one pass over plain rows and drafts; verify; append the emitted tokens to the samples ...
     proposers.observe_pass(num_rows, num_context, ms)     # of the whole pass: forward and verification
     proposers.observe(sample, draft, num_accepted)        # per sample whose draft was verified
@@ -92,6 +92,7 @@ class ProposerSet:
         plan: SpecPlan,
         load: StepLoad | None = None,
         allowed: Sequence[tuple[str, ...] | None] | None = None,
+        *,
         forced: Sequence[bool] | None = None,
     ) -> list[Draft | None]:
         """Return the draft to verify for each decoding sample, or None.

@@ -5,8 +5,8 @@ G: tokens per ms). Cost curves have steps, so the objective itself is evaluated 
 
     (plain tokens + sum of S) / (ms(rows + slots) - ms of prefill + overhead)
 
-Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that only
-decode. So its milliseconds, ms(rows) - ms(plain tokens), are left out: with them a busy pass would make rows look cheap.
+Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that
+only decode. So its milliseconds, ms(rows) - ms(plain tokens), are left out: with them rows of a busy pass look cheap.
 """
 
 from collections.abc import Sequence
