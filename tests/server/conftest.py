@@ -3,7 +3,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 import openai
@@ -26,9 +26,11 @@ class Served:
     url: str
     engine: FakeEngine
     metrics: Metrics
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+        self.clients.append(openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
+        return self.clients[-1]
 
 
 @contextmanager
@@ -43,9 +45,12 @@ def served(
     thread.start()
     while not server.started:
         time.sleep(0.005)
+    running = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
     try:
-        yield Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
+        yield running
     finally:
+        for client in running.clients:
+            client.close()
         server.should_exit = True
         thread.join()
         listener.close()

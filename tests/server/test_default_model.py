@@ -49,7 +49,8 @@ PLAIN = {"speculation": {"mode": "off"}}
 
 def message_of(chunks: list[dict[str, Any]]) -> dict[str, Any]:
     """Put a stream together as clients do."""
-    content, calls, finish = "", [], None
+    content, finish = "", None
+    calls: list[list[str]] = []
     for chunk in chunks:
         choice = chunk["choices"][0]
         content += choice["delta"].get("content", "")

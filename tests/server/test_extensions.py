@@ -1,6 +1,7 @@
 """What goes beyond OpenAI's API: speculation, vLLM's parameters, tokenize, health in depth."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx
 import pytest
 
 from prolepsis import __version__
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
@@ -17,6 +19,7 @@ from prolepsis.server.caller import Caller, Role
 from prolepsis.server.deep_health import DeepCheck
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.fields import SpecMode
+from prolepsis.server.run import bind
 from prolepsis.server.speculation import asked_speculation
 from tests.server.conftest import Served
 from tests.server.fakes import END, FakeEngine
@@ -227,3 +230,8 @@ async def test_deep_health_is_bounded_in_time() -> None:
     assert not health.healthy
     assert health.detail == "no token within 0.05 s"
     assert 50 <= health.ms < 2000
+
+
+def test_small_answers_do_not_wait_for_acknowledgements() -> None:
+    with bind(ServerConfig(port=0)) as listener:  # asyncio turns Nagle's algorithm off only where it sees the protocol
+        assert listener.proto == socket.IPPROTO_TCP

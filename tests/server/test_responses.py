@@ -182,3 +182,15 @@ def test_refusals_name_the_field(shared: Served, options: dict[str, Any], param:
     with pytest.raises(openai.BadRequestError) as refused:
         create(**{"model": "tiny", "input": "Hi", **options})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("text", ["Grüße", f"So. {CALL}", '{"name": "Köln"}'])
+def test_the_clients_stream_helper_puts_the_answer_together(text: str) -> None:
+    with served(FakeEngine(text=text, step=2, info=ROOMY)) as running:
+        with running.openai().responses.stream(model="tiny", input="Hi", tools=[TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_response()
+        whole = running.openai().responses.create(model="tiny", input="Hi", tools=[TOOL])
+    assert "response.completed" in kinds
+    assert final.output_text == whole.output_text
+    assert [item.type for item in final.output] == [item.type for item in whole.output]

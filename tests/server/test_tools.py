@@ -235,3 +235,18 @@ def test_the_clients_parser_understands_structured_answers() -> None:
     assert grammar is not None
     assert grammar.kind == "json_schema"
     assert json.loads(grammar.source)["properties"]["name"]["type"] == "string"
+
+
+@pytest.mark.parametrize("text", [f"So. {CALL}\n{CALL}", "Grüße"])
+def test_the_clients_stream_helper_puts_the_answer_together(text: str) -> None:
+    with served(roomy(text=text, step=2)) as running:
+        client = running.openai()
+        with client.chat.completions.stream(model="tiny", messages=USER, tools=[TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_completion()
+        whole = client.chat.completions.create(model="tiny", messages=USER, tools=[TOOL])
+    assert "chunk" in kinds
+    message, twin = final.choices[0].message, whole.choices[0].message
+    assert (message.content or None) == twin.content
+    told = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    assert told == [(call.function.name, call.function.arguments) for call in twin.tool_calls or []]  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ from prolepsis.server.tool_use import tool_use
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 _INLINE_CHARACTERS = 8192
-"""Longer texts are tokenised off the event loop."""
+"""Longer texts, and prompts with tools, are tokenised off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
     _check_params(params, max_tokens, room.client.info)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = asked_form(body)
+    characters = size(body.messages) if not tools.shown else _INLINE_CHARACTERS + 1
     token_ids = await _off_loop(
-        size(body.messages),
+        characters,
         lambda: prompt_tokens(body.messages, tools.shown, room.tokenizer, body.chat_template_kwargs),
     )
     thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
@@ -94,16 +95,18 @@ async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Ad
     _check_params(params, body.max_tokens, info)
     form = constraint(asked_form(body))
     prompts = []
+    characters = sum(len(text) for text in body.prompt if isinstance(text, str))
     for text in body.prompt:
-        token_ids = await _completion_tokens(text, room)
+        token_ids = await _completion_tokens(text, characters, room)
         prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
     admitted = _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
     return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
 
 
-async def _completion_tokens(text: str | list[int], room: Room) -> list[int]:
+async def _completion_tokens(text: str | list[int], characters: int, room: Room) -> list[int]:
+    """Return one prompt's tokens; all prompts of the request have `characters` together."""
     if isinstance(text, str):
-        return await _off_loop(len(text), lambda: room.tokenizer.encode(text))
+        return await _off_loop(characters, lambda: room.tokenizer.encode(text))
     return _checked_ids(text, room.client.info.vocab_size)
 
 

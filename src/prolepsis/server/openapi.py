@@ -76,6 +76,10 @@ _EVENT: Json = {
 """One server-sent event; `data` is a chunk's JSON or [DONE]."""
 
 
+_TEXT: Json = {"text/plain": {"schema": {"type": "string"}}}
+"""Also what is answered to a request that is no valid HTTP."""
+
+
 def openapi_routes() -> APIRouter:
     router = APIRouter()
 
@@ -115,6 +119,7 @@ def _operation(route: _Route) -> Json:
     responses: Json = {"200": {"description": "Done", "content": _contents(route)}}
     for status in route.statuses:
         responses[str(status)] = {"description": STATUSES[status], "content": _json(replies.ErrorReply)}
+    responses["400"] = {"description": STATUSES[400], "content": {**_json(replies.ErrorReply), **_TEXT}}
     if route.failing is not None:
         either = [_schema(route.failing), _schema(replies.ErrorReply)]
         failed: Json = {"application/json": {"schema": {"anyOf": either}}}
@@ -135,7 +140,7 @@ def _operation(route: _Route) -> Json:
 
 def _contents(route: _Route) -> Json:
     if route.reply is None:
-        return {"text/plain": {"schema": {"type": "string"}}}
+        return _TEXT
     content = _json(route.reply)
     if route.streams:
         content["text/event-stream"] = {"schema": _EVENT}
