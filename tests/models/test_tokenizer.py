@@ -9,7 +9,7 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
-from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.tokenizer import Tokenizer, TokenizerParts, load_tokenizer
 from tests.models.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny
 
@@ -114,3 +114,14 @@ def test_split_rules_keep_the_text(tmp_path: Path, pre: str) -> None:
     tokenizer = load_tokenizer(tmp_path / "m.gguf")
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
+
+
+def test_written_as_json_it_neither_pads_nor_cuts() -> None:
+    backend = byte_level().backend_tokenizer
+    backend.enable_truncation(2)
+    backend.enable_padding(length=9)
+    made = Tokenizer(TokenizerParts(backend, None, {}, ()))
+    again = Backend.from_str(made.to_json())
+    backend.no_truncation()
+    backend.no_padding()
+    assert again.encode("hello world 12").ids == backend.encode("hello world 12").ids

@@ -40,7 +40,7 @@ def edit(
     logits: Tensor,  # [V] float32
     row: SamplingRow,
     ends: frozenset[int],
-) -> Tensor:  # [V] float64 where edited, else `logits` itself
+) -> Tensor:  # [V] float64 where edited, float32 where a grammar is all there is, else `logits` itself
     """Return the row's logits after bias, grammar, ban of the tokens in `ends` below `min_tokens`, and penalties.
 
     The ban gives way where the grammar allows nothing else: there the answer is complete, however short.
@@ -48,14 +48,14 @@ def edit(
     presence and frequency subtract their penalty once, and once for each time the output holds the token.
     """
     params = row.params
-    if row.allowed is None and not is_edited(params, row.position):
-        return logits
+    if not is_edited(params, row.position):
+        return logits if row.allowed is None else _only(logits, row.allowed)
     values = _copy(logits)
     for token, bias in params.logit_bias:
         values[token] += bias
     banned = list(ends) if row.position < params.min_tokens else []
     if row.allowed is not None:
-        _forbid(values, ~row.allowed)
+        values = _only(values, row.allowed)
         if banned and row.allowed.sum() == row.allowed[banned].sum():
             banned = []
     if banned:
@@ -73,11 +73,12 @@ def _copy(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().astype(np.float64))
 
 
-def _forbid(values: Tensor, forbidden: NDArray[np.bool_]) -> None:
-    if values.device.type == "cpu":
-        np.putmask(values.numpy(), forbidden, -np.inf)
-    else:
-        values.masked_fill_(torch.from_numpy(forbidden).to(values.device), -torch.inf)
+def _only(values: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
+    """Return the values with minus infinity where not `allowed`, in their own type."""
+    if values.device.type == "cpu":  # numpy, as in _copy
+        dense = values.numpy()
+        return torch.from_numpy(np.where(allowed, dense, dense.dtype.type(-np.inf)))
+    return values.masked_fill(torch.from_numpy(~allowed).to(values.device), -torch.inf)
 
 
 def _penalise(values: Tensor, params: SamplingParams, ids: Tensor, counts: Tensor) -> None:

@@ -6,6 +6,7 @@ R: rows of logits, V: vocabulary.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +27,7 @@ class Sampler:
     other devices and machines without a compiler. `threads` share the rows of a call.
     """
 
-    def __init__(
-        self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, threads: int = 1
-    ) -> None:
+    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, threads: int = 1) -> None:
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._kernel = native_kernel() if native else None
@@ -68,8 +67,8 @@ class Sampler:
     ) -> list[int]:
         """Return the token of each of `rows`, whose logits are the rows `at` (by default all, in order)."""
         places = range(len(rows)) if at is None else at
-        tokens = [-1] * len(rows)
-        plain = [i for i, row in enumerate(rows) if self.is_argmax(row.params, row.position)]
+        tokens = [_only_choice(row) for row in rows]
+        plain = [i for i, row in enumerate(rows) if tokens[i] < 0 and self.is_argmax(row.params, row.position)]
         if plain:
             for i, token in zip(plain, self.argmax(logits, [places[i] for i in plain]), strict=True):
                 allowed = rows[i].allowed
@@ -149,6 +148,12 @@ class Sampler:
     def _kernel_for(self, logits: Tensor) -> Any:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
         return self._kernel if fits else None
+
+
+def _only_choice(row: SamplingRow) -> int:
+    """Return the token that the row's grammar leaves no choice but to pick, or -1."""
+    allowed = row.allowed
+    return int(allowed.argmax()) if allowed is not None and np.count_nonzero(allowed) == 1 else -1
 
 
 def _kernel_row(kernel: Any, values: Tensor, row: SamplingRow) -> Any:
