@@ -36,3 +36,9 @@ def test_a_model_that_is_nowhere_is_status_3(tmp_path: Path) -> None:
     assert done.returncode == 3
     assert done.stderr.startswith("error: ")
     assert "no/such/model" in done.stderr
+
+
+def test_an_address_that_others_reach_asks_for_keys(tmp_path: Path) -> None:
+    done = serve("--host", "0.0.0.0", "--port", "0", "--keys-file", str(tmp_path / "keys.json"))
+    assert done.returncode == 2
+    assert "prolepsis keys create" in done.stderr

@@ -22,6 +22,9 @@ class Caller:
     models: frozenset[str] = frozenset()
     """Models the key may use; empty: all that are served."""
 
+    def may_use(self, model: str) -> bool:
+        return not self.models or model in self.models
+
     def has(self, role: Role) -> bool:
         return role in self.roles or "admin" in self.roles
 

@@ -29,5 +29,5 @@ class Room:
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
-        if caller is not None and caller.models and name not in caller.models:
+        if caller is not None and not caller.may_use(name):
             raise model_not_allowed(name, caller.models)

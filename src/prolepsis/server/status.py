@@ -1,9 +1,10 @@
 """What the server says of itself: models, health, version, metrics."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from prolepsis import __version__
+from prolepsis.server.caller import caller_of
 from prolepsis.server.deep_health import DeepCheck
 from prolepsis.server.formats import Json
 from prolepsis.server.room import Room
@@ -15,12 +16,13 @@ def status_routes(room: Room, metrics: Metrics) -> APIRouter:
     deep_check = DeepCheck(room.client)
 
     @router.get("/v1/models")
-    async def models() -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [_model(name, room) for name in room.model_names]})
+    async def models(request: Request) -> JSONResponse:
+        names = [name for name in room.model_names if caller_of(request).may_use(name)]
+        return JSONResponse({"object": "list", "data": [_model(name, room) for name in names]})
 
     @router.get("/v1/models/{name:path}")
-    async def model(name: str) -> JSONResponse:
-        room.check_model(name)
+    async def model(request: Request, name: str) -> JSONResponse:
+        room.check_model(name, caller_of(request))
         return JSONResponse(_model(name, room))
 
     @router.get("/health/live")

@@ -18,7 +18,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 
 class Unfailing(io.TextIOBase):
-    """Writes to `stream`; a line it cannot take (disk full, pipe closed) is lost and counted, and nothing fails by it."""
+    """Writes to `stream`; a line it cannot take (disk full) is lost and counted, and nothing fails by it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.num_lost = 0

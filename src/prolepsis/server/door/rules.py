@@ -1,7 +1,7 @@
 """Which roles each route asks for. A route that is not in this table is answered as if it did not exist."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.routing import compile_path
@@ -59,8 +59,3 @@ class Rules:
     def of(self, path: str) -> Rule | None:
         """Return the rule of a path as given; None: no route is let out under it."""
         return next((rule for pattern, rule in self._patterns if pattern.match(path)), None)
-
-
-def without_rule(routes: Iterable[tuple[str, str]], table: Mapping[str, Roles] = ROUTES) -> list[str]:
-    """Return the (method, path) pairs of an application that the table does not name."""
-    return [f"{method} {path}" for method, path in routes if f"{method} {path}" not in table]
