@@ -1,12 +1,15 @@
 """The whole process: a busy port, readiness, a stop that lets answers end and one that does not."""
 
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,8 +26,10 @@ from prolepsis.server.run import StartedEngine, serve
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 port, hold, delay, bound = int(sys.argv[1]), eval(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+certificate = sys.argv[5] if len(sys.argv) > 5 else None
 engine = FakeEngine(hold_after=hold, delay_s=delay)
-serve(EngineConfig(), ServerConfig(port=port, shutdown_s=bound), lambda c, m: StartedEngine(engine, ByteTokenizer()))
+config = ServerConfig(port=port, shutdown_s=bound, tls_certificate=certificate)
+serve(EngineConfig(), config, lambda c, m: StartedEngine(engine, ByteTokenizer()))
 assert engine.closed
 print("ended")
 """
@@ -37,24 +42,32 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(hold: str, delay: float, bound: float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(
+    hold: str, delay: float, bound: float, certificate: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     port = free_port()
     command = [sys.executable, "-c", SCRIPT, str(port), hold, str(delay), str(bound)]
+    command += [str(certificate)] if certificate else []
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
     try:
-        wait_until_live(url)
+        wait_until_live(url, certificate)
         yield running, url
     finally:
         running.kill()
         running.communicate()
 
 
-def wait_until_live(url: str) -> None:
+def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=str(certificate)) if certificate else True
+
+
+def wait_until_live(url: str, certificate: Path | None = None) -> None:
     end = time.monotonic() + 20
+    verify = trusting(certificate)
     while time.monotonic() < end:
         try:
-            if httpx.get(f"{url}/health/live").status_code == 200:
+            if httpx.get(f"{url}/health/live", verify=verify).status_code == 200:
                 return
         except httpx.TransportError:
             time.sleep(0.05)
@@ -75,6 +88,23 @@ def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
 def test_an_unknown_host_is_an_error() -> None:
     with pytest.raises(ConfigError, match="host"):
         bind(ServerConfig(host="256.0.0.1"))
+
+
+def test_a_certificate_serves_https(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    made = tmp_path / "both.pem"
+    ask = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+    ask += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "chain")]
+    subprocess.run(ask, check=True, capture_output=True)
+    made.write_text((tmp_path / "key").read_text() + (tmp_path / "chain").read_text())
+    with process("None", 0.0, 5.0, made) as (_, url):
+        reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}, verify=trusting(made))
+        assert reply.status_code == 200
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health/live")  # an unknown authority
+        with pytest.raises(httpx.TransportError):
+            httpx.get(url.replace("https", "http") + "/health/live")
 
 
 def test_sigterm_lets_an_answer_end() -> None:
