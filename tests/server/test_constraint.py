@@ -61,7 +61,11 @@ ALLOWED = {
     ("tools", "fits", "refused"),
     [
         (use(), ["Hello", "", WEATHER, f"So: {NOW}\n{WEATHER} bye", "a < b"], ["<tool_call>x", WEATHER[:-20]]),
-        (use(parallel=False), ["Hello", f"So {NOW}"], [f"{WEATHER}"[:-3]]),
+        (
+            use(parallel=False),
+            ["Hello", "", NOW, f"So {NOW}", f"So: {NOW}\n<tool_cal", f"a < b{WEATHER} bye\n</tool_call>"],
+            [f"{WEATHER}"[:-3], "<tool_call>x", f"{NOW}\n{WEATHER}", f'So {NOW} or <tool_call>{{"name": "rm"}}'],
+        ),
         (use("required"), [WEATHER, NOW, f"{NOW}\n{WEATHER}"], ["Hello", "", f"Hello {NOW}"]),
         (use("required", parallel=False), [WEATHER, NOW], [f"{NOW}\n{WEATHER}"]),
         (use(NAMED), [NOW], [WEATHER, f"{NOW}\n{NOW}", "Hello"]),

@@ -98,6 +98,16 @@ def test_streamed_calls_equal_their_twins(
         assert [finish for finish in finishes if finish] == [choice.finish_reason] == [finish]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_second_call_is_told_where_one_is_allowed(stream: bool) -> None:
+    with served(roomy(text=f"So\n{CALL}\n{CALL}", step=5)) as running:
+        create: Any = running.openai().chat.completions.create
+        reply = create(model="tiny", messages=USER, tools=[TOOL], parallel_tool_calls=False, stream=stream)
+        message = joined(list(reply), 0) if stream else reply.choices[0].message.to_dict()
+    assert len(message["tool_calls"]) == 1
+    assert message["content"] == f"So{CALL}"
+
+
 def test_a_cut_call_ends_with_length() -> None:
     with served(roomy(text=CALL)) as running:
         reply = running.openai().chat.completions.create(model="tiny", messages=USER, tools=[TOOL], max_tokens=60)

@@ -79,6 +79,7 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
         admitted.showing,
         thinking=thinking,
         tools=bool(tools.callable),
+        parallel=tools.parallel,
         has_prediction=body.prediction is not None,
     )
     return replace(admitted, showing=showing, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))

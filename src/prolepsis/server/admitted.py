@@ -19,6 +19,8 @@ class Showing:
     thinking: Thinking = Thinking.NONE
     tools: bool = False
     """The answer may call tools."""
+    parallel: bool = True
+    """It may hold several calls."""
     has_prediction: bool = False
     usage: bool = False
     """The last chunk of a stream carries the usage."""

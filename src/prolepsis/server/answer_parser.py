@@ -29,11 +29,13 @@ class AnswerParser:
     """One answer's text, piece by piece. White space next to a mark belongs to the mark and is dropped.
 
     A call that is no JSON object with a name and arguments is given back as content, marks and all.
+    Without `parallel`, what follows the first call is content.
     """
 
-    def __init__(self, thinking: Thinking, *, tools: bool) -> None:
+    def __init__(self, thinking: Thinking, *, tools: bool, parallel: bool = True) -> None:
         self.num_calls = 0
         self._tools = tools
+        self._parallel = parallel
         self._state: Literal["start", "text", "thought", "head", "arguments", "tail"] = "start"
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not tools
@@ -69,12 +71,15 @@ class AnswerParser:
         if self._state == "start":
             return self._start(ended=ended)
         if self._state == "text":
-            return self._text(pieces, "content", CALL if self._tools else None, ended=ended)
+            return self._text(pieces, "content", CALL if self._may_call() else None, ended=ended)
         if self._state == "thought":
             return self._text(pieces, "reasoning", THINK_END, ended=ended)
         if self._state == "head":
             return self._head(pieces, ended=ended)
         return self._arguments(pieces) if self._state == "arguments" else self._tail()
+
+    def _may_call(self) -> bool:
+        return self._tools and (self._parallel or not self.num_calls)
 
     def _start(self, *, ended: bool) -> bool:
         """The answer may open with a thought."""

@@ -13,7 +13,7 @@ class ChatAnswer:
 
     def __init__(self, showing: Showing) -> None:
         self.call_ids: list[str] = []
-        self._parser = AnswerParser(showing.thinking, tools=showing.tools)
+        self._parser = AnswerParser(showing.thinking, tools=showing.tools, parallel=showing.parallel)
 
     def take(self, delta: Delta) -> Sequence[Piece]:
         """Return what `delta` makes certain."""

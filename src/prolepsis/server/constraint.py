@@ -15,6 +15,8 @@ from prolepsis.server.tool_use import NO_TOOLS, ToolUse
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _TEXT = r"TEXT: /(.|\n)*/"
+_PLAIN = rf"PLAIN: /(.|\n)*/ & ~/(.|\n)*{CALL}(.|\n)*/"
+"""Text that opens no call."""
 _SPACE = r"SPACE: /[ \n]*/"
 
 
@@ -90,8 +92,10 @@ def _json(schema: Mapping[str, object]) -> GrammarSpec:
 
 def _free_text_and_calls(tools: ToolUse) -> str:
     """Any text; from an opening mark on, a call. What a model thinks is such text."""
-    shape = "(open call_body)* TEXT" if tools.parallel else "(open call_body)? TEXT"
-    return _lark(shape, [*_calls(tools), f"open[lazy]: TEXT {_quoted(CALL)}", _TEXT], Thinking.NONE)
+    rules = [*_calls(tools), f"open[lazy]: TEXT {_quoted(CALL)}", _TEXT]
+    if tools.parallel:
+        return _lark("(open call_body)* TEXT", rules, Thinking.NONE)
+    return _lark("PLAIN | open call_body PLAIN", [*rules, _PLAIN], Thinking.NONE)
 
 
 def _calls(tools: ToolUse) -> list[str]:
