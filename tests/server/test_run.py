@@ -16,8 +16,10 @@ import pytest
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.run import StartedEngine, bind, serve
+from prolepsis.server.app import build
+from prolepsis.server.run import StartedEngine, StoppingServer, bind, serve
 from prolepsis.telemetry.metrics import Metrics
+from tests.server.fakes import ByteTokenizer, FakeEngine
 
 SCRIPT = """
 import sys
@@ -83,6 +85,12 @@ def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use") as caught:
             serve(EngineConfig(), ServerConfig(port=port), start)
     assert caught.value.param == "port"
+
+
+def test_what_is_installed_beside_it_changes_no_protocol() -> None:
+    engine = FakeEngine()
+    settings = StoppingServer(build(ServerConfig(), engine, ByteTokenizer(), Metrics()), engine, ServerConfig()).config
+    assert (settings.http, settings.ws) == ("h11", "none")
 
 
 def test_an_unknown_host_is_an_error() -> None:

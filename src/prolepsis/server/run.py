@@ -57,7 +57,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         update={"max_in_engine": server_config.max_in_engine or engine_config.max_requests}
     )
     with bind(config) as listener:
-        keys = Keys(KeyFile(config.keys_file or default_key_file()))
+        keys = _keys(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
@@ -68,6 +68,15 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         announce(config, keys)
         with _signals_end_quietly():
             _run(server, listener, server_config)
+
+
+def _keys(config: ServerConfig) -> Keys:
+    """A key file that was named must be there: without it the server would be open to everyone."""
+    file = KeyFile(config.keys_file or default_key_file())
+    if config.keys_file is not None and file.version() is None:
+        message = f"key file {file.path} does not exist; `prolepsis keys create` with it makes a first key"
+        raise ConfigError(message, param="keys_file")
+    return Keys(file)
 
 
 def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:
@@ -111,6 +120,8 @@ class StoppingServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             lifespan="on",
+            http="h11",
+            ws="none",
             timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
             server_header=False,
             ssl_certfile=config.tls_certificate,

@@ -27,13 +27,25 @@ def test_loopback_addresses(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_without_keys_other_addresses_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_without_keys_other_addresses_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
         raise AssertionError("the model was loaded")
 
-    config = ServerConfig(host="0.0.0.0", port=0, keys_file=tmp_path / "keys.json")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config = ServerConfig(host="0.0.0.0", port=0)
     with pytest.raises(ConfigError, match="prolepsis keys create") as caught:
         serve(EngineConfig(), config, start)
+    assert caught.value.param == "keys_file"
+
+
+def test_a_key_file_that_was_named_must_be_there(tmp_path: Path) -> None:
+    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
+        raise AssertionError("the model was loaded")
+
+    with pytest.raises(ConfigError, match=r"keys\.json does not exist") as caught:
+        serve(EngineConfig(), ServerConfig(port=0, keys_file=tmp_path / "keys.json"), start)
     assert caught.value.param == "keys_file"
 
 

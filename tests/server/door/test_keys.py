@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import os
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.caller import DEVELOPER
@@ -128,6 +130,41 @@ async def test_the_first_key_ends_development_mode_for_good(file: KeyFile) -> No
     file.path.unlink()
     clock.now += 1
     assert (await refused(keys, None)).status == 401
+
+
+async def test_a_revoked_last_key_does_not_open_the_server_at_a_restart(file: KeyFile) -> None:
+    key = add(file)
+    file.remove((await Keys(file).caller(f"Bearer {key}")).key_id)
+    keys = Keys(file)
+    assert keys.required
+    assert (await refused(keys, None)).status == 401
+
+
+async def test_a_read_that_failed_is_tried_again(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, clock = add(file), Clock()
+    keys = Keys(file, clock)
+    late = add(file, "late")
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(file, "read", _cannot_be_read)
+        for _ in range(3):
+            clock.now += 1
+            await keys.caller(f"Bearer {key}")
+    assert [line["event"] for line in logs] == ["keys_not_reloaded"]
+    clock.now += 1
+    assert (await keys.caller(f"Bearer {late}")).tenant == "late"
+
+
+def _cannot_be_read() -> None:
+    raise ConfigError("Input/output error", param="keys_file")
+
+
+def test_a_file_put_back_with_its_old_time_is_another_version(file: KeyFile) -> None:
+    add(file)
+    before, stat = file.version(), file.path.stat()
+    text = file.path.read_text()
+    file.path.write_text(text.replace("acme", "emca"))
+    os.utime(file.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.version() != before
 
 
 async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:

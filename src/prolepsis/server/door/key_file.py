@@ -81,13 +81,15 @@ class KeyFile:
             message = f"key file {self.path} is not usable: {where}: {error.errors()[0]['msg'].lower()}"
             raise ConfigError(message, param="keys_file") from None
 
-    def version(self) -> tuple[int, int, int] | None:
-        """Return what changes when the file does; None without a file."""
+    def version(self) -> tuple[int, ...] | None:
+        """Return what changes when the file does, empty where it cannot be looked at; None without a file."""
         try:
             stat = self.path.stat()
-        except OSError:
+        except FileNotFoundError:
             return None
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
 
     def add(self, record: KeyRecord) -> None:
         """Append a key; raises `ConfigError` where the file cannot be used or written."""

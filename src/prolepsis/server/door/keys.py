@@ -37,8 +37,8 @@ class _Proven:
 class Keys:
     """Who a presented key belongs to.
 
-    Without any key (`file` None, missing or empty) every caller is the developer, until a first key appears; from then
-    on only keys count, also where the last one is revoked. argon2 runs once per key and process, off the event loop;
+    Without a key file (`file` None or missing) every caller is the developer, until one appears; where it is there, or
+    was, only keys count, also where the last one is revoked. argon2 runs once per key and process, off the event loop;
     after that a digest keyed by this process is compared, in constant time.
     """
 
@@ -52,9 +52,9 @@ class Keys:
         self._file = file
         self._clock = clock
         self._today = today
-        self._version = file.version() if file else None
+        self._version = self._failed = file.version() if file else None
         self._records = _by_id(file.read() if file else ())
-        self._required = bool(self._records)
+        self._required = self._version is not None or bool(self._records)
         self._looked = clock()
         self._proven: dict[str, _Proven] = {}
         self._process_key = secrets.token_bytes(32)
@@ -116,17 +116,26 @@ class Keys:
         version = self._file.version()
         if version == self._version:
             return
-        self._version = version
         try:
-            self._records = _by_id(self._file.read())
+            records = self._file.read()
         except ConfigError as error:
-            log.error("keys_not_reloaded", error=str(error))
+            self._demand()
+            if version != self._failed:
+                log.error("keys_not_reloaded", error=str(error))
+            self._failed = version
             return
+        self._version = self._failed = version
+        self._records = _by_id(records)
         self._proven = {key_id: proven for key_id, proven in self._proven.items() if key_id in self._records}
-        if self._records and not self._required:
-            log.warning("keys_required", detail="the first key was created: development mode has ended")
-        self._required = self._required or bool(self._records)
+        if version is not None or records:
+            self._demand()
         log.info("keys_reloaded", keys=len(self._records))
+
+    def _demand(self) -> None:
+        """Ask for keys from now on."""
+        if not self._required:
+            log.warning("keys_required", detail="there is a key file now: development mode has ended")
+        self._required = True
 
 
 def _by_id(records: tuple[KeyRecord, ...]) -> Mapping[str, KeyRecord]:
