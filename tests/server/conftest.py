@@ -77,7 +77,7 @@ async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
 
     def connect(engine: FakeEngine) -> httpx.AsyncClient:
         app = build(ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), Metrics())
-        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test"))
+        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
         return clients[-1]
 
     yield connect

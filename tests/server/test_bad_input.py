@@ -28,7 +28,7 @@ TOOL_CALL = {"role": "user", "content": "x", "tool_calls": [1]}
 
 def connect() -> httpx.AsyncClient:
     app = build(ServerConfig(max_body_bytes=4096), FakeEngine(text="ok"), ByteTokenizer(), Metrics())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @pytest.fixture

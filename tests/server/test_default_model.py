@@ -79,7 +79,7 @@ async def answers(loaded: LoadedModel) -> tuple[dict[str, list[dict[str, Any]]],
     client = ThreadEngineClient(assemble(CONFIG, loaded))
     app = build(ServerConfig(), client, loaded.tokenizer, Metrics())
     try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             found = {}
             for name, form in FORMS.items():
                 bodies = [{**ASKED, **form, **how} for how in (PLAIN, {}, {"stream": True})]

@@ -34,7 +34,7 @@ async def test_an_engine_that_prepares_already_serves(client: Connect) -> None:
 async def test_served_names_replace_the_models_own() -> None:
     engine = FakeEngine(info=replace(INFO, model="/models/tiny"))
     app = build(ServerConfig(served_model_names=("a", "org/b")), engine, ByteTokenizer(), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == ["a", "org/b"]
         assert (await http.get("/v1/models/org/b")).json()["id"] == "org/b"

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -15,6 +16,7 @@ from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
+from prolepsis.server.door.refusals import count_refusal
 from prolepsis.server.errors import install_error_handlers
 from prolepsis.server.generation import generation_routes
 from prolepsis.server.openapi import openapi_routes
@@ -69,7 +71,7 @@ def build(
         openapi_routes(),
     ):
         app.include_router(router)
-    install_error_handlers(app)
+    install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
     app.add_middleware(Guard, keys=door.keys, config=config, metrics=metrics.door)
     app.add_middleware(RequestIds, metrics=metrics)
     app.add_middleware(Traces)

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
+from prolepsis.server.door.refusals import too_large
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.fields import Body
 from prolepsis.server.unsupported import NEUTRAL_VALUES
@@ -29,8 +30,7 @@ async def _read_bytes(request: Request, max_bytes: int) -> bytes:
     async for chunk in request.stream():
         size += len(chunk)
         if size > max_bytes:
-            message = f"The request body is larger than {max_bytes} bytes, the largest allowed."
-            raise RequestRefused(message, code="request_too_large", status=413)
+            raise too_large("body", f"{max_bytes} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -1,7 +1,7 @@
 """Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; codes are strings."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -112,10 +112,11 @@ def _frames(error: BaseException) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
 
 
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every exception of every route, and every unknown route, in OpenAI's shape."""
+def install_error_handlers(app: FastAPI, observe: Callable[[Exception], None]) -> None:
+    """Answer every exception of every route, and every unknown route, in OpenAI's shape; `observe` sees each."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
+        observe(error)
         if isinstance(error, HTTPException) and error.status_code in _HTTP_CODES:
             what = "No route" if error.status_code == 404 else "Method not allowed for"
             message = f"{what} {request.method} {request.url.path[:200]}"

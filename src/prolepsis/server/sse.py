@@ -48,6 +48,8 @@ class EventStream(Response):
             try:
                 async for event in events:
                     await send(_part(self._event(event)))
+            except ClientDisconnected:  # it stopped reading: nobody is left to tell
+                raise
             except Exception as error:  # the status is out: the stream itself says what failed
                 await send(_part(self._event(describe_error(error).body), more=False))
             else:

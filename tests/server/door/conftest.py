@@ -29,7 +29,7 @@ class House:
     def open(self, engine: EngineClient, config: ServerConfig | None = None) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
         self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Door(Keys(self.file)))
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def refused(self, reason: str) -> float:
         return self.metrics.registry.get_sample_value("prolepsis_door_refused_total", {"reason": reason}) or 0

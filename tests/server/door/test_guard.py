@@ -1,11 +1,13 @@
 """Who gets past the guard: every route, every role, every size."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 from fastapi.routing import iter_route_contexts
-from starlette.types import Message, Scope
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.caller import ROLES
@@ -13,6 +15,7 @@ from prolepsis.server.disconnect import ClientDisconnected
 from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.door.rules import ROUTES
+from prolepsis.server.sse import EventStream, Json
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.door.conftest import House, bearer
 from tests.server.fakes import FakeEngine
@@ -100,6 +103,44 @@ async def test_a_key_for_some_models_gets_no_others(house: House) -> None:
             listed = (await http.get("/v1/models", headers=bearer(key))).json()["data"]
             assert [model["id"] for model in listed] == names
         assert (await http.get("/v1/models/tiny", headers=bearer(other))).status_code == 403
+    assert house.refused("model_not_allowed") == 2
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:8000"])
+async def test_without_keys_programs_on_this_machine_are_served(house: House, host: str) -> None:
+    async with house.open(FakeEngine()) as http:
+        for headers in ({}, {"origin": f"http://{host}"}, {"origin": "https://localhost:3000"}):
+            assert (await http.get("/v1/models", headers={"host": host, **headers})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": host}
+        for host in (
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "",
+            "localhost@evil",
+            "[::2]",
+        )
+    ]
+    + [{"origin": origin} for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://")],
+)
+async def test_without_keys_web_pages_from_elsewhere_are_refused(house: House, headers: dict[str, str]) -> None:
+    async with house.open(engine := FakeEngine()) as http:
+        response = await http.post("/v1/completions", json=BODY, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "not_local")
+    assert house.refused("not_local") == 1
+    assert engine.requests == []
+
+
+async def test_with_keys_any_name_of_the_server_will_do(house: House) -> None:
+    headers = bearer(house.key()) | {"host": "api.example", "origin": "https://app.example"}
+    async with house.open(FakeEngine()) as http:
+        assert (await http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
 
 
 async def test_sizes(house: House) -> None:
@@ -121,7 +162,8 @@ async def test_a_body_of_no_stated_length_is_bounded_too(house: House) -> None:
 
     async with house.open(FakeEngine(), ServerConfig(max_body_bytes=4096)) as http:
         response = await http.post("/v1/completions", content=chunks())
-    assert response.status_code == 413
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert house.refused("body_too_large") == 1
 
 
 async def test_an_upload_that_never_ends_is_408(house: House) -> None:
@@ -132,6 +174,7 @@ async def test_an_upload_that_never_ends_is_408(house: House) -> None:
     async with house.open(FakeEngine(), ServerConfig(upload_timeout_s=0.05)) as http:
         response = await http.post("/v1/completions", content=trickle())
     assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    assert house.refused("upload_too_slow") == 1
 
 
 def scope(path: str, kind: str = "http") -> Scope:
@@ -141,7 +184,7 @@ def scope(path: str, kind: str = "http") -> Scope:
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [],
+        "headers": [(b"host", b"127.0.0.1:8000")],
     }
 
 
@@ -181,3 +224,53 @@ async def test_a_client_that_takes_nothing_ends_its_request() -> None:
     await guard(route, ServerConfig(write_timeout_s=0.05))(scope("/v1/models"), nothing, stalled)
     assert caught[0] >= 0.05
     assert caught[1] < 0.05
+
+
+async def test_a_client_that_takes_nothing_is_no_failure() -> None:
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({})(scope, receive, send)
+
+    async def events() -> AsyncGenerator[Json, None]:
+        while True:
+            yield {}
+
+    async def stalled(message: Message) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    async def stays() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    with capture_logs() as logs:
+        for app in (route, EventStream(events())):
+            await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), stays, stalled)
+    assert logs == []
+
+
+async def test_a_reader_that_stalls_later_in_a_stream_is_no_failure() -> None:
+    ended = False
+
+    async def events() -> AsyncGenerator[Json, None]:
+        nonlocal ended
+        try:
+            for _ in range(9):
+                yield {}
+        finally:
+            ended = True
+
+    sent: list[Message] = []
+
+    async def stalls(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            await asyncio.Event().wait()
+
+    async def stays() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    with capture_logs() as logs:
+        app = guard(EventStream(events()), ServerConfig(write_timeout_s=0.02))
+        await app(scope("/v1/models"), stays, stalls)
+    assert (logs, len(sent), ended) == ([], 4, True)

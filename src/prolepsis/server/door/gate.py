@@ -138,8 +138,8 @@ class Gate:
         try:
             self._check_open(caller)
             return self._rates.reserve(caller, cost, self._clock())
-        except Refused as refused:
-            self._metrics.refused.labels(refused.reason).inc()
+        except Refused as refused:  # a stream answers it by itself, past the error handler
+            refusals.count_refusal(refused, self._metrics)
             raise
 
     def _check_open(self, caller: Caller) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,7 +11,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.server.caller import Caller
 from prolepsis.server.disconnect import ClientDisconnected
 from prolepsis.server.door.keys import Keys
-from prolepsis.server.door.refusals import Refused, too_large, upload_too_slow, wrong_role
+from prolepsis.server.door.local import check_local
+from prolepsis.server.door.refusals import count_refusal, too_large, upload_too_slow, wrong_role
 from prolepsis.server.door.reply_headers import NAME as REPLY_HEADERS
 from prolepsis.server.door.rules import ROUTES, Roles, Rule, Rules
 from prolepsis.server.errors import ErrorReply, describe_error
@@ -50,15 +52,15 @@ class Guard:
         try:
             refusal = await self._check(scope)
         except Exception as error:  # the HTTP edge: whatever failed becomes one reply
-            if isinstance(error, Refused):
-                self._metrics.refused.labels(error.reason).inc()
+            count_refusal(error, self._metrics)
             refusal = describe_error(error)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
         receiver = _Receiver(receive, self._config.upload_timeout_s)
-        await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
+        with suppress(ClientDisconnected):  # it took nothing for too long: nobody is left to tell
+            await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
 
     async def _check(self, scope: Scope) -> ErrorReply | None:
         """Return the reply to what is not there, None where the route may run; raises `Refused`."""
@@ -71,6 +73,8 @@ class Guard:
         if rule is not None and scope["method"] in rule.methods and roles is None:
             return None
         caller = await self._keys.caller(headers.get("authorization"))
+        if not self._keys.required:
+            check_local(headers)
         if rule is None or scope["method"] not in rule.methods:
             return _not_there(scope, rule)
         self._check_role(caller, roles)

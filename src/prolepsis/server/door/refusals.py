@@ -5,9 +5,11 @@ from typing import Literal
 
 from prolepsis.server.caller import Role
 from prolepsis.server.errors import RequestRefused
+from prolepsis.telemetry.door import DoorMetrics
 
 Reason = Literal[
     "not_authenticated",
+    "not_local",
     "wrong_role",
     "model_not_allowed",
     "headers_too_large",
@@ -45,6 +47,14 @@ class Refused(RequestRefused):
             headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
         super().__init__(message, code=code, status=status, kind=kind, headers=headers)
         self.reason: Reason = reason
+        self.counted = False
+
+
+def count_refusal(error: Exception, metrics: DoorMetrics) -> None:
+    """Count `error` where it is a refusal, once however many places see it pass."""
+    if isinstance(error, Refused) and not error.counted:
+        error.counted = True
+        metrics.refused.labels(error.reason).inc()
 
 
 def not_authenticated(message: str, code: str) -> Refused:
@@ -55,6 +65,14 @@ def not_authenticated(message: str, code: str) -> Refused:
 def too_many_checks() -> Refused:
     message = "Too many keys are being checked for the first time; try again."
     return Refused("not_authenticated", message, code="rate_limit_exceeded", status=429, retry_after_s=2)
+
+
+def not_local(header: Literal["Host", "Origin"], given: str) -> Refused:
+    message = (
+        f"Without API keys this server answers programs on its own machine only, and {header} is {given[:128]!r}; "
+        "allowed: localhost or a loopback address. `prolepsis keys create` makes a key."
+    )
+    return Refused("not_local", message, code="not_local", status=403)
 
 
 def wrong_role(has: frozenset[Role], needs: frozenset[Role]) -> Refused:
