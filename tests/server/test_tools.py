@@ -10,6 +10,8 @@ from pydantic import BaseModel
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidGrammar
+from prolepsis.server.app import build
+from prolepsis.telemetry.metrics import Metrics
 from tests.server.conftest import served
 from tests.server.fakes import INFO, ByteTokenizer, FakeEngine
 
@@ -183,6 +185,26 @@ def test_templates_with_tools_get_them_as_they_are() -> None:
     calls: Any = tokenizer.messages[1]["tool_calls"]
     assert calls[0]["function"] == {"name": "weather", "arguments": {"city": "Köln"}}
     assert tokenizer.messages[2] == {"role": "tool", "content": "sun", "tool_call_id": "1"}
+
+
+@pytest.mark.parametrize("depth", [300, 30_000])
+async def test_json_nested_too_deeply_is_refused_by_name(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    call: Any = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": nested}}
+    chat = {"model": "tiny", "messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}
+    app = build(ServerConfig(), roomy(), ByteTokenizer("{% for tool in tools %}"), Metrics())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        replies = [
+            await http.post("/v1/chat/completions", json=chat),
+            await http.post("/v1/chat/completions", json={**chat, "structured_outputs": {"json": nested}}),
+            await http.post(
+                "/v1/responses",
+                json={"model": "tiny", "input": [{**call["function"], "type": "function_call", "call_id": "1"}]},
+            ),
+        ]
+    assert [reply.status_code for reply in replies] == [400, 400, 400], [reply.text for reply in replies]
+    fields = [reply.json()["error"]["param"] for reply in replies]
+    assert fields == ["messages[1].tool_calls[0].function.arguments", "structured_outputs.json", "input"]
 
 
 def test_an_explanation_joins_the_callers_system_message() -> None:

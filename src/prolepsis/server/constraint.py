@@ -7,6 +7,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.grammar import JSON_STYLE, GrammarSpec
 from prolepsis.server.bodies import GenerationBody, SharedBody
 from prolepsis.server.format_bodies import ResponseFormat, StructuredOutputs
+from prolepsis.server.json_text import read_json
 from prolepsis.server.reasoning import THINK, THINK_END, Thinking
 from prolepsis.server.strict_schema import check_strict
 from prolepsis.server.tool_bodies import FunctionBody
@@ -74,10 +75,10 @@ def _of_structured_outputs(wanted: StructuredOutputs) -> GrammarSpec:
     return _json(_read_schema(wanted.json_))
 
 
-def _read_schema(value: Mapping[str, object] | str | None) -> Mapping[str, object]:
+def _read_schema(value: object) -> Mapping[str, object]:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = read_json(value, "structured_outputs.json")
         except ValueError as error:
             message = f"structured_outputs.json is no JSON: {error}"
             raise InvalidParameter(message, param="structured_outputs.json") from None

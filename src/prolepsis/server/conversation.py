@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+from prolepsis.server.json_text import read_json
 from prolepsis.server.messages import Message, ToolCall
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.tool_bodies import FunctionBody
@@ -22,7 +23,7 @@ def prompt_tokens(
 ) -> list[int]:
     """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
     knows_tools = _knows_tools(tokenizer.chat_template or "")
-    shown = [_native(message) for message in messages] if knows_tools else _plain(messages, tools)
+    shown = [_native(message, i) for i, message in enumerate(messages)] if knows_tools else _plain(messages, tools)
     return tokenizer.apply_chat_template(
         shown,
         add_generation_prompt=add_generation_prompt,
@@ -44,11 +45,13 @@ def _role(message: Message) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _native(message: Message) -> TemplateMessage:
+def _native(message: Message, number: int) -> TemplateMessage:
     """For templates that write tool calls and results themselves; they want arguments as objects."""
     shown: TemplateMessage = {"role": _role(message), "content": message.content or ""}
     if message.tool_calls:
-        shown["tool_calls"] = [_call(call) for call in message.tool_calls]
+        shown["tool_calls"] = [
+            _call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
     for name in ("tool_call_id", "name", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
@@ -56,14 +59,15 @@ def _native(message: Message) -> TemplateMessage:
     return shown
 
 
-def _call(call: ToolCall) -> TemplateMessage:
-    function = {"name": call.function.name, "arguments": _arguments(call)}
+def _call(call: ToolCall, field: str) -> TemplateMessage:
+    function = {"name": call.function.name, "arguments": _arguments(call, field)}
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _arguments(call: ToolCall) -> object:
+def _arguments(call: ToolCall, field: str) -> object:
+    """Return the arguments as an object; what is no JSON, such as a call cut short, as it is."""
     try:
-        return json.loads(call.function.arguments)
+        return read_json(call.function.arguments, f"{field}.function.arguments")
     except ValueError:
         return call.function.arguments
 

@@ -52,6 +52,8 @@ def renamed(error: UserError) -> UserError:
         error.param = field.replace("response_format.json_schema", "text.format").replace(
             "response_format", "text.format"
         )
+    elif field.startswith("messages["):
+        error.param = "input"
     else:
         error.param = _FIELDS.get(field, error.param and error.param.replace("].function.", "]."))
     return error
