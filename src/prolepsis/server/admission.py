@@ -1,11 +1,8 @@
 """From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import uuid4
-
-from anyio import to_thread
 
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.grammar import GrammarSpec
@@ -18,6 +15,7 @@ from prolepsis.server.caller import Caller
 from prolepsis.server.constraint import asked_form, constraint
 from prolepsis.server.conversation import prompt_tokens, size
 from prolepsis.server.fields import MAX_SAMPLES
+from prolepsis.server.off_loop import INLINE_CHARACTERS, off_loop
 from prolepsis.server.reasoning import Thinking, thinking_of
 from prolepsis.server.room import Room
 from prolepsis.server.speculation import AskedSpeculation, asked_speculation
@@ -25,8 +23,6 @@ from prolepsis.server.tool_use import tool_use
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
-_INLINE_CHARACTERS = 8192
-"""Longer texts, and prompts with tools, are tokenised off the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +62,8 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
     _check_params(params, max_tokens, room.client.info)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = asked_form(body)
-    characters = size(body.messages) if not tools.shown else _INLINE_CHARACTERS + 1
-    token_ids = await _off_loop(
+    characters = size(body.messages, body.chat_template_kwargs) if not tools.shown else INLINE_CHARACTERS + 1
+    token_ids = await off_loop(
         characters,
         lambda: prompt_tokens(body.messages, tools.shown, room.tokenizer, body.chat_template_kwargs),
     )
@@ -107,7 +103,7 @@ async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Ad
 async def _completion_tokens(text: str | list[int], characters: int, room: Room) -> list[int]:
     """Return one prompt's tokens; all prompts of the request have `characters` together."""
     if isinstance(text, str):
-        return await _off_loop(characters, lambda: room.tokenizer.encode(text))
+        return await off_loop(characters, lambda: room.tokenizer.encode(text))
     return _checked_ids(text, room.client.info.vocab_size)
 
 
@@ -117,15 +113,11 @@ def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) 
     return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
 
 
-async def _off_loop(characters: int, work: Callable[[], list[int]]) -> list[int]:
-    return await to_thread.run_sync(work) if characters > _INLINE_CHARACTERS else work()
-
-
 async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
     if body.prediction is None:
         return ()
     text = body.prediction.content
-    return tuple(await _off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
+    return tuple(await off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
 
 
 def _check_common(body: GenerationBody, asker: Asker, room: Room) -> AskedSpeculation:

@@ -9,6 +9,7 @@ from prolepsis.server.accounts import Counting, metrics, usage
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.choices import Delta
 from prolepsis.server.formats import Format, Json
+from prolepsis.server.off_loop import off_loop
 from prolepsis.server.room import Room
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
@@ -26,7 +27,7 @@ async def whole_completion(parts: Parts, admitted: Admitted, room: Room, form: F
                 stats = part
     choices = [form.choice(sample) for sample in deltas]
     reply = {**_envelope(admitted, room, form.object), "choices": choices, **_prompts(admitted)}
-    return {**reply, **_accounts(admitted, room, stats, form)}, stats
+    return {**reply, **await _accounts(admitted, room, stats, form)}, stats
 
 
 async def completion_chunks(parts: Parts, admitted: Admitted, room: Room, form: Format) -> AsyncGenerator[Json, None]:
@@ -45,7 +46,7 @@ async def completion_chunks(parts: Parts, admitted: Admitted, room: Room, form: 
                     yield {**envelope, "choices": [choice], **opening, **ending}
                     opening = {}
             elif showing.usage or admitted.speculation.metrics:
-                accounts = _accounts(admitted, room, part, form)
+                accounts = await _accounts(admitted, room, part, form)
                 if not showing.usage:
                     del accounts["usage"]
                 yield {**envelope, "choices": [], **accounts}
@@ -82,16 +83,20 @@ def _prompts(admitted: Admitted) -> Json:
     return {"prompt_token_ids": admitted.requests[0].prompt_token_ids} if admitted.showing.token_ids else {}
 
 
-def _accounts(admitted: Admitted, room: Room, stats: RequestStats, form: Format) -> Json:
+async def _accounts(admitted: Admitted, room: Room, stats: RequestStats, form: Format) -> Json:
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
-    shown: Json = {"usage": usage(stats, counting(admitted, room, form.reasoning))}
+    shown: Json = {"usage": usage(stats, await counting(admitted, room, form.reasoning))}
     if admitted.speculation.metrics:
         shown["metrics"] = metrics(stats) if admitted.num_choices == 1 else None
     return shown
 
 
-def counting(admitted: Admitted, room: Room, reasoning: str) -> Counting:
+async def counting(admitted: Admitted, room: Room, reasoning: str) -> Counting:
     """Return what is counted of an answer that thought `reasoning`."""
-    thought = len(room.tokenizer.encode(reasoning, add_special_tokens=False)) if reasoning else None
+    thought = await _num_tokens(reasoning, room) if reasoning else None
     has_prediction = admitted.showing.has_prediction
     return Counting(has_prediction, room.config.count_rejected_prediction_tokens, thought)
+
+
+async def _num_tokens(text: str, room: Room) -> int:
+    return await off_loop(len(text), lambda: len(room.tokenizer.encode(text, add_special_tokens=False)))

@@ -11,6 +11,8 @@ from prolepsis.server.tool_bodies import FunctionBody
 from prolepsis.server.tool_marks import CALL, CALL_END, RESULT, RESULT_END
 
 TemplateMessage = dict[str, object]
+_MANY_CHARACTERS = 1 << 20
+"""Counted for a value too costly to measure."""
 
 
 def prompt_tokens(
@@ -32,9 +34,24 @@ def prompt_tokens(
     )
 
 
-def size(messages: Sequence[Message]) -> int:
-    """Return about how many characters the messages have."""
-    return sum(len(message.content or "") + 100 for message in messages)
+def size(messages: Sequence[Message], variables: Mapping[str, object] | None = None) -> int:
+    """Return about how many characters a template renders; lists and objects in `variables` count as many."""
+    values = sum(len(name) + _value_size(value) for name, value in (variables or {}).items())
+    return values + sum(_message_size(message) for message in messages)
+
+
+def _message_size(message: Message) -> int:
+    texts = (message.content, message.reasoning_content, message.name, message.tool_call_id)
+    calls = sum(
+        len(call.function.arguments) + len(call.function.name) + len(call.id) + 100 for call in message.tool_calls or ()
+    )
+    return sum(len(text or "") for text in texts) + calls + 100
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, list | dict):
+        return _MANY_CHARACTERS
+    return len(value) if isinstance(value, str) else 0
 
 
 def _knows_tools(template: str) -> bool:

@@ -62,11 +62,11 @@ class ResponseShape:
     def begun(self) -> Json:
         return self._shown("in_progress")
 
-    def ended(self, stats: RequestStats) -> Json:
+    async def ended(self, stats: RequestStats) -> Json:
         cut = self.items.finish_reason == "length"
         shown = self._shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        shown["usage"] = self._usage(stats)
+        shown["usage"] = await self._usage(stats)
         if self._admitted.speculation.metrics:
             shown["metrics"] = metrics(stats)
         return shown
@@ -79,13 +79,13 @@ class ResponseShape:
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
 
-    def _usage(self, stats: RequestStats) -> Json:
-        thought = counting(self._admitted, self._room, self.items.reasoning).reasoning_tokens
+    async def _usage(self, stats: RequestStats) -> Json:
+        counted = await counting(self._admitted, self._room, self.items.reasoning)
         return {
             "input_tokens": stats.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": thought or 0},
+            "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens or 0},
             "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
         }
 
@@ -99,7 +99,7 @@ async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, Requ
                 shape.items.take(part)
             else:
                 stats = part
-    return shape.ended(stats), stats
+    return await shape.ended(stats), stats
 
 
 async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
@@ -125,7 +125,7 @@ async def _events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, No
                     yield event
                 part = await anext(parts)
             kind = "response.incomplete" if shape.items.finish_reason == "length" else "response.completed"
-            yield {"type": kind, "response": shape.ended(part)}
+            yield {"type": kind, "response": await shape.ended(part)}
         except Exception as error:  # the status is out: the stream itself says what failed
             yield {"type": "response.failed", "response": shape.failed(error)}
 

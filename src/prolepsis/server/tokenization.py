@@ -1,6 +1,5 @@
 """POST /tokenize and POST /detokenize, in vLLM's shapes."""
 
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
@@ -9,6 +8,7 @@ from prolepsis.server.body_reader import read_body
 from prolepsis.server.caller import caller_of
 from prolepsis.server.conversation import prompt_tokens
 from prolepsis.server.formats import Json
+from prolepsis.server.off_loop import in_thread
 from prolepsis.server.room import Room
 from prolepsis.server.tokenize_bodies import DetokenizeBody, TokenizeBody
 
@@ -21,7 +21,7 @@ def tokenization_routes(room: Room) -> APIRouter:
         body = await read_body(request, TokenizeBody, room.config.max_body_bytes)
         if body.model is not None:
             room.check_model(body.model, caller_of(request))
-        return JSONResponse(await to_thread.run_sync(_tokenized, body, room))
+        return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> JSONResponse:
@@ -32,7 +32,7 @@ def tokenization_routes(room: Room) -> APIRouter:
         wrong = next((token for token in body.tokens if token > largest), None)
         if wrong is not None:
             raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
-        text = await to_thread.run_sync(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return JSONResponse({"prompt": text})
 
     return router
