@@ -38,7 +38,7 @@ SUBJECT = grammars(TOKENIZER)
         ("regex", "(?=a)b", "without look-around"),
         ("lark", 'begin: "a"', "with a rule named start"),
         ("lark", "start: /(/", "the lark cannot be compiled"),
-        ("regex", "a" * (source.MAX_SOURCE_BYTES + 1), "bytes; allowed: at most"),
+        ("regex", "a" * (source.MAX_SOURCE_BYTES["regex"] + 1), "bytes; allowed: at most"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_with_a_reason(kind: GrammarKind, text: str, says: str) -> None:

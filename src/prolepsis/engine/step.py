@@ -173,6 +173,9 @@ class Engine:
                 log.error("request_id_in_use", request_id=request.request_id)  # the one terminal event is the first's
             else:
                 self._refused.append(Failed(request.request_id, error, RequestStats()))
+        except Exception as error:  # contained: one request that cannot even be opened must not take the engine along
+            log.exception("submit_failed")
+            self._refused.append(Failed(request.request_id, EngineError(f"not accepted: {error!r}"), RequestStats()))
 
     def _verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
         verdicts = self._verifier.verify(rows, logits)

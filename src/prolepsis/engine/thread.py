@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from prolepsis.core.errors import EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Terminal
@@ -28,6 +29,7 @@ class ThreadEngineClient:
         self._thread = threading.Thread(target=self._run, name="prolepsis-engine", daemon=True)
         self._closing = threading.Event()
         self._stopped = asyncio.Event()
+        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
 
     @property
     def info(self) -> EngineInfo:
@@ -38,7 +40,7 @@ class ThreadEngineClient:
         if self._closing.is_set():
             raise EngineDead("the engine is closed")
         self.engine.validate(request)
-        compiled = await asyncio.to_thread(self.engine.compile, request) if request.grammar is not None else None
+        compiled = await self._compile(request)
         if self._closing.is_set():  # meanwhile
             raise EngineDead("the engine is closed")
         if request.request_id in self._streams:
@@ -57,6 +59,12 @@ class ThreadEngineClient:
             del compiled  # held until here: the engine must not compile
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
+
+    async def _compile(self, request: GenerateRequest) -> object:
+        """Compile on threads of its own: the engine does not stall for it, nor does what else runs off the loop."""
+        if request.grammar is None:
+            return None
+        return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
 
     def abort(self, request_id: str) -> None:
         """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
@@ -78,6 +86,7 @@ class ThreadEngineClient:
             return
         self._closing.set()
         self.engine.send(None)
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             await self._stopped.wait()
             self._thread.join()  # it has nothing left to do

@@ -10,17 +10,23 @@ from weakref import WeakValueDictionary
 import numpy as np
 import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.grammar import GrammarKind, GrammarSpec
 from prolepsis.grammar.compiled import CompiledGrammar
+from prolepsis.grammar.deep_stack import on_deep_stack
 from prolepsis.grammar.source import llguidance_source
 
 log = structlog.get_logger(__name__)
 
 MAX_COMPILED = 128
-LIMITS = LLParserLimits(max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False)
-"""Of one grammar: a fifth of the library's memory for its lexer (up to 2 kB a state), two fifths of its size."""
+LIMITS = LLParserLimits(
+    max_lexer_states=50_000, max_grammar_size=200_000, max_items_in_row=20_000, verbose_errors=False
+)
+"""Of one grammar: a fifth of the library's memory for its lexer (up to 2 kB a state), two fifths of its size, ten times
+its alternatives at one place: 2,000 are too few for an object of 1,000 optional properties."""
+_TRIED_TOKENS = 4
 
 _ALLOWED: dict[GrammarKind, str] = {
     "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats that llguidance implements",
@@ -98,17 +104,15 @@ class Grammars:
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
         source, tokenizer, limits = llguidance_source(spec), self._ready_tokenizer(), self._limits
         started = time.perf_counter()
-        compiled = CompiledGrammar(
-            lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), self._vocab_size, self._eos
+        compiled, probe = on_deep_stack(
+            lambda: _tried(
+                lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), self._vocab_size, self._eos
+            )
         )
-        probe = compiled.start.deep_copy()
-        if not probe.is_error():
-            probe.compute_bitmask()  # fills the lexer's tables, which copies share, before the engine asks
         if probe.is_error():
-            reason = probe.get_error().strip()
+            reason = probe.get_error().partition("\n")[0]
             raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {reason}; {_ALLOWED[spec.kind]}")
         log.debug("grammar_compiled", kind=spec.kind, ms=round(1e3 * (time.perf_counter() - started), 1))
-        compiled.can_rollback = _can_rollback(probe)
         return compiled
 
     def _ready_tokenizer(self) -> LLTokenizer:
@@ -120,6 +124,36 @@ class Grammars:
                 except ValueError as error:
                     raise InvalidGrammar(f"grammars cannot be used with this model's tokenizer: {error}") from error
             return self._tokenizer
+
+
+def _tried(
+    make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]
+) -> tuple[CompiledGrammar, LLMatcher]:
+    """Return a grammar, and a copy that took some first tokens: in error where the grammar cannot be followed.
+
+    It also fills the lexer's tables, which copies share, before the engine asks.
+    """
+    compiled = CompiledGrammar(make, vocab_size, eos_token_ids)
+    for place in (0, -1):  # always the lowest token allowed, always the highest
+        probe = compiled.start.deep_copy()
+        for _ in range(_TRIED_TOKENS):
+            if probe.is_error() or probe.is_stopped():
+                break
+            allowed = _allowed(probe, vocab_size, eos_token_ids)
+            if not len(allowed):
+                break
+            probe.consume_token(int(allowed[place]))
+        if probe.is_error():
+            return compiled, probe
+    compiled.can_rollback = _can_rollback(compiled.start.deep_copy())
+    return compiled, probe
+
+
+def _allowed(probe: LLMatcher, vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int64]:
+    """Return the tokens that may follow, without ending ones."""
+    mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), count=vocab_size, bitorder="little")
+    mask[list(eos_token_ids)] = 0
+    return np.flatnonzero(mask)
 
 
 def _can_rollback(probe: LLMatcher) -> bool:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TABLES_FULL = "too many states"
+"""In the library's words: the lexer that a grammar's samples share has as many states as it may."""
+_SPARE_RENEWALS = 8  # of one sample beyond one a token: each compiles the grammar again while the engine waits
+
 
 class Matcher:
     """Follows one sample through its grammar: `advance` commits tokens, everything else only asks.
@@ -36,6 +40,8 @@ class Matcher:
         self._ahead: list[int] = []  # tokens the parser took beyond the committed ones
         self._forced: tuple[int, ...] | None = None  # that must follow the committed ones, once asked for
         self._ended = False  # by a committed ending token
+        self._is_alone = False  # its tables were empty when it began to look for the answer it now looks for
+        self._num_renewals = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit `tokens`; those behind the grammar's end are ignored."""
@@ -125,19 +131,29 @@ class Matcher:
         self._recover()
 
     def _ask(self, question: Callable[[LLMatcher], T]) -> T:
-        """Return the parser's answer; where it fails, that of a parser that shares nothing with earlier samples."""
+        """Return the parser's answer; where it fails for full tables, that of a parser with empty ones."""
         answer = question(self._parser)
-        if self._parser.is_error():
-            self._recover()
+        while self._parser.is_error() and self._renewed():
             answer = question(self._parser)
-            self._check()
+        self._check()
+        self._is_alone = False
         return answer
 
     def _recover(self) -> None:
-        if self._parser.is_error():
-            self._start = self._grammar.renew(self._start)
-            self._read_again()
-            self._check()
+        while self._parser.is_error() and self._renewed():
+            pass
+        self._check()
+
+    def _renewed(self) -> bool:
+        """Start again where the parser failed for what other samples left in the tables it shares; say whether so."""
+        full = _TABLES_FULL in self._parser.get_error()
+        if not full or self._is_alone or self._num_renewals >= _SPARE_RENEWALS + len(self._committed):
+            return False
+        self._num_renewals += 1
+        self._is_alone = self._grammar.start is self._start  # then `renew` makes one that nobody has used
+        self._start = self._grammar.renew(self._start)
+        self._read_again()
+        return True
 
     def _read_again(self) -> None:
         self._parser = self._start.deep_copy()

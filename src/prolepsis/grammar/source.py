@@ -5,17 +5,30 @@ import json
 from llguidance import LLMatcher
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.grammar import JSON_STYLE, GrammarSpec
+from prolepsis.core.grammar import JSON_STYLE, GrammarKind, GrammarSpec
 
-MAX_SOURCE_BYTES = 256 << 10
+MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
+    "json_schema": 128 << 10,
+    "choice": 128 << 10,
+    "regex": 32 << 10,
+    "lark": 64 << 10,
+}
+"""The library's time and stack grow with the chains of names that fit."""
 MAX_CHOICES = 4096
 
 
 def llguidance_source(spec: GrammarSpec) -> str:
     """Return llguidance's form of `spec`; raises `InvalidGrammar` for what is not even of its kind's shape."""
-    size = len(spec.source.encode(errors="surrogatepass"))
-    if size > MAX_SOURCE_BYTES:
-        raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {MAX_SOURCE_BYTES}")
+    size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
+    if size > limit:
+        raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
+    try:
+        return _made(spec)
+    except ValueError as error:  # a lone surrogate, which UTF-8 cannot carry
+        raise InvalidGrammar(f"the {spec.kind} is not usable text: {error}") from error
+
+
+def _made(spec: GrammarSpec) -> str:
     match spec.kind:
         case "json_schema":
             return _json_schema(spec.source)
@@ -42,8 +55,8 @@ def _choice(source: str) -> str:
         raise InvalidGrammar(f"the choice is {_shown(choices)}; allowed: a JSON list of non-empty strings")
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidGrammar(f"the choice has {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
-    # as a schema's enum would, but without quotes; lark reads string literals as JSON does
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice) for choice in choices))
+    # lark reads string literals as JSON does; as one terminal they are one item of the parser, however many they are
+    return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices))
 
 
 def _parsed(source: str, kind: str) -> object:
