@@ -193,7 +193,7 @@ async def test_json_nested_too_deeply_is_refused_by_name(depth: int) -> None:
     call: Any = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": nested}}
     chat = {"model": "tiny", "messages": [*USER, {"role": "assistant", "tool_calls": [call]}]}
     app = build(ServerConfig(), roomy(), ByteTokenizer("{% for tool in tools %}"), Metrics())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         replies = [
             await http.post("/v1/chat/completions", json=chat),
             await http.post("/v1/chat/completions", json={**chat, "structured_outputs": {"json": nested}}),
