@@ -17,6 +17,7 @@ from prolepsis.server.caller import caller_of
 from prolepsis.server.choices import Delta, Telling, generate_deltas
 from prolepsis.server.completions import Parts, completion_chunks, whole_completion
 from prolepsis.server.disconnect import ClientDisconnected, until_disconnect
+from prolepsis.server.door.party import Party
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.formats import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.server.merging import merged
@@ -70,27 +71,27 @@ async def _completion(request: Request, admitted: Admitted, room: Room, make_for
 
 async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
     """Yield the deltas of all samples, last the stats; an invalid grammar is named as the body calls it."""
-    streams = [_one_prompt(http, i, admitted, room) for i in range(len(admitted.requests))]
     stats = []
     try:
-        async with aclosing(merged(streams)) as parts:
-            async for part in parts:
-                if isinstance(part, Delta):
-                    yield part
-                else:
-                    stats.append(part)
+        with room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party:
+            streams = [_one_prompt(party, i, admitted, room) for i in range(len(admitted.requests))]
+            async with aclosing(merged(streams)) as parts:
+                async for part in parts:
+                    if isinstance(part, Delta):
+                        yield part
+                    else:
+                        stats.append(part)
     except InvalidGrammar as error:
         error.param = admitted.grammar_field or error.param
         raise
     yield summed(stats)
 
 
-async def _one_prompt(http: Request, number: int, admitted: Admitted, room: Room) -> Parts:
+async def _one_prompt(party: Party, number: int, admitted: Admitted, room: Room) -> Parts:
     """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
-    request = admitted.requests[number]
     telling = Telling(number * admitted.n, admitted.showing, admitted.speculation.emit_tokens)
     async with (
-        room.gate.enter(http, request, deterministic=admitted.deterministic) as entry,
+        room.gate.enter(party, number) as entry,
         aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
     ):
         async for part in parts:

@@ -15,6 +15,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
+from prolepsis.server.door.refusals import Refused
 from prolepsis.server.errors import RequestAborted
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.door.clock import Clock
@@ -120,6 +121,24 @@ async def test_rate_limits_are_told_reserved_and_refunded(house: House) -> None:
         assert "x-request-id" in refused.headers
 
 
+async def test_several_prompts_are_let_in_and_charged_as_one(house: House) -> None:
+    key, engine = house.key(), FakeEngine(text="abc")
+    limits = ServerConfig(
+        tokens_per_minute={"key": 300}, requests_per_minute={"key": 50}, max_in_engine=1, max_queued_per_tenant=2
+    )
+    async with house.open(engine, limits) as http:
+        reply = await ask(http, key, prompt=["Hi"] * 3)
+        assert reply.status_code == 200
+        assert reply.headers["x-ratelimit-remaining-requests"] == "49"
+        assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 42)) <= 2
+        refused = await ask(http, key, prompt=["Hi"] * 4)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert len(engine.requests) == 3
+        reply = await ask(http, key)
+        assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 6 - 42)) <= 2
+        assert reply.headers["x-ratelimit-remaining-requests"] == "48"
+
+
 async def test_a_deadline_counts_the_queue_and_the_engine(house: House) -> None:
     engine = FakeEngine(hold_after=0)
     async with house.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:
@@ -183,8 +202,10 @@ class Bare:
     @asynccontextmanager
     async def inside(self, caller: Caller) -> AsyncIterator[None]:
         http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
-        async with self.gate.enter(http, GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))):
-            yield
+        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
+        with self.gate.receive(http, [request]) as party:
+            async with self.gate.enter(party, 0):
+                yield
 
     async def stay(self, caller: Caller, leave: asyncio.Event) -> None:
         async with self.inside(caller):
@@ -258,6 +279,33 @@ async def test_batch_work_that_waits_is_no_overload() -> None:
     assert bare.gate.overload.rung == 0
     leave.set()
     await asyncio.gather(*tasks)
+
+
+async def test_waiting_batch_work_locks_nobody_out() -> None:
+    config = ServerConfig(max_in_engine=1, max_queued=4, max_queued_per_tenant=2, shed_after_s=(1, 2, 4, 800))
+    bare, leave, now = Bare(config), asyncio.Event(), asyncio.Event()
+    tasks = await started(bare.stay(bare.caller(), now))
+    tasks += await started(*(bare.stay(bare.caller(tenant, "batch"), leave) for tenant in "tu"))
+    for tenant, reason in (("t", "server_full"), ("v", "server_full")):  # half of the queue is full
+        with pytest.raises(Refused) as caught:
+            await bare.stay(bare.caller(tenant, "batch"), leave)
+        assert caught.value.reason == reason
+    tasks += await started(*(bare.stay(bare.caller(tenant, "premium"), now) for tenant in "ttuu"))
+    assert bare.gate.num_waiting == 6
+    for _ in range(6):
+        bare.clock.now += 1
+        bare.gate.tick()
+    assert bare.gate.overload.rung == 3
+    now.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(tasks[0], *tasks[3:])
+    assert bare.gate.num_waiting == 2, "batch is held although there is room"
+    with pytest.raises(Refused):
+        await bare.stay(bare.caller("v", "batch"), leave)
+    await bare.stay(bare.caller("t", "premium"), now)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_who_waits_when_the_server_ends_is_told() -> None:

@@ -6,6 +6,7 @@ was idle begins at the present instead of claiming the past.
 """
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -53,16 +54,17 @@ class FairQueue:
         self._now = 0.0
         """Virtual time of the last request started."""
         self._serial = 0
-        self._num_waiting = 0
+        self._num_waiting: Counter[str] = Counter()
+        """By tier."""
 
     def __len__(self) -> int:
-        return self._num_waiting
+        return self._num_waiting.total()
 
-    def num_of_tenant(self, tenant: str) -> int:
-        return sum(len(self._flows[tenant, tier].waiting) for tier in TIERS if (tenant, tier) in self._flows)
+    def num_of_tenant(self, tenant: str, tiers: Collection[str] = TIERS.keys()) -> int:
+        return sum(len(self._flows[tenant, tier].waiting) for tier in tiers if (tenant, tier) in self._flows)
 
     def num_of_tier(self, tier: str) -> int:
-        return sum(len(flow.waiting) for (_, name), flow in self._flows.items() if name == tier)
+        return self._num_waiting[tier]
 
     def push(self, request: Waiting) -> None:
         self._serial += 1
@@ -71,7 +73,7 @@ class FairQueue:
         if not flow.waiting:
             flow.virtual_time = max(flow.virtual_time, self._now)
         insort(flow.waiting, request, key=_by_turn)
-        self._num_waiting += 1
+        self._num_waiting[request.tier] += 1
 
     def peek(self, held: Collection[str] = ()) -> Waiting | None:
         """Return the next request whose tier is not held; it stays in the queue. Held flows claim nothing later."""
@@ -93,7 +95,7 @@ class FairQueue:
     def drop(self, request: Waiting) -> None:
         """Take out a request that will not run."""
         self._flows[request.flow].waiting.remove(request)
-        self._num_waiting -= 1
+        self._num_waiting[request.tier] -= 1
         self._forget_idle()
 
     def correct(self, request: Waiting, unused: int) -> None:

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from starlette.requests import HTTPConnection
@@ -19,6 +19,7 @@ from prolepsis.server.door.entry import Entry, Watched
 from prolepsis.server.door.fair_queue import FairQueue, Waiting
 from prolepsis.server.door.ladder import LadderSettings
 from prolepsis.server.door.overload import PATIENT, Overload
+from prolepsis.server.door.party import Member, Party
 from prolepsis.server.door.rate_limits import Limits, RateLimits, Reservation
 from prolepsis.server.door.refusals import Refused
 from prolepsis.server.door.reply_headers import reply_headers
@@ -43,7 +44,7 @@ class _Turn:
 
 
 class Gate:
-    """Everything that generates goes through `enter`. Belongs to one event loop."""
+    """Everything that generates goes through `receive` and `enter`. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Gate:
         """Raises `ConfigError` for limits that mean nothing."""
         self.draining = False
         self.num_inside = 0
-        """Requests that wait or run."""
+        """HTTP requests that wait or run."""
         self._config = config
         self._client = client
         self._metrics = metrics
@@ -70,36 +71,48 @@ class Gate:
         settings = LadderSettings(config.shed_after_s, config.shed_hold_s)
         self.overload = Overload(settings, base_plan or SpecPlan(), client.apply_plan, metrics)
 
-    @asynccontextmanager
-    async def enter(
-        self, http: HTTPConnection, request: GenerateRequest, *, deterministic: bool = False
-    ) -> AsyncIterator[Entry]:
-        """Wait until `request` may run and yield what to ask of whom; leave the block when it has ended.
+    @contextmanager
+    def receive(
+        self, http: HTTPConnection, requests: Sequence[GenerateRequest], *, deterministic: bool = False
+    ) -> Iterator[Party]:
+        """Let in all `requests` of one HTTP request or none, and charge them once; leave the block when all have ended.
 
         `deterministic`: the same request gives the same tokens (temperature 0, or the caller gave the seed), so its
-        answer may be stored and be a stored one. Raises `Refused`, and `DeadlineExceeded` where the wait was too long.
+        answer may be stored and be a stored one. Raises `Refused`.
         """
         caller = caller_of(http)
-        deadline_s = self._deadline(http, request)
-        watched, key = self._look_up(caller, request, deterministic=deterministic)
-        cost = 0 if watched.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
-        reservation = self._let_in(caller, cost)
+        deadline_s = self._deadline(http, requests[0])
+        members = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
+        party = Party(caller, members, deadline_s)
+        reservation = self._let_in(party)
         headers = reply_headers(http)
         headers.update(reservation.headers)
-        if key is not None:
-            headers[CACHE_HEADER] = "hit" if watched.stored else "miss"
+        if any(member.key is not None for member in members):
+            headers[CACHE_HEADER] = "miss" if party.to_run else "hit"
         self.num_inside += 1
         try:
-            if watched.stored:
-                yield Entry(request, watched)
-            else:
-                async with self._place(reservation, request, watched, deadline_s) as waited_s:
-                    yield Entry(_as_let_in(caller, request, deadline_s, waited_s), watched)
+            yield party
         finally:
             self.num_inside -= 1
-            self._rates.settle(reservation, watched.num_used(request), self._clock())
-            if key is not None and watched.finished is not None:
-                self._cache.put(key, watched.kept, watched.finished.stats)
+            self._rates.settle(reservation, party.num_used, self._clock())
+
+    @asynccontextmanager
+    async def enter(self, party: Party, number: int) -> AsyncIterator[Entry]:
+        """Wait until a request of `party` may run and yield what to ask of whom; leave the block when it has ended.
+
+        Raises `DeadlineExceeded` where the wait was too long.
+        """
+        member = party.members[number]
+        request, watched = member.request, member.watched
+        if watched.stored:
+            yield Entry(request, watched)
+            return
+        try:
+            async with self._place(party, member) as waited_s:
+                yield Entry(_as_let_in(party.caller, request, party.deadline_s, waited_s), watched)
+        finally:
+            if member.key is not None and watched.finished is not None:
+                self._cache.put(member.key, watched.kept, watched.finished.stats)
                 self._metrics.cache_bytes.set(self._cache.num_bytes)
 
     def tick(self) -> None:
@@ -134,29 +147,50 @@ class Gate:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def _let_in(self, caller: Caller, cost: int) -> Reservation:
+    def _let_in(self, party: Party) -> Reservation:
         try:
-            self._check_open(caller)
-            return self._rates.reserve(caller, cost, self._clock())
+            self._check_open(party.caller, len(party.to_run), party.members[0].request.n)
+            return self._rates.reserve(party.caller, party.cost, self._clock())
         except Refused as refused:  # a stream answers it by itself, past the error handler
             refusals.count_refusal(refused, self._metrics)
             raise
 
-    def _check_open(self, caller: Caller) -> None:
+    def _check_open(self, caller: Caller, number: int, samples: int) -> None:
+        """Raise `Refused` where `number` requests of so many samples may not come in together."""
+        tier = caller.tier
         if self.draining:
             raise refusals.draining()
-        if self.overload.refuses(caller.tier):
-            raise refusals.shed(caller.tier, self._config.shed_hold_s)
-        if not len(self._queue) and self._taken < self._places:
-            return
-        if len(self._queue) >= self._config.max_queued:
-            raise refusals.server_full(self._config.max_queued, self._wait_guess_s())
-        if self._queue.num_of_tenant(caller.tenant) >= self._config.max_queued_per_tenant:
-            raise refusals.queue_full(self._config.max_queued_per_tenant, self._wait_guess_s())
+        if self.overload.refuses(tier):
+            raise refusals.shed(tier, self._config.shed_hold_s)
+        num_to_wait = number - self._num_at_once(tier, samples)
+        if num_to_wait > 0:
+            self._check_room(caller, num_to_wait)
 
-    def _wait_guess_s(self) -> float:
+    def _num_at_once(self, tier: str, samples: int) -> int:
+        """Return how many requests of so many samples are next in turn for a free place."""
+        held, num_free = self.overload.held, self._places - self._taken
+        if tier in held or num_free <= 0 or self._queue.peek(held) is not None:
+            return 0
+        return max(1, num_free // samples)
+
+    def _check_room(self, caller: Caller, number: int) -> None:
+        """Raise `Refused` where `number` more do not fit into the queue.
+
+        Patient tiers have half as much room again for themselves: however long they wait, they lock nobody out.
+        """
+        patient = caller.tier in PATIENT
+        tiers = PATIENT if patient else TIERS.keys() - PATIENT
+        limit, tenant_limit = self._config.max_queued, self._config.max_queued_per_tenant
+        if patient:
+            limit, tenant_limit = (limit + 1) // 2, (tenant_limit + 1) // 2
+        if sum(map(self._queue.num_of_tier, tiers)) + number > limit:
+            raise refusals.server_full(limit, self._wait_guess_s(tiers))
+        if self._queue.num_of_tenant(caller.tenant, tiers) + number > tenant_limit:
+            raise refusals.queue_full(tenant_limit, self._wait_guess_s(tiers))
+
+    def _wait_guess_s(self, tiers: Collection[str]) -> float:
         """Who waits longest has waited this long, so room is not to be expected much sooner."""
-        oldest = self._queue.oldest()
+        oldest = self._queue.oldest(TIERS.keys() - tiers)
         return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
 
     def _deadline(self, http: HTTPConnection, request: GenerateRequest) -> float | None:
@@ -170,33 +204,29 @@ class Gate:
             limits.append(int(given) / 1000)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
-    def _look_up(
-        self, caller: Caller, request: GenerateRequest, *, deterministic: bool
-    ) -> tuple[Watched, bytes | None]:
-        """Return the client to ask, and the key under which its answer may be stored."""
+    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Member:
+        """Return the request with its stored answer, or with the client to ask."""
         if not deterministic or not self._cache.max_bytes:
-            return Watched(self._client), None
+            return Member(request, Watched(self._client), None)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
         stored = self._cache.get(key)
         self._metrics.cache.labels("hit" if stored else "miss").inc()
-        return Watched(self._client, stored=stored, keep=True), key
+        return Member(request, Watched(self._client, stored=stored, keep=True), key)
 
     @asynccontextmanager
-    async def _place(
-        self, reservation: Reservation, request: GenerateRequest, watched: Watched, deadline_s: float | None
-    ) -> AsyncIterator[float]:
+    async def _place(self, party: Party, member: Member) -> AsyncIterator[float]:
         """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
-        since, caller, cost = self._clock(), reservation.caller, reservation.tokens
+        since, caller, cost, request = self._clock(), party.caller, member.cost, member.request
         size = min(request.n, self._places)
         waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
-        await self._wait_for_turn(waiting, deadline_s)
+        await self._wait_for_turn(waiting, party.deadline_s)
         waited_s = self._clock() - since
         self._metrics.wait.labels(caller.tier).observe(waited_s)
         try:
             yield waited_s
         finally:
             self._taken -= size
-            self._queue.correct(waiting, cost - watched.num_used(request))
+            self._queue.correct(waiting, cost - member.watched.num_used(request))
             self._dispatch()
 
     async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
