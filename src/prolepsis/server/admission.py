@@ -124,7 +124,9 @@ def _check_common(body: GenerationBody, asker: Asker, room: Room) -> AskedSpecul
     room.check_model(body.model, asker.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
-    return asked_speculation(body.speculation, asker.spec_mode, asker.caller, room.client.info.proposers)
+    speculation = asked_speculation(body.speculation, asker.spec_mode, asker.caller, room.client.info.proposers)
+    room.gate.check_open(asker.caller)
+    return speculation
 
 
 def _chat_max_tokens(body: ChatBody) -> int | None:

@@ -20,7 +20,7 @@ from prolepsis.server.errors import RequestAborted
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.door.clock import Clock
 from tests.server.door.conftest import House, bearer
-from tests.server.fakes import FakeEngine
+from tests.server.fakes import ByteTokenizer, FakeEngine
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
 ONE_PLACE = ServerConfig(max_in_engine=1)
@@ -84,6 +84,26 @@ async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
         tasks.pop(-1)
         await end_all(engine, tasks)
     assert (house.refused("queue_full"), house.refused("server_full")) == (1, 1)
+
+
+async def test_who_is_refused_has_nothing_tokenised(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    encode = ByteTokenizer.encode
+
+    def watched(self: ByteTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        texts.append(text)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", watched)
+    key, chat = house.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    async with house.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1})) as http:
+        assert (await ask(http, key)).status_code == 200
+        assert len(texts) == 1
+        assert (await ask(http, key, stream=True)).status_code == 429
+        house.app.state.gate.drain()
+        assert (await http.post("/v1/chat/completions", json=chat, headers=bearer(key))).status_code == 503
+    assert len(texts) == 1
+    assert (house.refused("rate_limited"), house.refused("draining")) == (1, 1)
 
 
 async def test_a_client_that_leaves_the_queue_leaves_no_trace(house: House) -> None:

@@ -115,6 +115,12 @@ class Gate:
                 self._cache.put(member.key, watched.kept, watched.finished.stats)
                 self._metrics.cache_bytes.set(self._cache.num_bytes)
 
+    def check_open(self, caller: Caller) -> None:
+        """Raise `Refused` where `receive` would now refuse whatever the caller asks; spares what is done before it."""
+        may_be_stored = bool(self._cache.max_bytes)  # such an answer takes no room in the queue
+        self._check_open(caller, 0 if may_be_stored else 1, 1)
+        self._rates.check(caller, self._clock())
+
     def tick(self) -> None:
         """Let the ladder see the queue's age, start what may run, set the gauges."""
         now = self._clock()

@@ -13,6 +13,8 @@ from prolepsis.server.door.tiers import TIERS
 Kind = Literal["requests", "tokens"]
 KINDS: tuple[Kind, Kind] = ("requests", "tokens")
 SWEEP_S = 60.0
+Found = tuple[Kind, str, Bucket]
+"""A bucket that applies, and whose it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +85,27 @@ class RateLimits:
         """
         self._sweep(now)
         amounts: dict[Kind, int] = {"requests": 1, "tokens": tokens}
-        found = [
-            (kind, owner, self._bucket(kind, owner, allowed, now))
-            for kind in KINDS
-            for owner, allowed in self._limits.applying(kind, caller)
-        ]
-        for kind, owner, bucket in found:
-            wait_s = bucket.wait_s(amounts[kind], now)
-            if wait_s > 0:
-                whose = owner.replace(":", " ", 1)
-                message = (
-                    f"Rate limit of {whose} reached: {bucket.per_minute} {kind} a minute, "
-                    f"{max(0, int(bucket.level))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
-                )
-                raise rate_limited(message, kind, wait_s, _headers(found, now))
+        found = self._found(caller, now)
+        _check(found, amounts, now)
         for kind, _, bucket in found:
             bucket.take(amounts[kind])
         return Reservation(caller, tokens, _headers(found, now))
+
+    def check(self, caller: Caller, now: float) -> None:
+        """Raise `Refused` (429) where not even a request of no tokens is let in; takes nothing."""
+        _check(self._found(caller, now), {"requests": 1, "tokens": 0}, now)
 
     def settle(self, reservation: Reservation, used: int, now: float) -> None:
         """Give back what was reserved and not used; charge what was used beyond."""
         for owner, allowed in self._limits.applying("tokens", reservation.caller):
             self._bucket("tokens", owner, allowed, now).give(reservation.tokens - used, now)
+
+    def _found(self, caller: Caller, now: float) -> list[Found]:
+        return [
+            (kind, owner, self._bucket(kind, owner, allowed, now))
+            for kind in KINDS
+            for owner, allowed in self._limits.applying(kind, caller)
+        ]
 
     def _bucket(self, kind: Kind, owner: str, allowed: int, now: float) -> Bucket:
         return self._buckets.setdefault((kind, owner), Bucket(allowed, allowed, now))
@@ -115,7 +116,20 @@ class RateLimits:
             self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.reset_s(now) > 0}
 
 
-def _headers(found: list[tuple[Kind, str, Bucket]], now: float) -> dict[str, str]:
+def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
+    """Raise `Refused` for the first bucket that holds too little."""
+    for kind, owner, bucket in found:
+        wait_s = bucket.wait_s(amounts[kind], now)
+        if wait_s > 0:
+            whose = owner.replace(":", " ", 1)
+            message = (
+                f"Rate limit of {whose} reached: {bucket.per_minute} {kind} a minute, "
+                f"{max(0, int(bucket.level))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
+            )
+            raise rate_limited(message, kind, wait_s, _headers(found, now))
+
+
+def _headers(found: list[Found], now: float) -> dict[str, str]:
     """Of the tightest bucket of each kind, as OpenAI names them; none where nothing is limited."""
     headers: dict[str, str] = {}
     for kind in KINDS:
