@@ -103,7 +103,7 @@ async def leaves_in_upload(target: Target, i: int) -> None:
     url = target.http.base_url
     _, writer = await asyncio.open_connection(url.host, url.port or 80)
     sent = json.dumps(target.body(i)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: load\r\ncontent-length: {len(sent)}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {url.netloc.decode()}\r\ncontent-length: {len(sent)}\r\n"
     key = target.http.headers.get("authorization")
     head += f"authorization: {key}\r\n\r\n" if key else "\r\n"
     writer.write(head.encode() + sent[: len(sent) // 2])
