@@ -38,7 +38,13 @@ def body(target: Target, prompt: str, **changes: object) -> bytes:
 
 
 def head(length: int, *extra: str) -> bytes:
-    lines = ["POST /v1/completions HTTP/1.1", "host: localhost", "connection: close", f"content-length: {length}", *extra]
+    lines = [
+        "POST /v1/completions HTTP/1.1",
+        "host: localhost",
+        "connection: close",
+        f"content-length: {length}",
+        *extra,
+    ]
     return ("\r\n".join([*lines, "", ""])).encode()
 
 
