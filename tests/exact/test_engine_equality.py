@@ -8,21 +8,20 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from prolepsis.core.events import Finished, TokenLogprobs, Tokens
+from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.verification import Verification
 from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.scripted import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
-from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, reference, submit, terminals
+from tests.exact.serving import flawed, room, serve
+from tests.fakes import VOCAB, Room, build, drain, outputs, reference, submit, terminals
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True),
@@ -52,21 +51,6 @@ def ask(name: str, request_id: str = "r", prompt: Sequence[int] = PROMPT, n: int
     return GenerateRequest(request_id, tuple(prompt), PARAMS[name], n=n, prediction_token_ids=PLAIN_TEXT)
 
 
-def room(**changes: object) -> Room:
-    found = Room(**changes)  # type: ignore[arg-type]
-    found.verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=found.max_model_len)
-    return found
-
-
-def serve(setup: Room, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
-    engine = build(setup)
-    engine.send(ApplyPlan(plan))
-    submit(engine, *sources)
-    events = drain(engine)
-    assert all(isinstance(end, Finished) for end in terminals(events).values())
-    return outputs(events)
-
-
 PLAIN_TEXT: tuple[int, ...] = ()
 PLAIN = {name: serve(room(), SpecPlan(), ask(name))["r", 0] for name in PARAMS}
 PLAIN_TEXT = tuple(PLAIN["greedy"])
@@ -79,13 +63,7 @@ def oracle(kind: str) -> Scripted:
         name = next(name for name, params in PARAMS.items() if params == sample.params)
         done = len(sample.tokens) - sample.num_prompt_tokens
         right = PLAIN[name][done : done + limit]
-        wrong = [(token + 1) % VOCAB for token in right]
-        if kind == "right" or len(right) < 3 or limit < 6:
-            return chain(tuple(right), "scripted") if right else None
-        if kind == "wrong":
-            return chain((*right[:2], *wrong[2:]), "scripted")
-        tokens = (wrong[0], wrong[1], right[0], wrong[1], right[1], right[2])
-        return Draft(tokens, (-1, 0, -1, 2, 2, 4), "scripted")
+        return flawed(kind, right, limit)
 
     return Scripted(script)
 

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.grammar import GrammarSpec
-from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.verification import Verification
 from prolepsis.grammar.compiled import CompiledGrammar
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
@@ -35,6 +33,8 @@ from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.scripted import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
+from tests.exact.serving import flawed, serve
+from tests.exact.serving import room as plain_room
 from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, submit, table_logits, terminals
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 
@@ -92,18 +92,7 @@ PLAIN = {case: reference(ask(*case)) for case in CASES}
 
 
 def room(**changes: object) -> Room:
-    found = Room(grammars=GRAMMARS, **changes)  # type: ignore[arg-type]
-    found.verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=found.max_model_len)
-    return found
-
-
-def serve(setup: Room, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
-    engine = build(setup)
-    engine.send(ApplyPlan(plan))
-    submit(engine, *sources)
-    events = drain(engine)
-    assert all(isinstance(end, Finished) for end in terminals(events).values())
-    return outputs(events)
+    return plain_room(grammars=GRAMMARS, **changes)
 
 
 def oracle(kind: str) -> Scripted:
@@ -113,13 +102,7 @@ def oracle(kind: str) -> Scripted:
         case = next(case for case in CASES if PARAMS[case[1]] == sample.params and sample.key.startswith(f"{case[0]}:"))
         done = len(sample.tokens) - sample.num_prompt_tokens
         right = [*PLAIN[case], EOS, 1, 2][done : done + limit]
-        wrong = [(token + 1) % VOCAB for token in right]
-        if kind == "right" or len(right) < 3 or limit < 6:
-            return chain(tuple(right), "scripted") if right else None
-        if kind == "wrong":
-            return chain((*right[:2], *wrong[2:]), "scripted")
-        tokens = (wrong[0], wrong[1], right[0], wrong[1], right[1], right[2])
-        return Draft(tokens, (-1, 0, -1, 2, 2, 4), "scripted")
+        return flawed(kind, right, limit)
 
     return Scripted(script)
 

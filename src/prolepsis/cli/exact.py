@@ -14,6 +14,7 @@ from prolepsis.cli.bench.differences import Classify, Difference, classifier, fi
 from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.flags import configured
+from prolepsis.cli.groups import AsJson
 from prolepsis.cli.output import FAILED, note, print_json, print_table, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
@@ -74,7 +75,7 @@ def exact(
     temperature: Annotated[float, typer.Option(help="of the sampled requests")] = 0.8,
     seed: Annotated[int, typer.Option(help="of the first sampled request; the others count on from it")] = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="requests in flight in the mixed run")] = 8,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prove on your own prompts that speculation changes nothing: every request greedy and sampled, three times.
 

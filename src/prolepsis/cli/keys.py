@@ -8,24 +8,17 @@ from typing import Annotated, Literal
 import typer
 
 from prolepsis.cli.flags import settings_here
+from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stdout
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.caller import ROLES
 from prolepsis.server.door.key_file import KeyFile, KeyRecord, default_key_file, new_key
 
-app = typer.Typer(
-    help="Create, list and revoke API keys.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Create, list and revoke API keys.")
 
 KeysFile = Annotated[
     Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 TierOption = Literal["premium", "standard", "economy", "batch"]
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 

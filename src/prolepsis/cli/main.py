@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from prolepsis import __version__
+from prolepsis.cli.groups import HELP_FLAGS
 from prolepsis.cli.output import EPILOG, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
 
@@ -45,7 +46,7 @@ app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP_FLAGS,
 )
 
 
@@ -79,6 +80,6 @@ def load_command(name: str) -> Any:
     value = getattr(import_module(module), attribute)
     if not isinstance(value, typer.Typer):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(name, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})(value)
+        single.command(name, epilog=EPILOG, context_settings=HELP_FLAGS)(value)
         value = single
     return typer.main.get_command(value)

@@ -10,6 +10,7 @@ import typer
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import settings_here
+from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, quiet_logs, stderr, stdout
 from prolepsis.core.errors import ModelNotFound
 
@@ -17,20 +18,12 @@ if TYPE_CHECKING:
     from prolepsis.models.fetch import Progress
     from prolepsis.models.store import Manifest, Store
 
-app = typer.Typer(
-    help="Fetch, list and show models.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Fetch, list and show models.")
 
 Name = Annotated[str | None, typer.Argument(help="known name or hub id (OWNER/NAME); default: the configured model")]
 Directory = Annotated[
     Path | None, typer.Option("--model-dir", help="where models are kept; default: the user's cache directory")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 MEGABYTE = 1e6
 
 

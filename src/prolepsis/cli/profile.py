@@ -8,6 +8,7 @@ import typer
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
+from prolepsis.cli.groups import AsJson
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import note, print_facts, print_json, print_table, quiet_logs
 from prolepsis.core.config import EngineConfig
@@ -39,7 +40,7 @@ def profile(
     keep: Annotated[
         bool, typer.Option("--keep", help="show the stored cost curve where there is one, in place of measuring")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure and store what a pass costs on this machine; show the forward chosen and the strict self-check."""
     quiet_logs()

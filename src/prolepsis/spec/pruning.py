@@ -3,6 +3,9 @@
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import ROOT, Draft
 
+FORCED_RATE = 0.998
+"""Acceptance to expect of a token that the grammar forces: it is the only one its mask allows."""
+
 
 def within_grammar(draft: Draft, matcher: Matcher) -> Draft | None:
     """Return the draft without the nodes whose path leaves the grammar, None where no node stays.

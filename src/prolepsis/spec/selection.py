@@ -11,14 +11,13 @@ from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, Offer, gain, value
 from prolepsis.spec.proposer import Proposer, SampleView
-from prolepsis.spec.pruning import forced_nodes, within_grammar
+from prolepsis.spec.pruning import FORCED_RATE, forced_nodes, within_grammar
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.window import StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-_FORCED_RATE = 0.998  # of a token that the grammar forces
 _PROBED_BUCKET = 0  # where a costly proposer's depth is decided before its draft, and so its bucket, is known
 
 
@@ -205,7 +204,7 @@ class ProposerSet:
             draft = kept
         rates = self._acceptance.rates(draft)
         for node in forced_nodes(draft, matcher) if matcher is not None else ():
-            rates[node] = _FORCED_RATE
+            rates[node] = FORCED_RATE
         alive = survivals(draft, rates, self._board.tilt(turn.sample, draft.proposer).factor)
         worth = value(alive, price)
         if turn.draft is None or worth > _MARGIN * turn.worth:

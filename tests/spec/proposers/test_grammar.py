@@ -44,6 +44,6 @@ def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
 def test_what_it_knows_of_a_sample_is_freed() -> None:
     proposer, asked = Grammar(), sample(json_schema(RECORD), "")
     proposer.propose([asked], [8])
-    assert proposer._indexes
+    assert proposer._indexes._indexes
     proposer.forget(asked)
-    assert not proposer._indexes
+    assert not proposer._indexes._indexes

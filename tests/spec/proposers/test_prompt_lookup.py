@@ -35,4 +35,4 @@ def test_samples_are_apart_and_forgotten() -> None:
     assert drafts[1] is None
     proposer.forget(one)
     proposer.forget(one)
-    assert set(proposer._indexes) == {"two"}
+    assert set(proposer._indexes._indexes) == {"two"}

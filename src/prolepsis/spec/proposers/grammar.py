@@ -10,11 +10,12 @@ from operator import mul
 
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.prompt_lookup import NgramIndex, continuation
+from prolepsis.spec.proposers.ngram_index import NgramIndexes, continuation
+from prolepsis.spec.pruning import FORCED_RATE
 
 _SIZES = (5, 4, 3, 2)
 _FORCED_BUCKET = 0  # those behind the run: the length of the match
-_FORCED_PRIOR, _FOUND_PRIOR = 0.998, 0.4
+_FOUND_PRIOR = 0.4
 
 
 class Grammar:
@@ -24,7 +25,7 @@ class Grammar:
     free = True
 
     def __init__(self) -> None:
-        self._indexes: dict[str, NgramIndex] = {}
+        self._indexes = NgramIndexes(_SIZES)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
@@ -33,7 +34,7 @@ class Grammar:
         """Nothing to do: the matcher knows the sample's tokens, the index catches up when it is next asked."""
 
     def forget(self, sample: SampleView) -> None:
-        self._indexes.pop(sample.key, None)
+        self._indexes.forget(sample)
 
     def _propose(self, sample: SampleView, limit: int) -> Draft | None:
         forced = sample.matcher.forced()[:limit] if sample.matcher is not None else ()
@@ -41,17 +42,14 @@ class Grammar:
             return None
         found, size = self._find(sample, forced, limit - len(forced))
         tokens = forced + found
-        rates = [_FORCED_PRIOR] * len(forced) + [_FOUND_PRIOR] * len(found)
+        rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
         buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
 
     def _find(self, sample: SampleView, forced: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
         """Return what followed the end of `forced` earlier, and the length of the match."""
-        index = self._indexes.get(sample.key)
-        if index is None:
-            index = self._indexes[sample.key] = NgramIndex(_SIZES)
-        index.extend(sample.tokens)
+        index = self._indexes.of(sample)
         if limit <= 0:
             return (), 0
         start, size = index.find([*sample.tokens[-_SIZES[0] :], *forced])

@@ -1,39 +1,13 @@
 """Prompt lookup: what followed the last n tokens when they occurred before, in the same prompt and output.
 
-An index per sample maps each n-gram (n = 5 to 2) to where its most recent occurrence continues; adding a token is one
-dictionary entry per n. It is built when a draft is first asked for, so a sample that never speculates costs nothing.
+An index per sample maps each n-gram (n = 5 to 2) to where its most recent occurrence continues.
 """
 
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
-
-
-class NgramIndex:
-    """Most recent continuation of each n-gram of one sample's tokens."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-        self._num_indexed = 0
-        self._continues: dict[tuple[int, ...], int] = {}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Index the tokens that are new; an n-gram counts once it has a continuation."""
-        continues = self._continues
-        for size in self._sizes:
-            for i in range(max(self._num_indexed, size), len(tokens)):
-                continues[tuple(tokens[i - size : i])] = i
-        self._num_indexed = len(tokens)
-
-    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """Return where the longest matching suffix last continued and its length; length 0 for no match."""
-        for size in self._sizes:
-            if size < len(tokens):
-                start = self._continues.get(tuple(tokens[-size:]))
-                if start is not None:
-                    return start, size
-        return 0, 0
+from prolepsis.spec.proposers.ngram_index import NgramIndexes, continuation
 
 
 class PromptLookup:
@@ -43,8 +17,7 @@ class PromptLookup:
     free = True
 
     def __init__(self, max_match: int = 5, min_match: int = 2) -> None:
-        self._sizes = tuple(range(max_match, min_match - 1, -1))
-        self._indexes: dict[str, NgramIndex] = {}
+        self._indexes = NgramIndexes(tuple(range(max_match, min_match - 1, -1)))
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
@@ -53,23 +26,10 @@ class PromptLookup:
         """Nothing to do: the index catches up when it is next asked."""
 
     def forget(self, sample: SampleView) -> None:
-        self._indexes.pop(sample.key, None)
+        self._indexes.forget(sample)
 
     def _propose(self, sample: SampleView, limit: int) -> Draft | None:
-        index = self._indexes.get(sample.key)
-        if index is None:
-            index = self._indexes[sample.key] = NgramIndex(self._sizes)
-        index.extend(sample.tokens)
-        start, size = index.find(sample.tokens)
+        start, size = self._indexes.of(sample).find(sample.tokens)
         if size == 0:
             return None
         return chain(continuation(sample.tokens, start, limit), self.name, bucket=size)
-
-
-def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
-    """Return `limit` tokens from `start` on; past the end the copy goes on with itself, as a loop does."""
-    copied = list(tokens[start : start + limit])
-    period = len(tokens) - start
-    while len(copied) < limit:
-        copied.append(copied[len(copied) - period])
-    return tuple(copied)
