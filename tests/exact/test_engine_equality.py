@@ -5,13 +5,14 @@ the paged cache. The yardstick is the same request alone, without speculation, i
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
@@ -90,6 +91,15 @@ def test_yardstick_equals_the_table_where_sampling_is_plain() -> None:
 def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
     for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
         assert serve(room(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == PLAIN[name]
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_shadow_is_plain_decoding_beside_others_that_speculate(proposer: str) -> None:
+    for plan in (SpecPlan(fixed_depth=3), SpecPlan()):
+        shadows = [replace(ask(name, name), speculation=SpeculationChoice(shadow=True)) for name in PARAMS]
+        texts = serve(room(proposers=[PROPOSERS[proposer]()]), plan, *shadows, ask("sampled"))
+        assert {name: texts[name, 0] for name in PARAMS} == PLAIN
+        assert texts["r", 0] == PLAIN["sampled"]
 
 
 def test_right_drafts_are_accepted() -> None:

@@ -138,18 +138,20 @@ class FakeEngine:
         return tuple(TokenLogprobs(-0.25, top[:num]) for _ in part)
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
-        predicted = bool(request.prediction_token_ids)
+        predicted, shadow = bool(request.prediction_token_ids), request.speculation.shadow
+        drafted = {"suffix": ProposerCounts(3, 6, 3, [[3, 2], [2, 1], [1, 0]])}
         return RequestStats(
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=2,
             num_output_tokens=num_tokens * request.n,
             num_steps=4,
-            proposers={"suffix": ProposerCounts(3, 6, 3, [[3, 2], [2, 1], [1, 0]])},
+            proposers={} if shadow else drafted,
+            shadow=drafted if shadow else {},
             prediction_accepted=5 if predicted else 0,
             prediction_rejected=2 if predicted else 0,
             queue_s=0.1,
             compute_s=0.3,
             first_token_s=0.2,
             total_s=0.5,
-            mode=EffectiveMode("on", "speculating", 3),
+            mode=EffectiveMode("shadow", "compared", 3) if shadow else EffectiveMode("on", "speculating", 3),
         )

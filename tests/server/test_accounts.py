@@ -20,7 +20,7 @@ def test_the_histogram_counts_each_draft_once(drafts: list[tuple[int, int]]) -> 
         (a, b)[i % 2].record(drafted, accepted)
     deepest = max((drafted for drafted, _ in drafts), default=0)
     expected = [sum(accepted == j for _, accepted in drafts) for j in range(deepest + 1)]
-    assert acceptance_histogram(RequestStats(proposers={"a": a, "b": b})) == expected
+    assert acceptance_histogram({"a": a, "b": b}) == expected
 
 
 def test_metrics_of_a_request_without_tokens_divide_by_nothing() -> None:

@@ -112,7 +112,6 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options", ["stream"]),
         ({"speculation": {"depth": 1}}, "unknown_parameter", "speculation.depth", ["max_depth"]),
         ({"speculation": {"mode": "max"}}, "invalid_value", "speculation.mode", ["'auto'", "'off'"]),
-        ({"speculation": {"mode": "shadow"}}, "invalid_value", "speculation.mode", ["shadow", "auto, off, on"]),
         ({"speculation": {"emit": "word"}}, "invalid_value", "speculation.emit", ["'token'"]),
         ({"speculation": {"proposer": "magic"}}, "invalid_value", "speculation.proposer", ["magic", "suffix"]),
         ({"temperature": "hot"}, "invalid_type", "temperature", ["'hot'", "number"]),

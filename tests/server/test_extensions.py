@@ -12,13 +12,14 @@ from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.server.admission import scope
 from prolepsis.server.bodies import SpeculationBody
 from prolepsis.server.caller import Caller, Role
 from prolepsis.server.deep_health import DeepCheck
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.fields import SpecMode
+from prolepsis.server.replies import Metrics
 from prolepsis.server.run import bind
 from prolepsis.server.speculation import asked_speculation
 from tests.server.conftest import Served
@@ -56,9 +57,8 @@ def test_forcing_needs_a_role(body: SpeculationBody | None, header: str | None, 
         asked_speculation(body, header, caller("client", "viewer"), ("suffix",))
     assert (refused.value.status, refused.value.param) == (403, param)
     assert "operator" in str(refused.value)
-    if body is None or body.mode != "shadow":
-        for role in ("operator", "admin"):
-            asked_speculation(body, header, caller("client", role), ("suffix",))
+    for role in ("operator", "admin"):
+        asked_speculation(body, header, caller("client", role), ("suffix",))
 
 
 async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
@@ -75,6 +75,22 @@ async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
     assert [(r.speculation.enabled, r.speculation.forced) for r in engine.requests] == [(False, False), (True, True)]
 
 
+async def test_shadow_is_asked_of_the_engine_and_its_figures_are_apart(client: Connect) -> None:
+    engine = FakeEngine()
+    body = CHAT | {"speculation": {"mode": "shadow", "metrics": True}}
+    response = await client(engine).post("/v1/chat/completions", json=body)
+    assert engine.requests[0].speculation == SpeculationChoice(shadow=True)
+    figures = response.json()["metrics"]
+    assert figures["effective"] == {"mode": "shadow", "reason": "compared", "plan_version": 3}
+    assert figures["speculative_decoding"]["num_draft_tokens"] == 0
+    would_be = figures["shadow_speculative_decoding"]
+    assert (would_be["num_draft_tokens"], would_be["num_accepted_draft_tokens"]) == (6, 3)
+    assert response.headers["x-spec-effective"] == "mode=shadow;reason=compared;plan=3"
+    Metrics.model_validate(figures)
+    plain = await client(engine).post("/v1/chat/completions", json=CHAT | {"speculation": {"metrics": True}})
+    assert "shadow_speculative_decoding" not in plain.json()["metrics"]
+
+
 async def test_streams_say_what_is_known_at_start(client: Connect) -> None:
     http = client(FakeEngine())
     response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True})
@@ -82,6 +98,9 @@ async def test_streams_say_what_is_known_at_start(client: Connect) -> None:
     off = CHAT | {"stream": True, "speculation": {"mode": "off"}}
     response = await http.post("/v1/chat/completions", json=off)
     assert response.headers["x-spec-effective"] == "mode=off;reason=requested_off"
+    shadow = CHAT | {"stream": True, "speculation": {"mode": "shadow"}}
+    response = await http.post("/v1/chat/completions", json=shadow)
+    assert response.headers["x-spec-effective"] == "mode=shadow;reason=undecided"
 
 
 def test_emit_token_sends_each_token_alone(shared: Served) -> None:

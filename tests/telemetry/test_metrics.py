@@ -37,6 +37,16 @@ def test_speculation_is_counted_by_proposer_and_position() -> None:
         assert value == accepted
 
 
+def test_drafts_in_shadow_are_counted_apart() -> None:
+    metrics, stats = Metrics(), ended()
+    stats.proposers, stats.shadow = {}, stats.proposers
+    metrics.request_ended(stats, "finished")
+    counts = [("drafts", 2), ("drafted_tokens", 5), ("accepted_tokens", 2)]
+    for name, count in counts:
+        assert sample(metrics, f"prolepsis_shadow_{name}_total", proposer="suffix") == count
+    assert sample(metrics, "prolepsis_spec_decode_num_drafts_total", proposer="suffix") is None
+
+
 def test_requests_are_counted_by_outcome_with_their_times() -> None:
     metrics = Metrics()
     metrics.request_ended(ended(), "finished")

@@ -13,6 +13,8 @@ class SpeculationChoice:
     enabled: bool = True
     forced: bool = False
     """Verify every draft there is, whether or not the cost curve says that it pays."""
+    shadow: bool = False
+    """Decode plainly; make drafts only to compare them with what is emitted."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None

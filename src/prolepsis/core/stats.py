@@ -3,8 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+Mode = Literal["on", "off", "shadow"]
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
+    "compared",  # drafts were compared with the plain answer, none was verified
     "no_draft",  # allowed, but no proposer had a draft worth verifying
     "not_worth_it",  # drafts existed, the cost curve said no every time
     "requested_off",  # the caller turned it off
@@ -22,7 +24,7 @@ EffectiveReason = Literal[
 class EffectiveMode:
     """What speculation really did for a request, and why."""
 
-    mode: Literal["on", "off"]
+    mode: Mode
     reason: EffectiveReason
     plan_version: int
 
@@ -37,7 +39,7 @@ class ProposerCounts:
     per_position: list[list[int]] = field(default_factory=list)
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Count one verified draft whose longest path had `drafted` tokens, `accepted` of them emitted."""
+        """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted."""
         self.num_drafts += 1
         self.num_draft_tokens += drafted
         self.num_accepted += accepted
@@ -60,6 +62,9 @@ class RequestStats:
     """Target passes that emitted tokens for this request."""
     num_preemptions: int = 0
     proposers: dict[str, ProposerCounts] = field(default_factory=dict)
+    """Verified drafts by proposer."""
+    shadow: dict[str, ProposerCounts] = field(default_factory=dict)
+    """Drafts by proposer that were only compared with what plain decoding emitted."""
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     queue_s: float = 0.0

@@ -4,10 +4,13 @@ A request is queued while it lives and none of its samples runs: before the firs
 Queue time and compute time add up to the whole.
 """
 
+from collections.abc import Sequence
+
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, ProposerCounts
+from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode, ProposerCounts
 from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row
+from prolepsis.spec.shadow import ShadowDraft
 
 _OFF_BY_OVERLOAD: dict[str, EffectiveReason] = {
     "overload_plain": "overload_plain",
@@ -50,6 +53,18 @@ def count_emitted(row: Row, num_emitted: int, num_accepted: int, now: float) -> 
         counts.record(max(row.draft.depths(), default=0), num_accepted)
 
 
+def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
+    """Compare the sample's shadow draft, or the row's new one, with the tokens just emitted; count it once decided."""
+    sample = row.sample
+    if row.shadow is not None:
+        sample.shadow = ShadowDraft(row.shadow)
+    shadow = sample.shadow
+    if shadow is not None and (shadow.follow(tokens) or ended):
+        counts = sample.request.stats.shadow.setdefault(shadow.draft.proposer, ProposerCounts())
+        counts.record(max(shadow.draft.depths(), default=0), shadow.num_accepted)
+        sample.shadow = None
+
+
 def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
     """Fill in what is known only at the end."""
     stats = request.stats
@@ -63,13 +78,16 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
         stats.prediction_accepted = predicted.num_accepted
         stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
     reason = _reason(request, plan)
-    stats.mode = EffectiveMode("on" if stats.num_drafts else "off", reason, plan.version)
+    mode: Mode = "on" if stats.num_drafts else "shadow" if stats.shadow else "off"
+    stats.mode = EffectiveMode(mode, reason, plan.version)
 
 
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice = request.source.speculation
     if request.stats.num_drafts:
         return "overload_shallow" if plan.reason == "overload_shallow" else "speculating"
+    if request.stats.shadow:
+        return "compared"
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:

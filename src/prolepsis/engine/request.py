@@ -11,6 +11,7 @@ from prolepsis.grammar.compiled import CompiledGrammar
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.shadow import ShadowDraft
 
 Rank = tuple[int, float, int, int]
 """Priority, arrival, order of submission, sample index: lower runs first, the highest is preempted first."""
@@ -41,6 +42,7 @@ class Sample:
         "request",
         "running",
         "scope",
+        "shadow",
         "text",
         "tokens",
     )
@@ -77,6 +79,8 @@ class Sample:
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
         """Of the full pages at the front of `tokens`, as far as anybody asked."""
+        self.shadow: ShadowDraft | None = None
+        """Where the request speculates in shadow: the draft that is being compared."""
         self.running = False
         self.ended = False
 

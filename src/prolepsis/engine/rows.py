@@ -23,6 +23,8 @@ class Row:
     """Proposers were asked for a draft."""
     declined: bool = False
     """There was a draft, but verifying it was not worth it."""
+    shadow: Draft | None = None
+    """Compared with what is emitted, and no part of the pass."""
 
     @property
     def samples_next(self) -> bool:

@@ -21,7 +21,7 @@ from prolepsis.core.errors import (
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.accounting import close_stats, count_emitted, count_started, count_stopped
+from prolepsis.engine.accounting import close_stats, count_emitted, count_shadow, count_started, count_stopped
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, Sample, open_request
@@ -315,6 +315,7 @@ class Scheduler:
         if sample.history is not None:
             sample.history.append(tokens)
         count_emitted(row, len(tokens), min(verdict.num_matched, len(tokens)), now)
+        count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sample)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)

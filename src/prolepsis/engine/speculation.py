@@ -29,19 +29,9 @@ class Speculation:
         if plan.num_speculative_tokens == 0 or room <= 0 or not self.proposers.names:
             return list(rows)
         decoding = [row for row in rows if row.num_tokens == 1 and row.sample.key in self._told]
-        limits = [min(self._limit(row.sample), room) for row in decoding]
-        if not any(limits):
-            return list(rows)
         load = StepLoad(num_rows, sum(row.start for row in rows), room)
-        samples = [row.sample for row in decoding]
-        choices = [sample.request.source.speculation for sample in samples]
-        allowed, forced = [choice.proposers for choice in choices], [choice.forced for choice in choices]
-        drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
-        drafted = {
-            row.sample.key: _with_draft(row, draft, declined=declined)
-            for row, draft, declined, limit in zip(decoding, drafts, self.proposers.declined, limits, strict=True)
-            if limit
-        }
+        decoding = self._with_shadows(self._with_drafts(decoding, plan, load), plan, load)
+        drafted = {row.sample.key: row for row in decoding}
         return [drafted.get(row.sample.key, row) for row in rows]
 
     def learn(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], pass_s: float) -> None:
@@ -57,6 +47,37 @@ class Speculation:
         for sample in samples:
             if self._told.pop(sample.key, None) is not None:
                 self.proposers.forget(sample)
+
+    def _with_drafts(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
+        choices = [row.sample.request.source.speculation for row in rows]
+        limits = [0 if choice.shadow else self._limit(row.sample) for row, choice in zip(rows, choices, strict=True)]
+        if not any(limits):
+            return rows
+        limits = [min(limit, load.max_draft_tokens) for limit in limits]
+        samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
+        forced = [choice.forced for choice in choices]
+        drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
+        return [
+            replace(row, draft=_within_end(row, draft), asked=True, declined=declined) if limit else row
+            for row, draft, declined, limit in zip(rows, drafts, self.proposers.declined, limits, strict=True)
+        ]
+
+    def _with_shadows(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
+        """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
+        choices = [row.sample.request.source.speculation for row in rows]
+        due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
+        if not any(due):
+            return rows
+        limits = [
+            min(self._limit(row.sample), load.max_draft_tokens) if is_due else 0
+            for row, is_due in zip(rows, due, strict=True)
+        ]
+        samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
+        drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
+        return [
+            replace(row, shadow=_within_end(row, draft), asked=True) if limit else row
+            for row, draft, limit in zip(rows, drafts, limits, strict=True)
+        ]
 
     def _limit(self, sample: Sample) -> int:
         """Return the most draft nodes the sample has a use for: the step emits one token more than it accepts."""
@@ -77,7 +98,5 @@ class Speculation:
         self.proposers.commit(sample, num_new)
 
 
-def _with_draft(row: Row, draft: Draft | None, *, declined: bool) -> Row:
-    if draft is not None:
-        draft = cut_after_end(draft, row.sample.end_ids)
-    return replace(row, draft=draft, asked=True, declined=declined)
+def _within_end(row: Row, draft: Draft | None) -> Draft | None:
+    return None if draft is None else cut_after_end(draft, row.sample.end_ids)

@@ -1,9 +1,9 @@
 """Usage and metrics of one response, from the request's raw counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.server.formats import Json
 
 
@@ -55,18 +55,23 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
 
 
 def metrics(stats: RequestStats) -> Json:
-    """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect."""
+    """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
+
+    What drafts in shadow would have brought has figures of its own, where there were any.
+    """
     first = stats.first_token_s
     generation_s = stats.total_s - stats.queue_s
     intervals = stats.num_output_tokens - 1
     decode_s = stats.total_s - first if first is not None else None
+    shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(first),
         "generation_time_ms": _ms(generation_s),
         "queue_time_ms": _ms(stats.queue_s),
         "mean_itl_ms": _ms(decode_s / intervals if decode_s is not None and intervals > 0 else None),
         "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
-        "speculative_decoding": _speculative_decoding(stats),
+        "speculative_decoding": _speculative_decoding(stats.proposers),
+        **shadow,
         "effective": {
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,
@@ -75,10 +80,12 @@ def metrics(stats: RequestStats) -> Json:
     }
 
 
-def _speculative_decoding(stats: RequestStats) -> Json:
+def _speculative_decoding(proposers: Mapping[str, ProposerCounts]) -> Json:
     """A row that carried no draft counts as a step that accepted nothing in none of these figures."""
-    drafts, drafted, accepted = stats.num_drafts, stats.num_draft_tokens, stats.num_accepted
-    histogram = acceptance_histogram(stats)
+    drafts = sum(counts.num_drafts for counts in proposers.values())
+    drafted = sum(counts.num_draft_tokens for counts in proposers.values())
+    accepted = sum(counts.num_accepted for counts in proposers.values())
+    histogram = acceptance_histogram(proposers)
     return {
         "mean_acceptance_length": round(1 + accepted / drafts, 4) if drafts else None,
         "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
@@ -90,11 +97,11 @@ def _speculative_decoding(stats: RequestStats) -> Json:
     }
 
 
-def acceptance_histogram(stats: RequestStats) -> list[int]:
+def acceptance_histogram(proposers: Mapping[str, ProposerCounts]) -> list[int]:
     """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted."""
-    depth = max((len(counts.per_position) for counts in stats.proposers.values()), default=0)
-    at_least = [stats.num_drafts] + [0] * depth
-    for counts in stats.proposers.values():
+    depth = max((len(counts.per_position) for counts in proposers.values()), default=0)
+    at_least = [sum(counts.num_drafts for counts in proposers.values())] + [0] * depth
+    for counts in proposers.values():
         for j, (_, accepted) in enumerate(counts.per_position):
             at_least[j + 1] += accepted
     return [here - beyond for here, beyond in zip(at_least, [*at_least[1:], 0], strict=True)]

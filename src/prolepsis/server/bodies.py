@@ -35,7 +35,7 @@ class SpeculationBody(Body):
     """Prolepsis' own field: what this request asks of speculation. Output is the same whatever it says."""
 
     mode: SpecMode | None = None
-    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and judge, never emit."""
+    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and compare, verify nothing."""
     max_depth: Count | None = None
     """Ceiling on drafted tokens a step."""
     proposer: str | None = None

@@ -55,7 +55,7 @@ class SpecDecodeFigures(Reply):
 
 
 class Effective(Reply):
-    mode: Literal["on", "off"]
+    mode: Literal["on", "off", "shadow"]
     reason: str
     plan_version: int
 
@@ -69,6 +69,8 @@ class Metrics(Reply):
     mean_itl_ms: float | None
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures
+    shadow_speculative_decoding: SpecDecodeFigures | None = None
+    """What drafts would have brought that were only compared."""
     effective: Effective
 
 

@@ -25,7 +25,9 @@ class AskedSpeculation:
     @property
     def known_at_start(self) -> str:
         """What a stream's header can say of the mode before the first step."""
-        return "mode=auto;reason=undecided" if self.choice.enabled else "mode=off;reason=requested_off"
+        if not self.choice.enabled:
+            return "mode=off;reason=requested_off"
+        return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided"
 
 
 def asked_speculation(
@@ -43,9 +45,6 @@ def asked_speculation(
         if value is not None and not caller.has("operator"):
             message = f"{field} needs the role operator; your key has: {', '.join(sorted(caller.roles)) or 'none'}"
             raise RequestRefused(message, code="insufficient_permissions", param=field, status=403)
-    if mode == "shadow":
-        message = f"{named[0]} is 'shadow', which this engine does not have; allowed: auto, off, on"
-        raise InvalidParameter(message, param=named[0])
     _check_proposer(given.proposer, proposers)
     return AskedSpeculation(_choice(given, mode), given.emit == "token", given.metrics)
 
@@ -71,6 +70,7 @@ def _choice(body: SpeculationBody, mode: SpecMode) -> SpeculationChoice:
     return SpeculationChoice(
         enabled=mode != "off" and body.max_depth != 0,
         forced=mode == "on",
+        shadow=mode == "shadow",
         num_speculative_tokens=body.max_depth,
         proposers=None if body.proposer is None else (body.proposer,),
     )

@@ -13,7 +13,7 @@ from prolepsis.spec.effort import Effort, Offer, gain, value
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.pruning import FORCED_RATE, forced_nodes, within_grammar
 from prolepsis.spec.scoring import Scoreboard
-from prolepsis.spec.window import StepLoad, Window
+from prolepsis.spec.window import Cut, StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
@@ -101,19 +101,40 @@ class ProposerSet:
         proposer of the plan. `forced[i]`: what is drafted is verified, whether or not the cost curve says that it pays.
         """
         self.declined = [False] * len(samples)
-        ceiling = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
-        ceiling = min(ceiling, plan.num_speculative_tokens)
+        ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
             return [None] * len(samples)
+        self._num_proposed += 1
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn, must in zip(turns, forced or (), strict=False):
             turn.forced = must
         load = load or _own_load(samples, ceiling)
-        price = 0.0 if plan.fixed_depth is not None else self._window.price(load, len(samples))
-        for proposer in self._proposers:
-            if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
-                self._ask(proposer, turns, price, fixed=plan.fixed_depth is not None)
+        self._contest(turns, plan, load)
         return self._cut(turns, load, fixed=plan.fixed_depth is not None)
+
+    def propose_shadow(
+        self,
+        samples: Sequence[SampleView],
+        limits: Sequence[int],
+        plan: SpecPlan,
+        load: StepLoad,
+        allowed: Sequence[tuple[str, ...] | None] | None = None,
+    ) -> list[Draft | None]:
+        """Return the drafts that `propose` would have verified, were these the only samples of the pass that draft.
+
+        What decides over the drafts of `propose` stays as it was, but that all of these are judged too.
+        """
+        ceiling = _ceiling(plan)
+        if ceiling <= 0 or not any(limit > 0 for limit in limits):
+            return [None] * len(samples)
+        turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
+        for turn in turns:
+            turn.judged = True
+        self._contest(turns, plan, load)
+        if plan.fixed_depth is not None:
+            return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
+        cut = self._keep(turns, load)
+        return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
 
     def observe(self, sample: SampleView, draft: Draft, num_accepted: int) -> None:
         """Count a verified draft of which `num_accepted` tokens were emitted."""
@@ -147,7 +168,6 @@ class ProposerSet:
 
         Which samples are judged in a step goes by turns, never by how they fare: no bias.
         """
-        self._num_proposed += 1
         short = len(samples) > _FEW and plan.fixed_depth is None
         stride = 1 + (len(samples) - 1) // _FEW
         turns = []
@@ -156,6 +176,14 @@ class ProposerSet:
             names = allowed[i] if allowed else None
             turns.append(_Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
         return turns
+
+    def _contest(self, turns: Sequence[_Turn], plan: SpecPlan, load: StepLoad) -> None:
+        """Let the proposers of the plan compete for every sample that may draft."""
+        fixed = plan.fixed_depth is not None
+        price = 0.0 if fixed else self._window.price(load, len(turns))
+        for proposer in self._proposers:
+            if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
+                self._ask(proposer, turns, price, fixed=fixed)
 
     def _ask(self, proposer: ContainedProposer, turns: Sequence[_Turn], price: float, *, fixed: bool) -> None:
         """Let one proposer compete for the samples that allow it."""
@@ -215,13 +243,24 @@ class ProposerSet:
     def _cut(self, turns: Sequence[_Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
         if fixed:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
-        cut = self._window.cut([turn.survivals for turn in turns], load)
+        cut = self._keep(turns, load)
         self._tokens_per_ms = cut.tokens_per_ms
-        for turn, nodes in zip(turns, cut.nodes, strict=True):
-            self._kept[turn.sample.key] = len(nodes)
         drafts = [turn.draft if turn.forced else _selected(turn, n) for turn, n in zip(turns, cut.nodes, strict=True)]
         self.declined = [turn.draft is not None and draft is None for turn, draft in zip(turns, drafts, strict=True)]
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
+
+    def _keep(self, turns: Sequence[_Turn], load: StepLoad) -> Cut:
+        """Return which nodes are worth verifying, remembering how many for the samples that may draft."""
+        cut = self._window.cut([turn.survivals for turn in turns], load)
+        for turn, nodes in zip(turns, cut.nodes, strict=True):
+            if turn.limit > 0:
+                self._kept[turn.sample.key] = len(nodes)
+        return cut
+
+
+def _ceiling(plan: SpecPlan) -> int:
+    depth = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
+    return min(depth, plan.num_speculative_tokens)
 
 
 def _selected(turn: _Turn, nodes: list[int]) -> Draft | None:

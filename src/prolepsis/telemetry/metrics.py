@@ -20,7 +20,7 @@ from prometheus_client import (
 
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.door import DoorMetrics
-from prolepsis.telemetry.spec_decode import SpecDecodeCounters
+from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["finished", "aborted", "failed"]
@@ -37,6 +37,7 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.spec_decode = SpecDecodeCounters(self.registry)
+        self._shadow = ShadowCounters(self.registry)
         self.door = DoorMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
@@ -56,6 +57,7 @@ class Metrics:
         """Count one accepted request, whatever its end."""
         self._requests.ended(stats, outcome)
         self.spec_decode.count(stats.proposers)
+        self._shadow.count(stats.shadow)
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         """Count calls of a proposer that raised or returned nonsense."""

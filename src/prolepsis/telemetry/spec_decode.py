@@ -7,6 +7,25 @@ from prometheus_client import CollectorRegistry, Counter
 from prolepsis.core.stats import ProposerCounts
 
 
+class ShadowCounters:
+    """Drafts that were compared with plain decoding's tokens and not verified, apart from those that were."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"prolepsis_shadow_{name}", text, ["proposer"], registry=registry)
+
+        self._drafts = counter("drafts", "Drafts compared in shadow")
+        self._drafted = counter("drafted_tokens", "Draft tokens compared in shadow")
+        self._accepted = counter("accepted_tokens", "Draft tokens that would have been accepted")
+
+    def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
+        """Add one request's counts."""
+        for name, counts in proposers.items():
+            self._drafts.labels(name).inc(counts.num_drafts)
+            self._drafted.labels(name).inc(counts.num_draft_tokens)
+            self._accepted.labels(name).inc(counts.num_accepted)
+
+
 class SpecDecodeCounters:
     """Raw counts only; a rate per label is a query."""
 
