@@ -13,6 +13,7 @@ import uvicorn
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
+from prolepsis.server.door.connections import door_protocol
 from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -37,10 +38,12 @@ class Served:
 def served(
     engine: FakeEngine, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
 ) -> Iterator[Served]:
-    metrics = Metrics()
-    app = build(config or ServerConfig(max_body_bytes=65536), engine, tokenizer or ByteTokenizer(), metrics)
+    metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
+    app = build(config, engine, tokenizer or ByteTokenizer(), metrics)
     listener = bind(ServerConfig(port=0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     while not server.started:

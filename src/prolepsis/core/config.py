@@ -77,6 +77,14 @@ class ServerConfig(BaseModel):
     request_timeout_s: float | None = Field(
         default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
     )
+    max_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="connections open at once; default: 4096, or what the limit of open files leaves",
+    )
+    header_timeout_s: float = Field(
+        default=10.0, gt=0, description="seconds within which the headers of a request have to arrive"
+    )
     upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds within which a body has to arrive")
     write_timeout_s: float = Field(
         default=60.0, gt=0, description="seconds a client may take none of its answer before the request is aborted"

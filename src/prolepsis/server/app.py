@@ -43,7 +43,8 @@ def build(
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Its `state.gate` is what a server drains. Raises `ConfigError` where the address asks for keys and there are none.
+    Its `state.gate` is what a server drains, in `state.door_metrics` it counts the connections it refuses. Raises
+    `ConfigError` where the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -63,6 +64,7 @@ def build(
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
     app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
+    app.state.door_metrics = metrics.door
     room = Room(config, client, tokenizer, gate, started=int(time.time()))
     for router in (
         generation_routes(room),

@@ -19,6 +19,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.app import Door, build
+from prolepsis.server.door.connections import door_protocol
 from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
@@ -120,13 +121,13 @@ class StoppingServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             lifespan="on",
-            http="h11",
+            http=door_protocol(config, app.state.door_metrics),
             ws="none",
             timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
             server_header=False,
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
-            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply in OpenAI's shape
+            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply that names the limit
         )
         super().__init__(settings)
         self._client = client

@@ -14,7 +14,9 @@ Reason = Literal[
     "model_not_allowed",
     "headers_too_large",
     "body_too_large",
+    "headers_too_slow",
     "upload_too_slow",
+    "too_many_connections",
     "rate_limited",
     "queue_full",
     "server_full",
@@ -90,6 +92,16 @@ def too_large(what: Literal["headers", "body"], limit: str) -> Refused:
     message = f"The request's {what} {'are' if what == 'headers' else 'is'} larger than {limit}, the largest allowed."
     reason: Reason = "headers_too_large" if what == "headers" else "body_too_large"
     return Refused(reason, message, code=code, status=_STATUS[reason])
+
+
+def headers_too_slow(timeout_s: float) -> Refused:
+    message = f"The request's headers did not arrive within {timeout_s:g} s."
+    return Refused("headers_too_slow", message, code="request_timeout", status=408)
+
+
+def too_many_connections(limit: int) -> Refused:
+    message = f"{limit} connections are open already, as many as may."
+    return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
 
 
 def upload_too_slow(timeout_s: float) -> Refused:
