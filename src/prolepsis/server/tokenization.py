@@ -21,6 +21,7 @@ def tokenization_routes(room: Room) -> APIRouter:
         body = await read_body(request, TokenizeBody, room.config.max_body_bytes)
         if body.model is not None:
             room.check_model(body.model, caller_of(request))
+        room.gate.receive_small(request)
         return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
 
     @router.post("/detokenize")
@@ -32,6 +33,7 @@ def tokenization_routes(room: Room) -> APIRouter:
         wrong = next((token for token in body.tokens if token > largest), None)
         if wrong is not None:
             raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
+        room.gate.receive_small(request)
         text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return JSONResponse({"prompt": text})
 

@@ -151,12 +151,40 @@ async def test_several_prompts_are_let_in_and_charged_as_one(house: House) -> No
         assert reply.status_code == 200
         assert reply.headers["x-ratelimit-remaining-requests"] == "49"
         assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 42)) <= 2
-        refused = await ask(http, key, prompt=["Hi"] * 4)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        for stream in (False, True):
+            refused = await ask(http, key, prompt=["Hi"] * 4, stream=stream)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_value", "prompt")
+            assert error["message"].startswith("prompt holds 4 prompts; allowed: 3 at once")
+            assert "retry-after" not in refused.headers
         assert len(engine.requests) == 3
         reply = await ask(http, key)
         assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 6 - 42)) <= 2
         assert reply.headers["x-ratelimit-remaining-requests"] == "48"
+
+
+async def test_tokenizing_is_a_request_of_no_tokens(house: House) -> None:
+    key, engine = house.key(), FakeEngine()
+    limits = ServerConfig(tokens_per_minute={"key": 300}, requests_per_minute={"key": 3})
+    async with house.open(engine, limits) as http:
+        bodies: list[tuple[str, dict[str, object]]] = [
+            ("/tokenize", {"prompt": "Hi"}),
+            ("/detokenize", {"tokens": [72]}),
+        ]
+        for left, (path, body) in zip((2, 1), bodies, strict=True):
+            reply = await http.post(path, json=body, headers=bearer(key))
+            assert reply.status_code == 200
+            assert reply.headers["x-ratelimit-remaining-requests"] == str(left)
+            assert reply.headers["x-ratelimit-remaining-tokens"] == "300"
+        assert (await ask(http, key, max_tokens=4)).status_code == 200
+        for path, body in bodies:
+            refused = await http.post(path, json=body, headers=bearer(key))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        house.app.state.gate.drain()
+        for path, body in bodies:
+            refused = await http.post(path, json=body, headers=bearer(key))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+    assert (house.refused("rate_limited"), house.refused("draining")) == (2, 2)
 
 
 async def test_a_deadline_counts_the_queue_and_the_engine(house: House) -> None:

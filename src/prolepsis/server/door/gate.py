@@ -78,7 +78,8 @@ class Gate:
         """Let in all `requests` of one HTTP request or none, and charge them once; leave the block when all have ended.
 
         `deterministic`: the same request gives the same tokens (temperature 0, or the caller gave the seed), so its
-        answer may be stored and be a stored one. Raises `Refused`.
+        answer may be stored and be a stored one. Raises `Refused`, and `InvalidParameter` for more requests than could
+        ever come in together.
         """
         caller = caller_of(http)
         deadline_s = self._deadline(http, requests[0])
@@ -121,6 +122,12 @@ class Gate:
         self._check_open(caller, 0 if may_be_stored else 1, 1)
         self._rates.check(caller, self._clock())
 
+    def receive_small(self, http: HTTPConnection) -> None:
+        """Let in a request that asks nothing of the engine; it counts as a request of no tokens. Raises `Refused`."""
+        caller = caller_of(http)
+        self._check_open(caller, 0, 1)
+        reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()).headers)
+
     def tick(self) -> None:
         """Let the ladder see the queue's age, start what may run, set the gauges."""
         now = self._clock()
@@ -154,8 +161,10 @@ class Gate:
         return len(self._queue)
 
     def _let_in(self, party: Party) -> Reservation:
+        number, samples = len(party.to_run), party.members[0].request.n
+        self._check_size(party.caller.tier, number, samples)
         try:
-            self._check_open(party.caller, len(party.to_run), party.members[0].request.n)
+            self._check_open(party.caller, number, samples)
             return self._rates.reserve(party.caller, party.cost, self._clock())
         except Refused as refused:  # a stream answers it by itself, past the error handler
             refusals.count_refusal(refused, self._metrics)
@@ -172,6 +181,13 @@ class Gate:
         if num_to_wait > 0:
             self._check_room(caller, num_to_wait)
 
+    def _check_size(self, tier: str, number: int, samples: int) -> None:
+        """Raise `InvalidParameter` where `number` requests do not fit even while nobody else is here."""
+        most = max(1, self._places // samples) + min(self._room(tier))
+        if number > most:
+            message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
+            raise InvalidParameter(message, param="prompt")
+
     def _num_at_once(self, tier: str, samples: int) -> int:
         """Return how many requests of so many samples are next in turn for a free place."""
         held, num_free = self.overload.held, self._places - self._taken
@@ -180,19 +196,21 @@ class Gate:
         return max(1, num_free // samples)
 
     def _check_room(self, caller: Caller, number: int) -> None:
-        """Raise `Refused` where `number` more do not fit into the queue.
-
-        Patient tiers have half as much room again for themselves: however long they wait, they lock nobody out.
-        """
-        patient = caller.tier in PATIENT
-        tiers = PATIENT if patient else TIERS.keys() - PATIENT
-        limit, tenant_limit = self._config.max_queued, self._config.max_queued_per_tenant
-        if patient:
-            limit, tenant_limit = (limit + 1) // 2, (tenant_limit + 1) // 2
+        """Raise `Refused` where `number` more do not fit into the queue."""
+        tiers = PATIENT if caller.tier in PATIENT else TIERS.keys() - PATIENT
+        limit, tenant_limit = self._room(caller.tier)
         if sum(map(self._queue.num_of_tier, tiers)) + number > limit:
             raise refusals.server_full(limit, self._wait_guess_s(tiers))
         if self._queue.num_of_tenant(caller.tenant, tiers) + number > tenant_limit:
             raise refusals.queue_full(tenant_limit, self._wait_guess_s(tiers))
+
+    def _room(self, tier: str) -> tuple[int, int]:
+        """Return how many requests may wait of tiers as patient as `tier`, and how many of these of one tenant.
+
+        Patient tiers have half as much room again for themselves: however long they wait, they lock nobody out.
+        """
+        room = self._config.max_queued, self._config.max_queued_per_tenant
+        return ((room[0] + 1) // 2, (room[1] + 1) // 2) if tier in PATIENT else room
 
     def _wait_guess_s(self, tiers: Collection[str]) -> float:
         """Who waits longest has waited this long, so room is not to be expected much sooner."""
