@@ -1,19 +1,24 @@
 """The choice of kernels follows the processor's flags."""
 
-from prolepsis.native.processor import AMX_BF16, AVX512_BF16, pick_instruction_set
+from prolepsis.native.processor import AMX_BF16, AVX2_FMA, AVX512_BF16, instruction_sets
 
-WITH_AVX512 = frozenset(["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"])
+WITH_AVX2 = frozenset(["avx2", "fma"])
+WITH_AVX512 = WITH_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16"}
 
 
-def test_amx_is_taken_where_it_is() -> None:
-    assert pick_instruction_set(WITH_AVX512 | {"amx_tile", "amx_bf16"}) is AMX_BF16
+def test_the_fastest_comes_first() -> None:
+    assert instruction_sets(WITH_AVX512 | {"amx_tile", "amx_bf16"}) == (AMX_BF16, AVX512_BF16, AVX2_FMA)
 
 
 def test_avx512_without_amx() -> None:
-    assert pick_instruction_set(WITH_AVX512) is AVX512_BF16
-    assert pick_instruction_set(WITH_AVX512 | {"amx_tile"}) is AVX512_BF16
+    assert instruction_sets(WITH_AVX512) == (AVX512_BF16, AVX2_FMA)
+    assert instruction_sets(WITH_AVX512 | {"amx_tile"}) == (AVX512_BF16, AVX2_FMA)
 
 
-def test_nothing_of_ours_without_bf16() -> None:
-    assert pick_instruction_set(WITH_AVX512 - {"avx512_bf16"}) is None
-    assert pick_instruction_set(frozenset()) is None
+def test_avx512_without_bf16_is_served_by_avx2() -> None:
+    assert instruction_sets(WITH_AVX512 - {"avx512_bf16"}) == (AVX2_FMA,)
+
+
+def test_nothing_of_ours_without_avx2() -> None:
+    assert instruction_sets(frozenset(["avx", "fma"])) == ()
+    assert instruction_sets(frozenset()) == ()

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.batch import SequenceInput
+from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.native import NativeModel
 from prolepsis.models.protocol import KVCache
@@ -153,3 +153,25 @@ def test_widths_that_do_not_fit_are_refused() -> None:
         checkpoint = open_checkpoint(Path(folder), torch.float32)
         with pytest.raises(ModelLoadError, match=r"head_dim is 16; allowed: multiples of 32"):
             NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny")
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_features_are_what_enters_the_layers(name: str) -> None:
+    model, expected = pair(name)
+    prompt = tokens(40, seed=5)
+    cache = model.make_cache(4)
+    with torch.no_grad():
+        states = expected(input_ids=torch.tensor([prompt]), use_cache=False, output_hidden_states=True).hidden_states
+    logits, features = model.forward_features(pack([one(prompt, 0, [2, 0])]), cache, (1, 0))
+    close(features.float(), torch.cat([states[1][0], states[0][0]], dim=1))
+    assert torch.equal(logits, run(model, model.make_cache(4), one(prompt, 0, [2, 0]))), "looking changes nothing"
+
+
+def test_the_last_tap_is_what_the_final_norm_takes() -> None:
+    model, expected = pair("llama")
+    prompt = tokens(21, seed=6)
+    last = model.info.num_layers
+    logits, features = model.forward_features(pack([one(prompt, 0, [0])]), model.make_cache(1), (last,))
+    with torch.no_grad():
+        found = expected.lm_head(expected.model.norm(features.float()))
+    close(found, logits)

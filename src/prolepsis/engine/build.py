@@ -15,6 +15,7 @@ from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
+from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
@@ -27,6 +28,7 @@ from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import CostCurve, flat_cost
+from prolepsis.spec.features import FeatureConsumer
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.grammar import Grammar
@@ -72,9 +74,13 @@ def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -
 
 
 def assemble(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None = None, observer: EngineObserver | None = None
+    config: EngineConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None = None,
+    observer: EngineObserver | None = None,
+    consumers: Sequence[FeatureConsumer] = (),
 ) -> Engine:
-    """Return an engine around loaded models."""
+    """Return an engine around loaded models; `consumers` see the target's hidden states."""
     model, info = target.model, target.model.info
     max_model_len = context_length(config, info.max_positions)
     exactness = exactness_of(model, config)
@@ -93,6 +99,7 @@ def assemble(
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
+    showing = Showing(consumers)
     parts = EngineParts(
         info=EngineInfo(
             model=info.name,
@@ -106,9 +113,10 @@ def assemble(
         ),
         scheduler=scheduler,
         speculation=Speculation(chosen, max_step_tokens=config.max_step_tokens, max_model_len=max_model_len),
-        runner=Runner(model, cache),
+        runner=Runner(model, cache, showing.taps),
         verifier=Verification(sampler, max_model_len=max_model_len),
         observer=observer,
+        showing=showing,
         preparing=lambda: preparation(model),
     )
     return Engine(parts)

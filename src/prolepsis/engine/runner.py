@@ -5,22 +5,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import KVCache, TargetModel
+from prolepsis.models.protocol import FeatureModel, KVCache, TargetModel
 
 
 class Runner:
-    """Runs the target model over its paged cache."""
+    """Runs the target model over its paged cache; `taps` are the layers whose input somebody wants to see.
 
-    def __init__(self, model: TargetModel, cache: KVCache) -> None:
+    Raises `ModelLoadError` for taps on a model that cannot show its hidden states.
+    """
+
+    def __init__(self, model: TargetModel, cache: KVCache, taps: tuple[int, ...] = ()) -> None:
+        if taps and not isinstance(model, FeatureModel):
+            raise ModelLoadError(f"the forward {model.info.forward} shows no hidden states; allowed: native, lean")
         self.model = model
         self.cache = cache
+        self._taps = taps
 
     @torch.no_grad()
-    def forward(self, rows: Sequence[Row]) -> Tensor:  # [sum of rows' kept logits, vocab] float32
-        """Compute the rows' tokens and drafts; return logits of each row that samples, its last token and its nodes."""
-        return self.model.forward(pack([_sequence(row) for row in rows]), self.cache)
+    def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None]:
+        """Compute the rows' tokens and drafts.
+
+        Returns logits [sum of kept, vocab] float32 of each row that samples, its last token and its nodes; and features
+        [tokens of all rows, taps * hidden] bfloat16, None without taps.
+        """
+        batch = pack([_sequence(row) for row in rows])
+        if self._taps and isinstance(self.model, FeatureModel):
+            return self.model.forward_features(batch, self.cache, self._taps)
+        return self.model.forward(batch, self.cache), None
 
     def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:
         """Move the KV of accepted nodes behind the committed tokens; nothing moves for the principal chain."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.scheduler import Scheduler
+from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import StepClock, Timings
 
@@ -45,6 +46,8 @@ class EngineParts:
     runner: Runner
     verifier: StepVerifier
     observer: EngineObserver | None = None
+    showing: Showing = field(default_factory=Showing)
+    """Its taps are the runner's."""
     preparing: Callable[[], str] = str
     """Says what the model still prepares in the background; empty when it is ready."""
 
@@ -66,6 +69,7 @@ class Engine:
         self.speculation = parts.speculation
         self.runner = parts.runner
         self._verifier = parts.verifier
+        self._showing = parts.showing
         self._preparing = parts.preparing
         self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
@@ -84,10 +88,11 @@ class Engine:
                 return self._take_events()
             rows = self.scheduler.attach(self.speculation.propose(rows, self.scheduler.plan))
             lap("propose")
-            logits = self.runner.forward(rows)
+            logits, features = self.runner.forward(rows)
             lap("forward")
             verdicts = self._verify(rows, logits)
             lap("verify")
+            self._showing.show(rows, verdicts, features)
             self._commit(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
             lap("commit")
             self._observe(rows, lap)

@@ -1,6 +1,6 @@
 """Linears for a few rows at the speed of memory, bitwise the same for any number of rows.
 
-`native/products.h` holds the kernels (AMX, AVX-512 BF16); this file builds them, tests them against torch before they
+`native/products.h` holds the kernels (AMX, AVX-512 BF16, AVX2); this file builds them, tests them against torch before they
 are trusted, and puts them in the place of a model's `nn.Linear` modules.
 """
 
@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.native.build import compiler_missing, load_extension
 from prolepsis.native.processor import (
-    AMX_BF16,
-    AVX512_BF16,
     InstructionSet,
     describe_missing,
-    pick_instruction_set,
+    instruction_sets,
     processor_flags,
 )
 
@@ -48,15 +46,16 @@ def agrees_with_torch(module: ModuleType) -> bool:
 @lru_cache(maxsize=1)
 def pick_decoder() -> tuple[ModuleType, InstructionSet]:
     """Return the fastest decoder that this machine runs rightly; raises `ModelLoadError` with what is missing."""
-    best = pick_instruction_set(processor_flags())
-    if best is None:
+    candidates = instruction_sets(processor_flags())
+    if not candidates:
         raise ModelLoadError(describe_missing())
-    for instructions in (best, AVX512_BF16) if best is AMX_BF16 else (best,):
+    for instructions in candidates:
         module = load_decoder(instructions)
         if agrees_with_torch(module):
             return module, instructions
         log.warning("kernel_disagrees", instructions=instructions.name)
-    raise ModelLoadError(f"the {best.name} kernel disagrees with torch on this processor")
+    names = ", ".join(instructions.name for instructions in candidates)
+    raise ModelLoadError(f"the kernels ({names}) disagree with torch on this processor")
 
 
 class FewRowsLinear(nn.Module):

@@ -3,7 +3,7 @@
 Legend: T tokens of the step, L logits kept, h query heads, k key/value heads, d head dimension.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -56,17 +56,26 @@ class LeanModel:
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
+        return self.forward_features(batch, cache, ())[0]
+
+    @torch.no_grad()
+    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         plan = plan_attention(batch, self.device)
         rotary = self.rotary(batch.positions.to(self.device))
         x = self.ends.embedding[batch.token_ids.to(self.device)]
         before, after = self.dense(batch.num_tokens)
+        entering: list[Tensor] = []
         for i, layer in enumerate(self.layers):
+            entering.append(x)
             q, k, v = before(x, layer, rotary, self.shape)
             cache.write(i, plan.slots, k, v)
             mixed = paged_attention(q, cache, i, plan, self.scoring)
             x = after(x, mixed, layer, self.shape)
-        return self.logits(x[batch.logit_rows.to(self.device)])
+        entering.append(x)
+        features = torch.cat([entering[i] for i in taps], dim=1) if taps else x[:, :0]
+        return self.logits(x[batch.logit_rows.to(self.device)]), features.to(torch.bfloat16)
 
     def dense(self, num_tokens: int) -> "Dense":
         """Return what runs a layer before and after attention for `num_tokens` rows."""

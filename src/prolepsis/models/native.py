@@ -104,7 +104,12 @@ class NativeModel:
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
+        return self.forward_features(batch, cache, ())[0]
+
+    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
         assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
+        features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
         logits: Tensor = self._decoder.forward(
             batch.token_ids,
             batch.positions,
@@ -114,8 +119,10 @@ class NativeModel:
             batch.pages,
             batch.logit_rows,
             cache.tensor,
+            list(taps),
+            features,
         )
-        return logits
+        return logits, features
 
 
 def _float(tensor: Tensor | None) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -56,3 +56,15 @@ class TargetModel(Protocol):
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
+
+
+@runtime_checkable
+class FeatureModel(TargetModel, Protocol):
+    """A target model that shows its hidden states, which draft heads are conditioned on."""
+
+    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward`; return logits [L, vocab] float32 and features [T, len(taps) * hidden] bfloat16.
+
+        Feature i of a token is the hidden state that enters layer `taps[i]` (0-based); the number of layers names what
+        leaves the last one, before the final norm.
+        """

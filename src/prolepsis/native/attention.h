@@ -113,7 +113,7 @@ class TileAttention {  // scratch of one thread
     alignas(64) float c[kTileRows * kTask];
     for (int page = 0; page * kPage < slots; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
-      avx512::kProducts<0>[tile.rows - 1](query_.data(), layout_.head_dim, keys, layout_.head_dim / 2, c, nullptr);
+      kernel::kProducts<0>[tile.rows - 1](query_.data(), layout_.head_dim, keys, layout_.head_dim / 2, c, nullptr);
       for (int r = 0; r < tile.rows; r++) std::copy_n(c + r * kTask, kTask, scores_.data() + r * width_ + page * kPage);
     }
   }
@@ -123,22 +123,21 @@ class TileAttention {  // scratch of one thread
     float* s = scores_.data() + r * width_;
     bf16* p = probabilities_.data() + r * width_;
     for (int j = cached; !tile.path.empty() && j < visible; j++) s[j] = s[cached + tile.path[j - cached]];
-    const __m512 minus_infinity = _mm512_set1_ps(-INFINITY);
-    __m512 highest = minus_infinity;
-    auto mask_of = [&](int j) { return (__mmask16)(visible - j >= 16 ? 0xffff : (1u << std::max(visible - j, 0)) - 1); };
+    const Lanes minus_infinity = lanes::all(-INFINITY);
+    Lanes highest = minus_infinity;
     for (int j = 0; j < visible; j += 16)
-      highest = _mm512_max_ps(highest, _mm512_mask_loadu_ps(minus_infinity, mask_of(j), s + j));
-    const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(highest)), factor = _mm512_set1_ps(scale);
-    __m512 sum = _mm512_setzero_ps();
+      highest = lanes::max(highest, lanes::keep_first(visible - j, lanes::load(s + j), minus_infinity));
+    const Lanes top = lanes::all(lanes::highest(highest)), factor = lanes::all(scale);
+    Lanes sum = lanes::zero();
     for (int j = 0; j < visible; j += 16) {
-      const __m512 x = _mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(s + j), top), factor);
-      const __m512 e = _mm512_maskz_mov_ps(mask_of(j), exp_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f))));
-      sum = _mm512_add_ps(sum, e);
-      store_bf16(p + j, e);
+      const Lanes x = lanes::mul(lanes::sub(lanes::load(s + j), top), factor);
+      const Lanes e = lanes::keep_first(visible - j, exp_of(lanes::max(x, lanes::all(-87.0f))), lanes::zero());
+      sum = lanes::add(sum, e);
+      lanes::store_bf16(p + j, e);
     }
     const int from = (visible + 15) / 16 * 16, to = (length + kPage - 1) / kPage * kPage;
     if (from < to) std::fill(p + from, p + to, 0);
-    return 1.0f / _mm512_reduce_add_ps(sum);
+    return 1.0f / lanes::sum(sum);
   }
 
   // Lists the value pages in order of positions; a tree's tail is gathered along the tile's path.
@@ -162,12 +161,12 @@ class TileAttention {  // scratch of one thread
   template <int R>
   static void outputs(TileAttention& self, const float* inverse, const std::function<bf16*(int)>& target) {
     for (int64_t block = 0; block < self.layout_.head_dim / kBlock; block++) {
-      __m512 acc[R];
-      for (int r = 0; r < R; r++) acc[r] = _mm512_setzero_ps();
+      Lanes acc[R];
+      for (int r = 0; r < R; r++) acc[r] = lanes::zero();
       for (size_t page = 0; page < self.values_.size(); page++)
-        avx512::accumulate<R>(acc, self.probabilities_.data() + page * kPage, self.width_, self.values_[page] + block * 512, 16);
+        kernel::accumulate<R>(acc, self.probabilities_.data() + page * kPage, self.width_, self.values_[page] + block * 512, 16);
       for (int r = 0; r < R; r++)
-        store_bf16(target(r) + block * kBlock, _mm512_mul_ps(acc[r], _mm512_set1_ps(inverse[r])));
+        lanes::store_bf16(target(r) + block * kBlock, lanes::mul(acc[r], lanes::all(inverse[r])));
     }
   }
 

@@ -105,9 +105,14 @@ class Decoder {
 
   int64_t weight_bytes() const { return arena_.bytes(); }
 
+  // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
+  // of layers names what leaves the last one, before the final norm.
   Tensor forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
-                 Tensor cache) {
-    const int64_t T = tokens.size(0), L = logit_rows.size(0);
+                 Tensor cache, const std::vector<int64_t>& taps, std::optional<Tensor> features) {
+    const int64_t T = tokens.size(0), L = logit_rows.size(0), width = taps.size() * shape_.hidden;
+    TORCH_CHECK(taps.empty() || (features && features->sizes() == at::IntArrayRef({T, width}) && features->is_contiguous() &&
+                                 features->scalar_type() == at::kBFloat16),
+                "features are [tokens, taps * hidden] bf16");
     Pass pass{*this, tokens.data_ptr<int>(), positions.data_ptr<int>(), logit_rows.data_ptr<int>(), T, L, bits(cache), cache.stride(1),
               cache.stride(0)};
     for (int64_t s = 0; s < cached.size(0); s++) {
@@ -116,6 +121,8 @@ class Decoder {
       for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
     }
     pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), shape_.heads / shape_.kv_heads);
+    pass.taps = taps;
+    pass.features = features ? bits(*features) : nullptr;
     Tensor logits = at::empty({L, shape_.vocab}, at::kFloat);
     pass.prepare(logits);
     team_.run([&] { pass.run(); });
@@ -140,6 +147,8 @@ class Decoder {
     std::vector<Tile> tiles = {};
     std::vector<Counter> counters = {};
     Buffers buffers = {};
+    std::vector<int64_t> taps = {};
+    bf16* features = nullptr;
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
     bf16 *x = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
@@ -158,7 +167,7 @@ class Decoder {
       attention = queries + T * s.heads * s.head_dim;
       activation = bits(buffers.activation);
       logits = out.data_ptr<float>();
-      counters = std::vector<Counter>((8 * model.layers_.size() + 4) * model.team_.size());
+      counters = std::vector<Counter>((8 * model.layers_.size() + 5) * model.team_.size());
     }
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
@@ -192,11 +201,24 @@ class Decoder {
       });
     }
 
-    void normalise(int& phase, const Tensor& weight, const Tensor& next) {
+    // `layer`: whose input this is; -1 for one that cannot be tapped.
+    void normalise(int& phase, const Tensor& weight, const Tensor& next, int64_t layer = -1) {
       const Shape& s = model.shape_;
-      share(
-          phase, T, [&](int64_t t) { rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden); },
-          &next);
+      const auto task = [&](int64_t t) {
+        tap(layer, t);
+        rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+      };
+      share(phase, T, task, &next);
+    }
+
+    // Writes the hidden state of token t, which enters `layer`, to the features if that layer is tapped.
+    void tap(int64_t layer, int64_t t) {
+      const int64_t width = model.shape_.hidden;
+      for (size_t i = 0; i < taps.size(); i++) {
+        if (taps[i] != layer) continue;
+        bf16* to = features + (t * taps.size() + i) * width;
+        for (int64_t k = 0; k < width; k += 16) lanes::store_bf16(to + k, lanes::load(hidden + t * width + k));
+      }
     }
 
     void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed) {
@@ -205,7 +227,7 @@ class Decoder {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
             float* target = hidden + (first + r) * width + task * kTask + h;
-            _mm512_storeu_ps(target, _mm512_add_ps(_mm512_loadu_ps(target), _mm512_load_ps(c + r * kTask + h)));
+            lanes::store(target, lanes::add(lanes::load(target), lanes::load(c + r * kTask + h)));
           }
       });
     }
@@ -229,9 +251,9 @@ class Decoder {
       linear(phase, x, T, s.hidden, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
-            __m512 sum = _mm512_load_ps(c + r * kTask + h);
-            if (bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(bias + task * kTask + h));
-            _mm512_storeu_ps(qkv + (first + r) * width + task * kTask + h, sum);
+            Lanes sum = lanes::load(c + r * kTask + h);
+            if (bias) sum = lanes::add(sum, lanes::load(bias + task * kTask + h));
+            lanes::store(qkv + (first + r) * width + task * kTask + h, sum);
           }
       });
     }
@@ -244,7 +266,7 @@ class Decoder {
       const float *cosine = model.cosine_.data_ptr<float>() + positions[t] * (d / 2), *sine = model.sine_.data_ptr<float>() + positions[t] * (d / 2);
       for (int64_t h = 0; h < s.heads; h++) {
         norm_and_rotate(row + h * d, d, floats(layer.q_norm), s.eps, cosine, sine);
-        for (int64_t i = 0; i < d; i += 16) store_bf16(queries + (t * s.heads + h) * d + i, _mm512_loadu_ps(row + h * d + i));
+        for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
       }
       const Sequence& sequence = sequences[sequence_of[t]];
       const int slot = sequence.cached + t - sequence.start;
@@ -277,8 +299,8 @@ class Decoder {
       const Shape& s = model.shape_;
       linear(phase, x, T, s.hidden, layer.gate_up, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) {
-          const __m512 gate = _mm512_load_ps(c + r * kTask), up = _mm512_load_ps(c + r * kTask + 16);
-          store_bf16(activation + (first + r) * s.intermediate + task * 16, _mm512_mul_ps(silu_ps(gate), up));
+          const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
+          lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
         }
       });
       add_to_hidden(phase, activation, s.intermediate, layer.down);
@@ -302,7 +324,7 @@ class Decoder {
       for (size_t l = 0; l < model.layers_.size(); l++) {
         const Layer& layer = model.layers_[l];
         bf16* pages = cache + l * layer_stride;
-        normalise(phase, layer.input_norm, layer.qkv);
+        normalise(phase, layer.input_norm, layer.qkv, l);
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
         attend(phase, pages, layer.o);
@@ -310,6 +332,8 @@ class Decoder {
         normalise(phase, layer.post_norm, layer.gate_up);
         feed_forward(phase, layer);
       }
+      if (const int64_t last = model.layers_.size(); std::find(taps.begin(), taps.end(), last) != taps.end())
+        share(phase, T, [&](int64_t t) { tap(last, t); });
       finish(phase);
 #ifdef PROLEPSIS_AMX
       amx::release();

@@ -5,6 +5,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+AVX2 = ("-mavx2", "-mfma")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma")
 AMX = ("-mamx-tile", "-mamx-bf16", "-DPROLEPSIS_AMX")
 
@@ -17,6 +18,7 @@ class InstructionSet:
     flags: tuple[str, ...]
 
 
+AVX2_FMA = InstructionSet("avx2", AVX2)
 AVX512_BF16 = InstructionSet("avx512_bf16", AVX512)
 AMX_BF16 = InstructionSet("amx_bf16", AVX512 + AMX)
 
@@ -33,16 +35,21 @@ def processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def pick_instruction_set(flags: frozenset[str]) -> InstructionSet | None:
-    """Return the best instruction set of ours among `flags`, or None."""
-    if not {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"} <= flags:
-        return None
-    return AMX_BF16 if {"amx_tile", "amx_bf16"} <= flags else AVX512_BF16
+def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
+    """Return the instruction sets of ours among `flags`, the fastest first."""
+    found: list[InstructionSet] = []
+    if {"avx2", "fma"} <= flags:
+        found.append(AVX2_FMA)
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"} <= flags:
+        found.append(AVX512_BF16)
+        if {"amx_tile", "amx_bf16"} <= flags:
+            found.append(AMX_BF16)
+    return tuple(reversed(found))
 
 
 def describe_missing() -> str:
     """Say what this processor lacks for the native forward."""
-    return f"this processor ({platform.machine()}) has neither avx512_bf16 nor amx_bf16"
+    return f"this processor ({platform.machine()}) has none of avx2 with fma, avx512_bf16, amx_bf16"
 
 
 def default_threads() -> int:

@@ -1,0 +1,44 @@
+"""From a pass's hidden states to those who want to see them, each sample's committed tokens only."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.spec.features import FeatureConsumer, Shown
+
+
+class Showing:
+    """Cuts features [tokens, all taps * hidden] into what each consumer asked for, row by row."""
+
+    def __init__(self, consumers: Sequence[FeatureConsumer] = ()) -> None:
+        self.consumers = tuple(consumers)
+        self.taps = tuple(tap for consumer in consumers for tap in consumer.taps)
+
+    def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
+        """Show what the step computed; to be called before it is committed."""
+        if features is None:
+            return
+        hidden = features.shape[1] // len(self.taps)
+        left = 0
+        for consumer in self.consumers:
+            right = left + len(consumer.taps) * hidden
+            consumer.take(_shown(rows, verdicts, features[:, left:right]))
+            left = right
+
+
+def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor) -> list[Shown]:
+    shown: list[Shown] = []
+    first = 0
+    for row, verdict in zip(rows, verdicts, strict=True):
+        end = first + row.num_tokens
+        tokens, seen = row.sample.tokens[row.start : row.start + row.num_tokens], features[first:end]
+        path = verdict.path if verdict is not None and row.draft is not None else ()
+        if path and row.draft is not None:
+            tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
+            is_chain = path[-1] == len(path) - 1
+            places = [*range(row.num_tokens), *(row.num_tokens + node for node in path)]
+            seen = features[first : end + len(path)] if is_chain else features[first : first + row.num_rows][places]
+        shown.append(Shown(row.sample, row.start, tokens, seen))
+        first += row.num_rows
+    return shown

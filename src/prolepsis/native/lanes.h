@@ -1,0 +1,130 @@
+// Sixteen float32 lanes: one AVX-512 register, or two of AVX2. Everything elementwise in the decoder is written once, on these.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+using bf16 = uint16_t;
+
+inline bf16 to_bf16(float value) {  // round to nearest even
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+#if defined(__AVX512BF16__)
+
+using Lanes = __m512;
+
+namespace lanes {
+
+inline Lanes load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, Lanes v) { _mm512_storeu_ps(p, v); }
+inline Lanes all(float v) { return _mm512_set1_ps(v); }
+inline Lanes zero() { return _mm512_setzero_ps(); }
+inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
+inline Lanes sub(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
+inline Lanes mul(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
+inline Lanes div(Lanes a, Lanes b) { return _mm512_div_ps(a, b); }
+inline Lanes max(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
+inline Lanes fnma(Lanes a, Lanes b, Lanes c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
+inline Lanes round(Lanes v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Lanes scale_by_power(Lanes v, Lanes n) { return _mm512_scalef_ps(v, n); }  // v * 2^n for whole n
+inline float sum(Lanes v) { return _mm512_reduce_add_ps(v); }
+inline float highest(Lanes v) { return _mm512_reduce_max_ps(v); }
+
+inline __mmask16 first(int count) { return count >= 16 ? 0xffff : (1u << (count > 0 ? count : 0)) - 1; }
+// The first `count` lanes of v (16 or more: all), `other` in the rest.
+inline Lanes keep_first(int count, Lanes v, Lanes other) { return _mm512_mask_mov_ps(other, first(count), v); }
+
+inline void store_bf16(bf16* target, Lanes value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(value));
+}
+
+inline Lanes load_bf16(const bf16* source) {
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+
+}  // namespace lanes
+
+#else
+
+struct Lanes {
+  __m256 low, high;
+};
+
+namespace lanes {
+
+inline Lanes load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Lanes v) {
+  _mm256_storeu_ps(p, v.low);
+  _mm256_storeu_ps(p + 8, v.high);
+}
+inline Lanes all(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+inline Lanes zero() { return all(0.0f); }
+inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Lanes div(Lanes a, Lanes b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline Lanes fma(Lanes a, Lanes b, Lanes c) {  // a * b + c
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Lanes fnma(Lanes a, Lanes b, Lanes c) {  // c - a * b
+  return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)};
+}
+inline Lanes round(Lanes v) {
+  constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(v.low, kMode), _mm256_round_ps(v.high, kMode)};
+}
+
+inline __m256 scale_half(__m256 v, __m256 n) {
+  const __m256i exponent = _mm256_max_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), _mm256_setzero_si256());
+  return _mm256_mul_ps(v, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+// v * 2^n for whole n up to 127; below -126 it gives 0.
+inline Lanes scale_by_power(Lanes v, Lanes n) { return {scale_half(v.low, n.low), scale_half(v.high, n.high)}; }
+
+inline float sum(Lanes v) {
+  const __m256 half = _mm256_add_ps(v.low, v.high);
+  __m128 four = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+inline float highest(Lanes v) {
+  const __m256 half = _mm256_max_ps(v.low, v.high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// The first `count` lanes of v (16 or more: all), `other` in the rest.
+inline Lanes keep_first(int count, Lanes v, Lanes other) {
+  const __m256i limit = _mm256_set1_epi32(count), places = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256 low = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, places));
+  const __m256 high = _mm256_castsi256_ps(_mm256_cmpgt_epi32(limit, _mm256_add_epi32(places, _mm256_set1_epi32(8))));
+  return {_mm256_blendv_ps(other.low, v.low, low), _mm256_blendv_ps(other.high, v.high, high)};
+}
+
+inline __m256i rounded(__m256 v) {  // bf16 in the lower half of each lane, rounded to nearest even
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+}
+inline void store_bf16(bf16* target, Lanes value) {
+  const __m256i packed = _mm256_packus_epi32(rounded(value.low), rounded(value.high));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm256_permute4x64_epi64(packed, 0b11011000));
+}
+
+inline __m256 widen(const bf16* source) {
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Lanes load_bf16(const bf16* source) { return {widen(source), widen(source + 8)}; }
+
+}  // namespace lanes
+
+#endif

@@ -1,0 +1,78 @@
+// The few-row product on AVX2: bf16 weights and inputs are widened to float32 in registers, which is a shift or a mask.
+#pragma once
+#include "lanes.h"
+#include "packing.h"
+
+namespace kernel {
+
+constexpr int kMaxRows = 12;      // as many as a tile of attention has
+constexpr int kGroup = 4;         // rows times blocks of one sweep: 8 accumulators leave room for weights and input
+constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
+
+// The even or the odd element of each pair of bf16, as float32.
+template <bool Odd>
+inline __m256 widened(__m256i pairs) {
+  return _mm256_castsi256_ps(Odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000)) : _mm256_slli_epi32(pairs, 16));
+}
+inline __m256i pairs_at(const bf16* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
+inline __m256i pair(const bf16* x) { return _mm256_set1_epi32(*reinterpret_cast<const int*>(x)); }
+
+// acc[r][b] += x[r] * block b of weights, for R x B <= kGroup: of each pair along K first the even element, then the odd one.
+template <int R, int B>
+inline void sweep(Lanes (*acc)[B], const bf16* x, int64_t stride, const bf16* w, int64_t pairs) {
+  __m256 low[R][B], high[R][B];
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) low[r][b] = acc[r][b].low, high[r][b] = acc[r][b].high;
+  for (int64_t k = 0; k < pairs; k++) {
+    for (int b = 0; b < B; b++) _mm_prefetch(reinterpret_cast<const char*>(w + (b * pairs + k) * 32 + kAhead), _MM_HINT_T0);
+    const auto add = [&]<bool Odd>() {
+      for (int b = 0; b < B; b++) {
+        const bf16* column = w + (b * pairs + k) * 32;
+        const __m256 left = widened<Odd>(pairs_at(column)), right = widened<Odd>(pairs_at(column + 16));
+        for (int r = 0; r < R; r++) {
+          const __m256 row = widened<Odd>(pair(x + r * stride + 2 * k));
+          low[r][b] = _mm256_fmadd_ps(row, left, low[r][b]);
+          high[r][b] = _mm256_fmadd_ps(row, right, high[r][b]);
+        }
+      }
+    };
+    add.template operator()<false>();
+    add.template operator()<true>();
+  }
+  for (int r = 0; r < R; r++)
+    for (int b = 0; b < B; b++) acc[r][b] = {low[r][b], high[r][b]};
+}
+
+// Calls one(first, rows) for R rows in even groups of at most `Most`; the number of rows is a compile-time constant.
+template <int R, int Most, class One>
+inline void in_groups(const One& one) {
+  constexpr int kSweeps = (R + Most - 1) / Most, kFirst = (R + kSweeps - 1) / kSweeps;
+  one.template operator()<kFirst>(R - kFirst);
+  if constexpr (R > kFirst) in_groups<R - kFirst, Most>(one);
+}
+
+// acc[r] += x[r] * one block of weights, over `pairs` pairs along K.
+template <int R>
+inline void accumulate(Lanes (&acc)[R], const bf16* x, int64_t stride, const bf16* w, int64_t pairs) {
+  in_groups<R, kGroup>([&]<int Rows>(int first) {
+    sweep<Rows, 1>(reinterpret_cast<Lanes(*)[1]>(acc + first), x + first * stride, stride, w, pairs);
+  });
+}
+
+// c[r][0:32] = x[r] * two blocks. A few rows take both blocks in one sweep: their sums are too few to hide latency.
+template <int R, int Fetch>
+void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, const bf16*) {
+  constexpr int kBlocks = 2 * R <= kGroup ? 2 : 1;
+  for (int block = 0; block < 2; block += kBlocks) {
+    Lanes acc[R][kBlocks];
+    for (auto& row : acc)
+      for (auto& sum : row) sum = lanes::zero();
+    in_groups<R, kGroup>([&]<int Rows>(int first) {
+      sweep<Rows, kBlocks>(acc + first, x + first * stride, stride, w + block * pairs * 32, pairs);
+    });
+    for (int r = 0; r < R; r++)
+      for (int b = 0; b < kBlocks; b++) lanes::store(c + r * kTask + (block + b) * kBlock, acc[r][b]);
+  }
+}
+
+}  // namespace kernel

@@ -1,0 +1,41 @@
+"""Hidden states of committed tokens, and who wants to see them: draft heads, and the recorder they are trained from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from prolepsis.spec.proposer import SampleView
+
+
+class PagedSample(SampleView, Protocol):
+    """A sample with the pages that hold its K/V."""
+
+    @property
+    def pages(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pass computed for one sample: tokens that stand, and the target's hidden states at them."""
+
+    sample: PagedSample
+    start: int
+    """Position of the first of `tokens` in the sample."""
+    tokens: Sequence[int]
+    """Prompt tokens, the last committed one, and accepted draft tokens; not yet in `sample.tokens` are the latter."""
+    features: Tensor  # [len(tokens), taps * hidden] bfloat16
+
+
+class FeatureConsumer(Protocol):
+    """Sees the hidden states that enter the layers `taps`, for every token once its K/V stands."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def take(self, shown: Sequence[Shown]) -> None:
+        """Take in what a step computed. Called before the step is committed, while the samples still hold their pages.
+
+        Tokens of a sample come in order. A preempted sample starts over; tokens found in the prefix index are left out.
+        """
