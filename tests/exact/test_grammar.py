@@ -4,8 +4,8 @@ The yardstick decodes with the target's table, the keyed noise and a fresh match
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import jsonschema
 import numpy as np
@@ -17,17 +17,22 @@ from hypothesis import strategies as st
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.grammar.compiled import CompiledGrammar
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
+from prolepsis.models.lean import LeanModel, LeanShape
+from prolepsis.models.protocol import TargetModel
+from prolepsis.models.weights import open_checkpoint
 from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.grammar import Grammar
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
@@ -35,8 +40,9 @@ from prolepsis.spec.proposers.scripted import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import room as plain_room
-from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, submit, table_logits, terminals
+from tests.fakes import EOS, VOCAB, Room, TableModel, build, drain, outputs, submit, table_logits, terminals
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
+from tests.models.tiny import save_tiny
 
 TOKENIZER = few_tokens()
 assert TOKENIZER.get_vocab_size() == VOCAB
@@ -127,6 +133,42 @@ def test_every_proposer_at_every_depth(spec: str, proposer: str) -> None:
             source = ask(spec, name, f"{spec}:{name}")
             found = serve(room(proposers=PROPOSERS[proposer]()), plan, source)
             assert found[source.request_id, 0] == PLAIN[spec, name]
+
+
+@dataclass(frozen=True)
+class FewTokens:
+    """What a draft model compares of tokenizers."""
+
+    fingerprint: str = "few"
+    vocab: Mapping[str, int] = field(default_factory=TOKENIZER.get_vocab)
+
+
+@pytest.fixture(scope="module")
+def draft_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TargetModel]:
+    """A random llama, which knows nothing of the target, and the target's own table."""
+    folder = tmp_path_factory.mktemp("llama")
+    save_tiny(folder, "llama", {"vocab_size": VOCAB})
+    checkpoint = open_checkpoint(folder, torch.float32)
+    llama = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "draft", torch.device("cpu"))
+    return {"random": llama, "table": TableModel()}
+
+
+@pytest.mark.parametrize("beside", [(), (Grammar,)])
+@pytest.mark.parametrize("kind", ["random", "table"])
+def test_a_draft_model_knows_no_grammar_and_changes_nothing(
+    draft_targets: dict[str, TargetModel], kind: str, beside: tuple[Callable[[], Proposer], ...]
+) -> None:
+    for plan in (SpecPlan(fixed_depth=4), SpecPlan()):
+        drafting = DraftModel(draft_targets[kind], FewTokens(), FewTokens(), num_pages=40)
+        engine = build(room(proposers=[drafting, *(make() for make in beside)]))
+        engine.send(ApplyPlan(plan))
+        submit(engine, *(ask(spec, name, f"{spec}:{name}") for spec, name in CASES))
+        events = drain(engine)
+        found = outputs(events)
+        assert {(spec, name): found[f"{spec}:{name}", 0] for spec, name in CASES} == PLAIN
+        assert engine.speculation.proposers.failures["draft_model"] == 0
+        if plan.fixed_depth:
+            assert engine.speculation.proposers.counts["draft_model"].num_accepted > 0
 
 
 def is_valid(spec: str, text: str) -> bool:
