@@ -43,7 +43,7 @@ inline void store_bf16(bf16* target, Lanes value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(value));
 }
 
-inline Lanes load_bf16(const bf16* source) {
+inline Lanes load(const bf16* source) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
@@ -123,7 +123,7 @@ inline __m256 widen(const bf16* source) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
-inline Lanes load_bf16(const bf16* source) { return {widen(source), widen(source + 8)}; }
+inline Lanes load(const bf16* source) { return {widen(source), widen(source + 8)}; }
 
 }  // namespace lanes
 

@@ -19,8 +19,9 @@ inline Lanes silu(Lanes x) {
   return lanes::div(x, lanes::add(lanes::all(1.0f), e));
 }
 
-// 1 / rms of `size` values, a multiple of 16.
-inline float inverse_rms(const float* source, float eps, int64_t size) {
+// 1 / rms of `size` float32 or bf16 values, a multiple of 16.
+template <class Value>
+inline float inverse_rms(const Value* source, float eps, int64_t size) {
   Lanes sum = lanes::zero();
   for (int64_t i = 0; i < size; i += 16) {
     const Lanes v = lanes::load(source + i);
@@ -30,7 +31,8 @@ inline float inverse_rms(const float* source, float eps, int64_t size) {
 }
 
 // target = source / rms(source) * weight in bf16; size a multiple of 16.
-inline void rms_norm(const float* source, const float* weight, float eps, int64_t size, bf16* target) {
+template <class Value>
+inline void rms_norm(const Value* source, const float* weight, float eps, int64_t size, bf16* target) {
   const Lanes scale = lanes::all(inverse_rms(source, eps, size));
   for (int64_t i = 0; i < size; i += 16)
     lanes::store_bf16(target + i, lanes::mul(lanes::mul(lanes::load(source + i), scale), lanes::load(weight + i)));

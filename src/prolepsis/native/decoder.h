@@ -1,0 +1,420 @@
+// One pass of a Llama-shaped decoder over a flat batch, for any number of rows, on bf16 weights packed once.
+//
+// A pass is one job of a small thread team. Threads take tasks (32 columns of a linear, one tile and KV head of attention, one
+// token of the rest) from a shared counter, so a thread that loses its core for a while delays nobody; which thread computes a
+// task does not change its bits. The residual stream and all sums are float32; what enters a product is bf16.
+//
+// A draft head is such a decoder of one layer. It starts from the target's hidden states, or from its own of the draft so far,
+// and takes each token's embedding beside them (EAGLE-3, arXiv 2503.01840).
+#pragma once
+#include <torch/extension.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+#include "threads.h"
+#include "weights.h"
+
+struct Shape {
+  int64_t hidden, heads, kv_heads, head_dim, intermediate, vocab;
+  double eps;
+};
+
+struct Layer {
+  Tensor qkv, o, gate_up, down, input_norm, post_norm;
+  std::optional<Tensor> qkv_bias, q_norm, k_norm;
+};
+
+// How a draft head enters its layer: x = [norm(embedding of the token), norm(g)], residual g. For the target's hidden states
+// g = fc(norm(features)), without that norm where `features_norm` is missing; for drafted tokens g is the head's own output.
+struct Fusion {
+  Tensor embedding, fc, embedding_norm, state_norm;
+  std::optional<Tensor> features_norm;
+  bool norm_before_residual, norm_output;
+};
+
+struct alignas(64) Counter {
+  std::atomic<int> next{0};
+};
+
+struct Buffers {  // of one pass
+  Tensor hidden, x, qkv, attention, activation, fused;
+};
+
+class Decoder {
+ public:
+  Decoder(int64_t layers, bool tied, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
+          int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads)
+      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads)) {
+    const int64_t wide = (2 * heads + 2 * kv_heads) * head_dim + 3 * intermediate, rows = (vocab + kTask - 1) / kTask * kTask;
+    arena_.reserve(hidden * (layers * wide + rows * (tied ? 1 : 2)));
+  }
+
+  // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
+  // `heads` heads, `vocab` tokens, `features` numbers for each of the target's tokens.
+  std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
+                                     int64_t features, double eps) const {
+    const int64_t hidden = shape_.hidden, rows = (vocab + kTask - 1) / kTask * kTask;
+    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_));
+    head->arena_.reserve(hidden * (features + (3 * heads + 4 * kv_heads) * head_dim + 3 * intermediate + rows));
+    head->fusion_.emplace();
+    head->fusion_->embedding = embedding_;
+    return head;
+  }
+
+  void set_fusion(Tensor fc, Tensor embedding_norm, Tensor state_norm, std::optional<Tensor> features_norm, bool norm_before_residual,
+                  bool norm_output) {
+    TORCH_CHECK(fusion_, "only a draft head fuses");
+    *fusion_ = {fusion_->embedding, arena_.pack(fc), embedding_norm, state_norm, features_norm, norm_before_residual, norm_output};
+  }
+
+  void set_output(Tensor head, Tensor norm) {
+    head_ = arena_.pack(head);
+    norm_ = norm;
+  }
+
+  void add_layer(Tensor qkv, Tensor o, Tensor gate_up, Tensor down, Tensor input_norm, Tensor post_norm,
+                 std::optional<Tensor> qkv_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm) {
+    layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm,
+                       qkv_bias, q_norm, k_norm});
+  }
+
+  void set_ends(Tensor embedding, std::optional<Tensor> head, Tensor norm) {
+    embedding_ = arena_.pack(embedding);
+    head_ = head ? arena_.pack(*head) : embedding_;
+    norm_ = norm;
+  }
+
+  int64_t weight_bytes() const { return arena_.bytes(); }
+
+  // A pass of a draft head. Its rows start from `features` [T, taps * hidden] bf16 of the target, or from `states` [T, hidden] float32
+  // of the head. Returns logits and states of `logit_rows`: what drafted tokens after them start from.
+  std::pair<Tensor, Tensor> draft(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages,
+                                  Tensor logit_rows, Tensor cache, std::optional<Tensor> features, std::optional<Tensor> states) {
+    const int64_t T = tokens.size(0);
+    TORCH_CHECK(fusion_ && features.has_value() != states.has_value(), "a draft head takes features or states");
+    const int64_t width = features ? fusion_->fc.size(1) * 2 : shape_.hidden;
+    const Tensor& given = features ? *features : *states;
+    TORCH_CHECK(given.sizes() == at::IntArrayRef({T, width}) && given.is_contiguous() &&
+                    given.scalar_type() == (features ? at::kBFloat16 : at::kFloat),
+                "given are ", given.sizes(), " ", given.scalar_type(), " for ", T, " tokens; allowed: bf16 features or float32 states");
+    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
+    pass.features = features ? bits(*features) : nullptr;
+    pass.given = states ? states->data_ptr<float>() : nullptr;
+    Tensor out = at::empty({logit_rows.size(0), shape_.hidden}, at::kFloat);
+    pass.states = out.data_ptr<float>();
+    return {finish(pass), out};
+  }
+
+  // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
+  // of layers names what leaves the last one, before the final norm.
+  Tensor forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
+                 Tensor cache, const std::vector<int64_t>& taps, std::optional<Tensor> features) {
+    const int64_t T = tokens.size(0), width = taps.size() * shape_.hidden;
+    TORCH_CHECK(taps.empty() || (features && features->sizes() == at::IntArrayRef({T, width}) && features->is_contiguous() &&
+                                 features->scalar_type() == at::kBFloat16),
+                "features are [tokens, taps * hidden] bf16");
+    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
+    pass.taps = taps;
+    pass.features = features ? bits(*features) : nullptr;
+    return finish(pass);
+  }
+
+ private:
+  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team)
+      : shape_(shape), cosine_(cosine), sine_(sine), team_(team) {
+    TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
+                "the native forward takes widths that are multiples of 32");
+    for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
+  }
+
+  // Interleaves blocks of 16 gate and 16 up columns, so that a task holds both halves of its product.
+  static Tensor interleave(const Tensor& weight) {
+    const int64_t n = weight.size(0) / 2, k = weight.size(1);
+    return weight.view({2, n / 16, 16, k}).transpose(0, 1).reshape({2 * n, k});
+  }
+
+  struct Pass;
+
+  Pass start(const Tensor& tokens, const Tensor& positions, const Tensor& parents, const Tensor& starts, const Tensor& cached,
+             const Tensor& pages, const Tensor& logit_rows, const Tensor& cache) {
+    Pass pass{*this, tokens.data_ptr<int>(), positions.data_ptr<int>(), logit_rows.data_ptr<int>(), tokens.size(0), logit_rows.size(0),
+              bits(cache), cache.stride(1), cache.stride(0)};
+    for (int64_t s = 0; s < cached.size(0); s++) {
+      const int start = starts.data_ptr<int>()[s], end = starts.data_ptr<int>()[s + 1];
+      pass.sequences.push_back({start, end - start, cached.data_ptr<int>()[s], pages.data_ptr<int>() + s * pages.size(1)});
+      for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
+    }
+    pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), shape_.heads / shape_.kv_heads);
+    return pass;
+  }
+
+  Tensor finish(Pass& pass) {
+    Tensor logits = at::empty({pass.L, shape_.vocab}, at::kFloat);
+    pass.prepare(logits);
+    team_->run([&] { pass.run(); });
+    return logits;
+  }
+
+  struct Pass {
+    Decoder& model;
+    const int *tokens, *positions, *logit_rows;
+    const int64_t T, L;
+    bf16* cache;
+    const int64_t page_stride, layer_stride;  // elements
+    std::vector<Sequence> sequences = {};
+    std::vector<int> sequence_of = {};
+    std::vector<Tile> tiles = {};
+    std::vector<Counter> counters = {};
+    Buffers buffers = {};
+    std::vector<int64_t> taps = {};
+    bf16* features = nullptr;      // where tapped states go; of a draft head: where they come from
+    const float* given = nullptr;  // of a draft head: states of drafted tokens
+    float* states = nullptr;       // of a draft head: where its own go
+    float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
+    bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
+
+    void prepare(const Tensor& out) {
+      const Shape& s = model.shape_;
+      const int64_t wide = (s.heads + 2 * s.kv_heads) * s.head_dim;
+      buffers.hidden = at::empty({T, s.hidden}, at::kFloat);
+      buffers.qkv = at::empty({T, wide}, at::kFloat);
+      buffers.x = at::empty({T, model.fusion_ ? 2 * s.hidden : s.hidden}, at::kBFloat16);
+      buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
+      buffers.activation = at::empty({T, s.intermediate}, at::kBFloat16);
+      if (model.fusion_ && !given) {
+        buffers.fused = at::empty({T, model.fusion_->fc.size(1) * 2}, at::kBFloat16);
+        fused = bits(buffers.fused);
+      }
+      hidden = buffers.hidden.data_ptr<float>();
+      qkv = buffers.qkv.data_ptr<float>();
+      x = bits(buffers.x);
+      queries = bits(buffers.attention);
+      attention = queries + T * s.heads * s.head_dim;
+      activation = bits(buffers.activation);
+      logits = out.data_ptr<float>();
+      counters = std::vector<Counter>((8 * model.layers_.size() + 5) * model.team_->size());
+    }
+
+    // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
+    // so that it reads memory in one stream, then helps with what is left of the others' ranges.
+    // Done with that, a thread fetches its first task of the linear `next` while it waits for the others.
+    template <class Task>
+    void share(int& phase, int64_t count, const Task& task, const Tensor* next = nullptr) {
+      const int n = model.team_->size(), me = Team::me;
+      for (int i = 0; i < n; i++) {
+        const int owner = (me + i) % n;
+        auto& taken = counters[phase * n + owner].next;
+        const int64_t begin = count * owner / n, end = count * (owner + 1) / n;
+        for (int64_t t; (t = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
+      }
+      if (next) {
+        const int64_t blocks = next->size(0), block = next->size(1) * 32;
+        const bf16* first = bits(*next) + blocks / 2 * me / n * 2 * block;
+        for (int64_t i = 0; i < 2 * block; i += 32) _mm_prefetch(reinterpret_cast<const char*>(first + i), _MM_HINT_T1);
+      }
+      phase++;
+      model.team_->barrier();
+    }
+
+    // Shares the columns of x [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]).
+    template <class Epilogue>
+    void linear(int& phase, const bf16* input, int64_t M, int64_t K, const Tensor& packed, const Epilogue& epilogue) {
+      alignas(64) float c[32 * kTask];
+      share(phase, packed.size(0) / 2, [&](int64_t task) {
+        task_product(input, K, M, bits(packed), K, task, c,
+                     [&](int64_t first, int rows, const float* sums) { epilogue(first, rows, task, sums); });
+      });
+    }
+
+    // `layer`: whose input this is; -1 for one that cannot be tapped.
+    void normalise(int& phase, const Tensor& weight, const Tensor& next, int64_t layer = -1) {
+      const Shape& s = model.shape_;
+      const auto task = [&](int64_t t) {
+        tap(layer, t);
+        rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+      };
+      share(phase, T, task, &next);
+    }
+
+    // Writes the hidden state of token t, which enters `layer`, to the features if that layer is tapped.
+    void tap(int64_t layer, int64_t t) {
+      const int64_t width = model.shape_.hidden;
+      for (size_t i = 0; i < taps.size(); i++) {
+        if (taps[i] != layer) continue;
+        bf16* to = features + (t * taps.size() + i) * width;
+        for (int64_t k = 0; k < width; k += 16) lanes::store_bf16(to + k, lanes::load(hidden + t * width + k));
+      }
+    }
+
+    void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed) {
+      const int64_t width = model.shape_.hidden;
+      linear(phase, input, T, K, packed, [&](int64_t first, int rows, int64_t task, const float* c) {
+        for (int r = 0; r < rows; r++)
+          for (int h = 0; h < kTask; h += 16) {
+            float* target = hidden + (first + r) * width + task * kTask + h;
+            lanes::store(target, lanes::add(lanes::load(target), lanes::load(c + r * kTask + h)));
+          }
+      });
+    }
+
+    void embed(int& phase) {
+      const int64_t width = model.shape_.hidden;
+      share(phase, T, [&](int64_t t) {
+        unpack_row(model.embedding_, tokens[t], width, x + t * width);
+        for (int64_t k = 0; k < width; k += 16) lanes::store(hidden + t * width + k, lanes::load(x + t * width + k));
+      });
+    }
+
+    // hidden = g of a draft head's tokens.
+    void start_head(int& phase, const Fusion& fusion) {
+      const int64_t width = model.shape_.hidden;
+      if (given) {
+        share(phase, T, [&](int64_t t) { std::copy_n(given + t * width, width, hidden + t * width); });
+        return;
+      }
+      const int64_t depth = fusion.fc.size(1) * 2;
+      if (const float* norm = floats(fusion.features_norm))
+        share(phase, T, [&](int64_t t) {
+          rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
+        });
+      linear(phase, fusion.features_norm ? fused : features, T, depth, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
+        for (int r = 0; r < rows; r++) std::copy_n(c + r * kTask, kTask, hidden + (first + r) * width + task * kTask);
+      });
+    }
+
+    // x = [norm(embedding), norm(g)].
+    void pair(int& phase, const Fusion& fusion, const Tensor& next) {
+      const Shape& s = model.shape_;
+      const auto task = [&](int64_t t) {
+        float* g = hidden + t * s.hidden;
+        bf16* to = x + t * 2 * s.hidden;
+        unpack_row(fusion.embedding, tokens[t], s.hidden, to);
+        rms_norm(to, fusion.embedding_norm.data_ptr<float>(), s.eps, s.hidden, to);
+        rms_norm(g, fusion.state_norm.data_ptr<float>(), s.eps, s.hidden, to + s.hidden);
+        if (fusion.norm_before_residual)
+          for (int64_t k = 0; k < s.hidden; k += 16) lanes::store(g + k, lanes::load(to + s.hidden + k));
+      };
+      share(phase, T, task, &next);
+    }
+
+    void project(int& phase, const Layer& layer) {
+      const Shape& s = model.shape_;
+      const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+      const float* bias = floats(layer.qkv_bias);
+      linear(phase, x, T, layer.qkv.size(1) * 2, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
+        for (int r = 0; r < rows; r++)
+          for (int h = 0; h < kTask; h += 16) {
+            Lanes sum = lanes::load(c + r * kTask + h);
+            if (bias) sum = lanes::add(sum, lanes::load(bias + task * kTask + h));
+            lanes::store(qkv + (first + r) * width + task * kTask + h, sum);
+          }
+      });
+    }
+
+    // Rotates queries and keys of one token and writes its K/V into its slot.
+    void place(const Layer& layer, int64_t t, bf16* pages) {
+      const Shape& s = model.shape_;
+      const int64_t d = s.head_dim;
+      float* row = qkv + t * (s.heads + 2 * s.kv_heads) * d;
+      const float *cosine = model.cosine_.data_ptr<float>() + positions[t] * (d / 2), *sine = model.sine_.data_ptr<float>() + positions[t] * (d / 2);
+      for (int64_t h = 0; h < s.heads; h++) {
+        norm_and_rotate(row + h * d, d, floats(layer.q_norm), s.eps, cosine, sine);
+        for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
+      }
+      const Sequence& sequence = sequences[sequence_of[t]];
+      const int slot = sequence.cached + t - sequence.start;
+      const PageLayout layout{d};
+      for (int64_t h = 0; h < s.kv_heads; h++) {
+        float *key = row + (s.heads + h) * d, *value = row + (s.heads + s.kv_heads + h) * d;
+        norm_and_rotate(key, d, floats(layer.k_norm), s.eps, cosine, sine);
+        bf16* page = pages + sequence.pages[slot / kPage] * page_stride + h * layout.size();
+        for (int64_t i = 0; i < d; i++) {
+          page[layout.key(slot % kPage, i)] = to_bf16(key[i]);
+          page[layout.value(slot % kPage, i)] = to_bf16(value[i]);
+        }
+      }
+    }
+
+    void attend(int& phase, const bf16* pages, const Tensor& next) {
+      const Shape& s = model.shape_;
+      const float scale = 1.0f / std::sqrt((float)s.head_dim);
+      const PageLayout layout{s.head_dim};
+      const auto task = [&](int64_t i) {
+        const Tile& tile = tiles[i / s.kv_heads];
+        const int64_t h = i % s.kv_heads;
+        model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
+                                       scale, attention);
+      };
+      share(phase, tiles.size() * s.kv_heads, task, &next);
+    }
+
+    void feed_forward(int& phase, const Layer& layer) {
+      const Shape& s = model.shape_;
+      linear(phase, x, T, s.hidden, layer.gate_up, [&](int64_t first, int rows, int64_t task, const float* c) {
+        for (int r = 0; r < rows; r++) {
+          const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
+          lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
+        }
+      });
+      add_to_hidden(phase, activation, s.intermediate, layer.down);
+    }
+
+    void finish(int& phase) {
+      const Shape& s = model.shape_;
+      share(phase, L, [&](int64_t i) {
+        const float* state = hidden + logit_rows[i] * s.hidden;
+        rms_norm(state, model.norm_.data_ptr<float>(), s.eps, s.hidden, x + i * s.hidden);
+        if (!states) return;
+        for (int64_t k = 0; k < s.hidden; k += 16)
+          lanes::store(states + i * s.hidden + k,
+                       model.fusion_->norm_output ? lanes::load(x + i * s.hidden + k) : lanes::load(state + k));
+      });
+      linear(phase, x, L, s.hidden, model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
+        const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
+        for (int r = 0; r < rows && columns > 0; r++)
+          std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
+      });
+    }
+
+    void run() {
+      int phase = 0;
+      if (model.fusion_)
+        start_head(phase, *model.fusion_);
+      else
+        embed(phase);
+      for (size_t l = 0; l < model.layers_.size(); l++) {
+        const Layer& layer = model.layers_[l];
+        bf16* pages = cache + l * layer_stride;
+        if (model.fusion_)
+          pair(phase, *model.fusion_, layer.qkv);
+        else
+          normalise(phase, layer.input_norm, layer.qkv, l);
+        project(phase, layer);
+        share(phase, T, [&](int64_t t) { place(layer, t, pages); });
+        attend(phase, pages, layer.o);
+        add_to_hidden(phase, attention, model.shape_.heads * model.shape_.head_dim, layer.o);
+        normalise(phase, layer.post_norm, layer.gate_up);
+        feed_forward(phase, layer);
+      }
+      if (const int64_t last = model.layers_.size(); std::find(taps.begin(), taps.end(), last) != taps.end())
+        share(phase, T, [&](int64_t t) { tap(last, t); });
+      finish(phase);
+#ifdef PROLEPSIS_AMX
+      amx::release();
+#endif
+    }
+  };
+
+  const Shape shape_;
+  const Tensor cosine_, sine_;
+  const std::shared_ptr<Team> team_;
+  std::vector<TileAttention> attention_;
+  Arena arena_;
+  std::vector<Layer> layers_;
+  Tensor embedding_, head_, norm_;
+  std::optional<Fusion> fusion_;
+};

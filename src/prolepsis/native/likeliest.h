@@ -1,0 +1,49 @@
+// The likeliest tokens of rows of logits with their log-probabilities: candidates of a draft.
+#pragma once
+#include <torch/extension.h>
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "vector_math.h"
+
+// Inserts (value, id) into `best`, sorted by falling value; among equals the lower id stays in front, as it came first.
+inline void insert(std::vector<std::pair<float, int>>& best, float value, int id) {
+  size_t place = best.size() - 1;
+  for (; place > 0 && best[place - 1].first < value; place--) best[place] = best[place - 1];
+  best[place] = {value, id};
+}
+
+// The log of the sum of exponentials of `size` values, a multiple of 16, of which `highest` is the largest.
+inline float log_sum_exp(const float* values, int64_t size, float highest) {
+  Lanes sum = lanes::zero();
+  const Lanes top = lanes::all(highest);
+  for (int64_t i = 0; i < size; i += 16)
+    sum = lanes::add(sum, exp_of(lanes::max(lanes::sub(lanes::load(values + i), top), lanes::all(-87.0f))));
+  return highest + std::log(lanes::sum(sum));
+}
+
+// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first.
+inline std::pair<at::Tensor, at::Tensor> likeliest(const at::Tensor& logits, int64_t count) {
+  const int64_t size = logits.size(1);
+  TORCH_CHECK(logits.is_contiguous() && logits.scalar_type() == at::kFloat && size % 16 == 0 && 0 < count && count <= size,
+              "likeliest takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
+  at::Tensor ids = at::empty({logits.size(0), count}, at::kInt), logs = at::empty({logits.size(0), count}, at::kFloat);
+  std::vector<std::pair<float, int>> best(count);
+  for (int64_t row = 0; row < logits.size(0); row++) {
+    const float* values = logits.data_ptr<float>() + row * size;
+    std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
+    for (int64_t i = 0; i < size; i += 16) {
+      if (lanes::highest(lanes::load(values + i)) <= best.back().first) continue;
+      for (int64_t j = i; j < i + 16; j++)
+        if (values[j] > best.back().first) insert(best, values[j], j);
+    }
+    const float total = log_sum_exp(values, size, best[0].first);
+    for (int64_t i = 0; i < count; i++) {
+      ids.data_ptr<int>()[row * count + i] = best[i].second;
+      logs.data_ptr<float>()[row * count + i] = best[i].first - total;
+    }
+  }
+  return {ids, logs};
+}
