@@ -1,12 +1,14 @@
 """What does HTTP cost? Milliseconds a request and a streamed chunk over asking the engine in process.
 
-Usage: python benchmarks/http_overhead.py [--requests 400] [--streams 40] [--chunks 256] [--json OUT]
+Usage: python benchmarks/http_overhead.py [--requests 400] [--streams 40] [--chunks 256] [--keys] [--json OUT]
 
 The engine says scripted tokens without delay, one a step, so that all time is the server's. The server is uvicorn in a
 process of its own, asked over one kept connection on loopback by a client that does next to nothing. Rounds alternate
-between asking over HTTP and asking in process.
+between asking over HTTP and asking in process. With --keys, requests also go to a second server that knows API keys and
+limits of rate, with a valid key.
 
 - request: one answer of one token, minus the same request consumed in process.
+- key: that request with a key, minus the one without.
 - chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the same of the engine in process.
 """
 
@@ -17,9 +19,11 @@ import multiprocessing
 import socket
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvicorn
 
@@ -30,7 +34,10 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.fake import FAKE_INFO, FakeEngineClient
-from prolepsis.server.app import build
+from prolepsis.server.app import Door, build
+from prolepsis.server.door.connections import door_protocol
+from prolepsis.server.door.key_file import KeyFile, new_key
+from prolepsis.server.door.keys import Keys
 from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -74,23 +81,43 @@ def engine() -> FakeEngineClient:
     return FakeEngineClient(script, replace(FAKE_INFO, max_model_len=8192))
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket, keys_file: Path | None) -> None:
     """Run the server in this process until it is ended; log lines go nowhere, but are made."""
+    config, keys = ServerConfig(), Keys(None)
+    if keys_file is not None:
+        config = ServerConfig(requests_per_minute={"key": 10**6}, tokens_per_minute={"key": 10**9})
+        keys = Keys(KeyFile(keys_file))
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
-        app = build(ServerConfig(), engine(), Letters(), Metrics())
-        asyncio.run(uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False)).serve([listener]))
+        metrics = Metrics()
+        app = build(config, engine(), Letters(), metrics, Door(keys))
+        settings = uvicorn.Config(app, log_config=None, access_log=False, http=door_protocol(config, metrics.door))
+        asyncio.run(uvicorn.Server(settings).serve([listener]))
+
+
+@contextmanager
+def server(keys_file: Path | None) -> Iterator[int]:
+    """Run a server in a process of its own; the value is its port."""
+    listener = bind(ServerConfig(port=0))
+    running = multiprocessing.get_context("fork").Process(target=serve, args=(listener, keys_file), daemon=True)
+    running.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        running.terminate()
+        running.join()
 
 
 class Connection:
     """One kept HTTP/1.1 connection that reads as little of the answers as it can."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str | None) -> None:
         self._reader = reader
         self._writer = writer
+        self._headers = f"Host: localhost\r\nAuthorization: Bearer {key}" if key else "Host: localhost"
 
     async def post(self, body: bytes) -> None:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{self._headers}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
         headers = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not headers.startswith(b"http/1.1 200"):
@@ -131,21 +158,26 @@ async def alternate(asks: Mapping[str, Ask], rounds: int) -> dict[str, list[floa
     return times
 
 
-async def connect(port: int) -> Connection:
+async def connect(port: int, key: str | None = None) -> Connection:
     """Return a connection once the server listens."""
     for _ in range(200):
         try:
-            return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24))
+            return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24), key)
         except ConnectionRefusedError:
             await asyncio.sleep(0.05)
     raise RuntimeError("the server did not start within 10 s")
 
 
-async def measure(port: int, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    connection = await connect(port)
+async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Ask the first port without a key; the second, where there is one, with it."""
+    connection = await connect(ports[0])
     client = engine()
     one, short, long = body(1, stream=False), body(1, stream=True), body(args.chunks, stream=True)
-    single = await alternate({"http": lambda: connection.post(one), "engine": in_process(client, 1)}, args.requests)
+    ways: dict[str, Ask] = {"http": lambda: connection.post(one), "engine": in_process(client, 1)}
+    if len(ports) > 1:
+        known = await connect(ports[1], key)
+        ways["key"] = lambda: known.post(one)
+    single = await alternate(ways, args.requests)
     asks: dict[str, Ask] = {
         "short": lambda: connection.post(short),
         "long": lambda: connection.post(long),
@@ -156,10 +188,15 @@ async def measure(port: int, args: argparse.Namespace) -> dict[str, dict[str, fl
     gaps = args.chunks - 1
     chunk = [(a - b) / gaps for a, b in zip(streams["long"], streams["short"], strict=True)]
     step = [(a - b) / gaps for a, b in zip(streams["engine long"], streams["engine short"], strict=True)]
+    with_key = {}
+    if "key" in single:
+        added = [a - b for a, b in zip(single["key"], single["http"], strict=True)]
+        with_key = {"request over HTTP with a key": summary(single["key"]), "overhead of the key": summary(added)}
     return {
         "request over HTTP": summary(single["http"]),
         "request in process": summary(single["engine"]),
         "overhead of a request": summary([a - b for a, b in zip(single["http"], single["engine"], strict=True)]),
+        **with_key,
         "overhead of a chunk": summary([a - b for a, b in zip(chunk, step, strict=True)]),
     }
 
@@ -176,16 +213,16 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=40)
     parser.add_argument("--chunks", type=int, default=256)
+    parser.add_argument("--keys", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
-    listener = bind(ServerConfig(port=0))
-    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
-    server.start()
-    try:
-        figures = asyncio.run(measure(listener.getsockname()[1], args))
-    finally:
-        server.terminate()
-        server.join()
+    with TemporaryDirectory() as folder:
+        record, key = new_key("bench")
+        KeyFile(Path(folder) / "keys.json").add(record)
+        files = [None, Path(folder) / "keys.json"] if args.keys else [None]
+        with ExitStack() as running:
+            ports = [running.enter_context(server(keys_file)) for keys_file in files]
+            figures = asyncio.run(measure(ports, key, args))
     for name, values in figures.items():
         print(f"{name}: " + ", ".join(f"{figure} {value} ms" for figure, value in values.items()))
     if args.json:
