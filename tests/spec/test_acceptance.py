@@ -49,10 +49,21 @@ def test_survival_never_rises_and_stays_a_probability(trials: list[tuple[int, in
     estimator = AcceptanceEstimator()
     for bucket, position, hit in trials:
         estimator.record(chain(tuple(range(10)), "p", bucket=bucket), position, position, hit=hit)
-    for bucket in range(4):
-        alive = estimator.survival("p", bucket, 16)
-        assert len(alive) == 16
-        assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *alive), alive, strict=False))
+    alive = estimator.survival("p", 16)
+    assert len(alive) == 16
+    assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *alive), alive, strict=False))
+
+
+def test_what_a_proposer_brings_is_told_by_its_likeliest_nodes() -> None:
+    estimator = AcceptanceEstimator()
+    draft = Draft((1, 2, 3), (-1, -1, 0), "p")
+    for _ in range(400):
+        estimator.record(draft, 0, 0, hit=True)
+        estimator.record(draft, 1, 0, hit=False, first=False)
+        estimator.record(draft, 2, 1, hit=False)
+    first, second = estimator.survival("p", 2)
+    assert first > 0.9
+    assert second < 0.1
 
 
 def test_a_childs_survival_is_never_above_its_parents() -> None:

@@ -1,7 +1,7 @@
 """Linears for a few rows at the speed of memory, bitwise the same for any number of rows.
 
-`native/products.h` holds the kernels (AMX, AVX-512 BF16, AVX2); this file builds them, tests them against torch before they
-are trusted, and puts them in the place of a model's `nn.Linear` modules.
+`native/products.h` holds the kernels (AMX, AVX-512 BF16, AVX2); this file builds them, tests them against torch before
+they are trusted, and puts them in the place of a model's `nn.Linear` modules.
 """
 
 from functools import lru_cache

@@ -25,9 +25,8 @@ WIDTH = 32
 class NativeCache:
     """KV pages in the packing that the attention multiplies with: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
 
-    def __init__(self, module: ModuleType, shape: LeanShape, num_pages: int) -> None:
-        size = 2 * PAGE_SIZE * shape.head_dim
-        self.tensor: Tensor = module.huge_zeros([shape.layers, num_pages, shape.kv_heads, size])
+    def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
+        self.tensor: Tensor = module.huge_zeros([layers, num_pages, kv_heads, 2 * PAGE_SIZE * head_dim])
         self._module = module
 
     @property
@@ -51,7 +50,7 @@ class NativeModel:
             if getattr(shape, field) % WIDTH:
                 raise ModelLoadError(f"{field} is {getattr(shape, field)}; allowed: multiples of {WIDTH}")
         self.shape = shape
-        self._module, instructions = pick_decoder()
+        self.module, instructions = pick_decoder()
         angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
         sizes = (
             shape.layers,
@@ -64,11 +63,11 @@ class NativeModel:
             shape.vocab,
         )
         cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
-        self._decoder = self._module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
+        self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
         for layer in lean_layers(checkpoint, shape):
             self._add(layer)
         ends = lean_ends(checkpoint, shape)
-        self._decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
+        self.decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
         self._info = ModelInfo(
             name=name,
             architecture=checkpoint.config.model_type,
@@ -77,12 +76,12 @@ class NativeModel:
             max_positions=shape.max_positions,
             num_layers=shape.layers,
             page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
-            weight_bytes=self._decoder.weight_bytes(),
+            weight_bytes=self.decoder.weight_bytes(),
             eos_token_ids=checkpoint.eos_token_ids,
         )
 
     def _add(self, layer: LeanLayer) -> None:
-        self._decoder.add_layer(
+        self.decoder.add_layer(
             layer.qkv.bfloat16(),
             layer.o.bfloat16(),
             layer.gate_up.bfloat16(),
@@ -100,7 +99,7 @@ class NativeModel:
 
     def make_cache(self, num_pages: int) -> KVCache:
         """Allocate zeroed KV pages."""
-        return NativeCache(self._module, self.shape, num_pages)
+        return NativeCache(self.module, self.shape.layers, self.shape.kv_heads, self.shape.head_dim, num_pages)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
@@ -110,7 +109,7 @@ class NativeModel:
         """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
         assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
         features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
-        logits: Tensor = self._decoder.forward(
+        logits: Tensor = self.decoder.forward(
             batch.token_ids,
             batch.positions,
             batch.parents,

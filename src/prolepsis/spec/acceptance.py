@@ -40,12 +40,15 @@ class _Cell:
         here[1] = here[1] * _DECAY + 1.0
         self._rates = [-1.0] * (_MAX_POSITION + 1)
 
+    @property
+    def overall(self) -> float:
+        return (self.hits + _PRIOR_TRIALS * self.prior) / (self.trials + _PRIOR_TRIALS)
+
     def rate(self, position: int) -> float:
         rate = self._rates[position]
         if rate < 0.0:
-            bucket = (self.hits + _PRIOR_TRIALS * self.prior) / (self.trials + _PRIOR_TRIALS)
             hits, trials = self.positions[position]
-            rate = self._rates[position] = (hits + _PRIOR_TRIALS * bucket) / (trials + _PRIOR_TRIALS)
+            rate = self._rates[position] = (hits + _PRIOR_TRIALS * self.overall) / (trials + _PRIOR_TRIALS)
         return rate
 
 
@@ -86,9 +89,14 @@ class AcceptanceEstimator:
             return cell.rate(min(position, _MAX_POSITION))
         return self._pooled(proposer) if prior is None else prior
 
-    def survival(self, proposer: str, bucket: int, length: int) -> tuple[float, ...]:
-        """Return, for each position of a chain, the chance that it and all before it are accepted: never rising."""
-        return tuple(accumulate((self.rate(proposer, bucket, position) for position in range(length)), mul))
+    def survival(self, proposer: str, length: int) -> tuple[float, ...]:
+        """Return, for each depth, the chance that the likeliest node there and all above it are accepted.
+
+        It is what a proposer can be expected to bring before its draft, and so its buckets, are known.
+        """
+        pool = self._pools.get(proposer)
+        rates = (pool.rate(min(depth, _MAX_POSITION)) if pool else self._prior for depth in range(length))
+        return tuple(accumulate(rates, mul))
 
     def rates(self, draft: Draft) -> list[float]:
         """Return the chance of each node to be accepted given that its parent was."""
@@ -103,18 +111,22 @@ class AcceptanceEstimator:
             rates.append(cell.rate(depth) if cell else self._expected(draft, i))
         return rates
 
-    def record(self, draft: Draft, node: int, depth: int, *, hit: bool) -> None:
-        """Count one trial: the parent of `node` (at `depth`, 0 below the root) was committed; `hit`: so was `node`."""
+    def record(self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True) -> None:
+        """Count one trial: the parent of `node` (at `depth`, 0 below the root) was committed; `hit`: so was `node`.
+
+        `first`: it is the likeliest child of its parent.
+        """
         cells = self._cells.setdefault(draft.proposer, {})
         bucket = draft.bucket_of(node)
         cell = cells.get(bucket)
         if cell is None:
             cell = cells[bucket] = _Cell(self._expected(draft, node))
         cell.record(min(depth, _MAX_POSITION), hit)
-        pool = self._pools.get(draft.proposer)
-        if pool is None:
-            pool = self._pools[draft.proposer] = _Cell(self._prior)
-        pool.record(0, hit)
+        if first:
+            pool = self._pools.get(draft.proposer)
+            if pool is None:
+                pool = self._pools[draft.proposer] = _Cell(self._prior)
+            pool.record(min(depth, _MAX_POSITION), hit)
 
     def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
         """Return the decayed hits and trials of one position."""
@@ -128,7 +140,7 @@ class AcceptanceEstimator:
 
     def _pooled(self, proposer: str) -> float:
         pool = self._pools.get(proposer)
-        return pool.rate(0) if pool else self._prior
+        return pool.overall if pool else self._prior
 
 
 def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tuple[float, ...]:

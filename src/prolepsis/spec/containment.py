@@ -2,17 +2,25 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import Proposer, SampleView, TreeProposer
 
 log = structlog.get_logger(__name__)
 
 _TOLERATED = 3  # failed calls in a row before the proposer is left alone
 _FIRST_REST = 16  # steps; doubles with every further failure
 _LONGEST_REST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    sample: SampleView
+    depth: int
+    limit: int
 
 
 class ContainedProposer:
@@ -37,10 +45,20 @@ class ContainedProposer:
             return True
         return False
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        """Return one sound draft or None per sample; a batch that raises is asked again row by row."""
+    def propose(
+        self,
+        samples: Sequence[SampleView],
+        depths: Sequence[int],
+        limits: Sequence[int] | None = None,
+        threshold: float = 0.0,
+    ) -> list[Draft | None]:
+        """Return one sound draft or None per sample; a batch that raises is asked again row by row.
+
+        `depths` bound a draft's levels and, but for a `TreeProposer`, its nodes; the rest is for those.
+        """
+        asked = [_Asked(*each) for each in zip(samples, depths, limits or depths, strict=True)]
         started = self._clock()
-        drafts = self._ask(samples, limits)
+        drafts = self._ask(asked, threshold)
         self.seconds += self._clock() - started
         return drafts
 
@@ -50,22 +68,26 @@ class ContainedProposer:
     def forget(self, sample: SampleView) -> None:
         self._guard(lambda: self._proposer.forget(sample))
 
-    def _ask(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+    def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:
-            drafts = list(self._proposer.propose(samples, limits))
-            if len(drafts) != len(samples):
-                raise ValueError(f"{len(drafts)} drafts for {len(samples)} samples")
+            drafts = list(self._call(asked, threshold))
+            if len(drafts) != len(asked):
+                raise ValueError(f"{len(drafts)} drafts for {len(asked)} samples")
         except Exception as error:  # contained: a proposer costs speed, never a request
-            if len(samples) > 1:
-                return [
-                    draft for pair in zip(samples, limits, strict=True) for draft in self._ask([pair[0]], [pair[1]])
-                ]
+            if len(asked) > 1:
+                return [draft for one in asked for draft in self._ask([one], threshold)]
             self._fail(f"propose: {error!r}")
             return [None]
-        checked = [self._checked(draft, limit) for draft, limit in zip(drafts, limits, strict=True)]
+        checked = [self._checked(draft, one.limit) for draft, one in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked
+
+    def _call(self, asked: Sequence[_Asked], threshold: float) -> Sequence[Draft | None]:
+        samples, depths = [one.sample for one in asked], [one.depth for one in asked]
+        if isinstance(self._proposer, TreeProposer):
+            return self._proposer.propose_trees(samples, depths, [one.limit for one in asked], threshold)
+        return self._proposer.propose(samples, depths)
 
     def _checked(self, draft: Draft | None, limit: int) -> Draft | None:
         if draft is None:

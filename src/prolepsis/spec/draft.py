@@ -91,3 +91,29 @@ class Draft:
 def chain(tokens: tuple[int, ...], proposer: str, survival: tuple[float, ...] = (), bucket: int = 0) -> Draft:
     """Return a chain draft: each token follows the one before."""
     return Draft(tokens, tuple(range(-1, len(tokens) - 1)), proposer, survival, bucket)
+
+
+def best_first(
+    nodes: Sequence[tuple[int, int, float, int]],  # token, parent, survival, bucket
+    proposer: str,
+) -> Draft:
+    """Return the draft of `nodes` with its principal chain, the likeliest child of each node, in front.
+
+    Nodes come after their parents, and the likeliest child of a node before its siblings.
+    """
+    principal = [0]
+    for i, (_, parent, _, _) in enumerate(nodes):
+        if parent == principal[-1]:
+            principal.append(i)
+    in_chain = set(principal)
+    order = principal + [i for i in range(len(nodes)) if i not in in_chain]
+    place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
+    kept = [nodes[i] for i in order]
+    return Draft(
+        tuple(token for token, _, _, _ in kept),
+        tuple(place[parent] for _, parent, _, _ in kept),
+        proposer,
+        tuple(alive for _, _, alive, _ in kept),
+        0,
+        tuple(bucket for _, _, _, bucket in kept),
+    )

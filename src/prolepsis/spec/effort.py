@@ -35,7 +35,7 @@ class Effort:
         `price` is the survival at which a row pays. A probe is granted now and then where nothing gains.
         """
         longest = max((len(offer.survivals) for offer in offers), default=0)
-        level_cost = self._ms_per_level * tokens_per_ms
+        level_cost = self.level_cost(tokens_per_ms)
         best, best_net = 0, 0.0
         for k in range(1, longest + 1):
             net = sum(max(0.0, gain(offer, k, price)) for offer in offers) - k * level_cost
@@ -45,6 +45,10 @@ class Effort:
             self._waited, self._backoff = 0, _FIRST_BACKOFF
             return best
         return min(_PROBE_DEPTH, longest) if self._probe_due() else 0
+
+    def level_cost(self, tokens_per_ms: float) -> float:
+        """Return what one level costs, in tokens."""
+        return self._ms_per_level * tokens_per_ms
 
     def learn(self, num_levels: int, ms: float) -> None:
         """Learn that a call that drafted `num_levels` deep took `ms`."""

@@ -1,7 +1,7 @@
 """The three verbs of every proposer, and what a proposer may see of a sample."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.grammar.matcher import Matcher
@@ -62,3 +62,16 @@ class Proposer(Protocol):
 
     def forget(self, sample: SampleView) -> None:
         """The sample ended (its tokens may be kept for others of its scope); free what only it needed."""
+
+
+@runtime_checkable
+class TreeProposer(Proposer, Protocol):
+    """A proposer whose drafts cost time by the level and may have several nodes in each."""
+
+    def propose_trees(
+        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> Sequence[Draft | None]:
+        """Return drafts of at most `depths[i]` levels and `limits[i]` nodes.
+
+        A level is worth drafting only below a node that survives with more than `threshold`.
+        """

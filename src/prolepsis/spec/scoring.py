@@ -71,10 +71,12 @@ class Scoreboard:
     def _trials(self, entry: _Pending, token: int) -> int | None:
         """Record a trial for each child of the entry's node; return the child that was committed."""
         draft, parents, at, follower = entry.draft, entry.draft.parents, entry.node, None
+        first = True
         for node in range(at + 1, len(parents)):
             if parents[node] == at:
                 hit = draft.tokens[node] == token
-                self._acceptance.record(draft, node, entry.depth, hit=hit)
+                self._acceptance.record(draft, node, entry.depth, hit=hit, first=first)
+                first = False
                 entry.tilt.record(hit, entry.rates[node])
                 if hit:
                     follower = node

@@ -18,7 +18,6 @@ from prolepsis.spec.window import Cut, StepLoad, Window
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-_PROBED_BUCKET = 0  # where a costly proposer's depth is decided before its draft, and so its bucket, is known
 
 
 @dataclass(slots=True)
@@ -195,9 +194,12 @@ class ProposerSet:
         if not asked:
             return
         before = proposer.seconds
-        drafts = proposer.propose([turn.sample for turn in asked], depths)
+        threshold = price + effort.level_cost(self._tokens_per_ms) / len(asked) if effort and not fixed else 0.0
+        limits = [turn.limit for turn in asked]
+        drafts = proposer.propose([turn.sample for turn in asked], depths, limits, threshold)
         if effort:
-            effort.learn(max(depths), 1000.0 * (proposer.seconds - before))
+            levels = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
+            effort.learn(levels, 1000.0 * (proposer.seconds - before))
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
                 self._compete(turn, draft, price)
@@ -216,7 +218,7 @@ class ProposerSet:
 
     def _expected(self, name: str, turn: _Turn) -> tuple[float, ...]:
         tilt = self._board.tilt(turn.sample, name).factor
-        alive = self._acceptance.survival(name, _PROBED_BUCKET, turn.limit)
+        alive = self._acceptance.survival(name, turn.limit)
         return tuple(min(1.0, tilt ** (depth + 1)) * a for depth, a in enumerate(alive))
 
     def _compete(self, turn: _Turn, draft: Draft, price: float) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 
-from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.suffix_index import MAX_MATCH, Continuation, LocalIndex, SharedIndex
 
@@ -59,7 +59,7 @@ class Suffix:
 def _tree(found: Sequence[Continuation], limit: int, name: str) -> Draft | None:
     """Return the `limit` likeliest nodes of the trie of continuations, best first."""
     group = [(c, (_SHARED_WEIGHT if c.shared else 1.0) * float(1 << min(c.match, MAX_MATCH))) for c in found]
-    nodes: list[tuple[int, int, float, int]] = []  # token, parent, survival, bucket
+    nodes: list[tuple[int, int, float, int]] = []  # as `best_first` takes them
     heap: list[tuple[float, int, int, int, int, int, _Group]] = []
     order = count()
     parent, depth, alive = ROOT, 0, 1.0
@@ -74,7 +74,7 @@ def _tree(found: Sequence[Continuation], limit: int, name: str) -> Draft | None:
         alive = -negative
         nodes.append((token, parent, alive, bucket))
         parent = len(nodes) - 1
-    return _draft(nodes, name) if nodes else None
+    return best_first(nodes, name) if nodes else None
 
 
 def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
@@ -100,24 +100,3 @@ def _confidence(share: float, followers: _Group, depth: int) -> tuple[int, float
     shared = followers[0][0].shared  # the sample's own continuations come first
     bucket = ((match_class * 4 + share_class) * 2 + several) * 2 + shared
     return bucket, _MATCH_PRIOR[match_class] * share
-
-
-def _draft(nodes: list[tuple[int, int, float, int]], name: str) -> Draft:
-    """Return the draft with its principal chain, the likeliest child of each node, in front."""
-    principal = [0]
-    for i, (_, parent, _, _) in enumerate(nodes):
-        if parent == principal[-1]:  # best-first order: the first child met is the likeliest
-            principal.append(i)
-    chain = set(principal)
-    order = principal + [i for i in range(len(nodes)) if i not in chain]
-    place = {node: i for i, node in enumerate(order)}
-    place[ROOT] = ROOT
-    kept = [nodes[i] for i in order]
-    return Draft(
-        tuple(token for token, _, _, _ in kept),
-        tuple(place[parent] for _, parent, _, _ in kept),
-        name,
-        tuple(alive for _, _, alive, _ in kept),
-        0,
-        tuple(bucket for _, _, _, bucket in kept),
-    )

@@ -1,0 +1,58 @@
+"""What drafting needs of a draft head, whichever forward runs it.
+
+A head (EAGLE-3, arXiv 2503.01840) is one decoder layer that predicts from the target's hidden states. Its slot s takes
+token s and g of the token before: `fc` of the target's features where the target computed that token, the head's own
+state where it was drafted, zeros at slot 0. It predicts token s + 1.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from prolepsis.models.batch import Batch
+from prolepsis.models.protocol import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """Facts about a loaded head."""
+
+    name: str
+    taps: tuple[int, ...]
+    """Layers of the target whose input it is conditioned on."""
+    feature_size: int
+    """Numbers of one token's features: taps times the target's hidden size."""
+    num_candidates: int
+    """Tokens it can draft."""
+    page_bytes: int
+    """Memory of one of its KV pages, in bytes."""
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What a head expects after each of L rows: the likeliest tokens first."""
+
+    tokens: Tensor  # [L, k] int64, the target's token ids
+    logprobs: Tensor  # [L, k] float32, over the head's whole vocabulary
+    states: Tensor  # [L, hidden] float32: g of a token drafted after the row
+
+
+class DraftHead(Protocol):
+    """A draft head over paged KV of its own, which has the target's page numbers."""
+
+    @property
+    def info(self) -> HeadInfo: ...
+
+    def make_cache(self, num_pages: int) -> KVCache:
+        """Allocate zeroed KV pages."""
+
+    def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
+        """Write the K/V of committed tokens and return the `count` likeliest tokens after `batch.logit_rows`.
+
+        features [T, feature_size] bfloat16: the target's, of the token before each of the batch; zeros at slot 0.
+        """
+
+    def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
+        """Do the same for drafted tokens: states [T, hidden] float32 are those of each token's parent."""

@@ -1,0 +1,148 @@
+"""A draft head as proposer: its K/V follows the target's pages, its drafts are small trees, all samples at once.
+
+It sees the target's hidden states of every committed token (`take`). Slots are written when a draft is asked for, or
+when a page becomes full and may be shared; so a sample that never drafts costs a pass of the head per page. Drafted
+tokens go to pages of the head's own behind those of the pool, with a copy of the sample's last page in front.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.draft_head import DraftHead
+from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.features import PagedSample, Shown
+from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
+from prolepsis.spec.proposers.head_tree import CANDIDATES, HeadTree, stack
+
+MAX_NODES = 24
+"""Nodes of a draft at most."""
+_SCRATCH = -(-MAX_NODES // PAGE_SIZE) + 1  # pages of a sample's drafted tokens: they may begin at the end of one
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One sample in a call of `propose`."""
+
+    index: int
+    sample: PagedSample
+    state: HeadState
+    tree: HeadTree
+    scratch: list[int]
+
+    @property
+    def length(self) -> int:
+        return len(self.sample.tokens)
+
+    @property
+    def pages(self) -> list[int]:
+        """Its full pages, then scratch."""
+        return [*self.sample.pages[: self.length // PAGE_SIZE], *self.scratch]
+
+
+class Head:
+    """Proposes trees of a draft head; `num_pages` are those of the target's pool, whose numbers it shares."""
+
+    name = "draft_head"
+    free = False
+
+    def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
+        self._head = head
+        self._cache = head.make_cache(num_pages + _SCRATCH * max_samples)
+        self._slots = HeadSlots(num_pages, head.info.feature_size)
+        self._scratch = [
+            list(range(first, first + _SCRATCH))
+            for first in range(num_pages, num_pages + _SCRATCH * max_samples, _SCRATCH)
+        ]
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers of the target whose input it sees (`spec.features.FeatureConsumer`)."""
+        return self._head.info.taps
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Follow the target's cache: one page was copied to another."""
+        self._cache.copy_page(source, target)
+        self._slots.copy_page(source, target)
+
+    def take(self, shown: Sequence[Shown]) -> None:
+        """Keep the hidden states; write the slots of samples whose last page became full."""
+        inputs: list[SequenceInput] = []
+        features: list[torch.Tensor] = []
+        for part in shown:
+            state = self._slots.add(part)
+            end = part.start + len(part.tokens)
+            if end // PAGE_SIZE > state.written // PAGE_SIZE:
+                tokens = [*part.sample.tokens[state.written : part.start], *part.tokens]
+                tokens = tokens[max(0, state.written - part.start) :]
+                inputs.append(SequenceInput(tokens, state.written, list(part.sample.pages), keep_last=0))
+                features.append(state.take(len(tokens)))
+        if inputs:
+            self._head.committed(pack(inputs), self._cache, _joined(features), 1)
+
+    def propose(self, samples: Sequence[PagedSample], limits: Sequence[int]) -> list[Draft | None]:
+        """Return a chain or tree of at most `limits[i]` nodes for each sample whose hidden states are known."""
+        return self.propose_trees(samples, limits, limits, 0.0)
+
+    def propose_trees(
+        self, samples: Sequence[PagedSample], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> list[Draft | None]:
+        """Return trees of at most `depths[i]` levels and `limits[i]` nodes (`spec.proposer.TreeProposer`)."""
+        drafts: list[Draft | None] = [None] * len(samples)
+        turns = self._start(samples, depths, limits, threshold)
+        if turns:
+            self._first_level(turns)
+            while growing := [turn for turn in turns if turn.tree.ask()]:
+                self._next_level(growing)
+        for turn in turns:
+            drafts[turn.index] = turn.tree.draft(self.name)
+        return drafts
+
+    def commit(self, sample: PagedSample, num_new: int) -> None:
+        """Nothing to do: what it learns of committed tokens are their hidden states."""
+
+    def forget(self, sample: PagedSample) -> None:
+        self._slots.drop(sample.key)
+
+    def _start(
+        self, samples: Sequence[PagedSample], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> list[_Turn]:
+        turns: list[_Turn] = []
+        for i, sample in enumerate(samples):
+            state = self._slots.get(sample)
+            limit = min(limits[i], MAX_NODES)
+            if state is not None and min(depths[i], limit) > 0 and len(turns) < len(self._scratch):
+                tree = HeadTree(sample, depths[i], limit, threshold)
+                turns.append(_Turn(i, sample, state, tree, self._scratch[len(turns)]))
+        return turns
+
+    def _first_level(self, turns: Sequence[_Turn]) -> None:
+        """Write the slots up to each sample's last token, from true features, and take the candidates after it."""
+        inputs = [
+            SequenceInput(list(turn.sample.tokens[turn.state.written :]), turn.state.written, list(turn.sample.pages))
+            for turn in turns
+        ]
+        features = [turn.state.take(turn.length - turn.state.written) for turn in turns]
+        found = self._head.committed(pack(inputs), self._cache, _joined(features), CANDIDATES)
+        for row, turn in enumerate(turns):
+            turn.tree.grow(found.tokens[row : row + 1], found.logprobs[row : row + 1], found.states[row : row + 1])
+            full, rest = divmod(turn.length, PAGE_SIZE)
+            if rest and turn.tree.depth > 1:
+                self._cache.copy_page(turn.sample.pages[full], turn.scratch[0])
+
+    def _next_level(self, turns: Sequence[_Turn]) -> None:
+        """Take the candidates after the nodes just asked; the K/V of those before are written again beside them."""
+        batch = pack([turn.tree.input(turn.length, turn.pages) for turn in turns])
+        found = self._head.drafted(batch, self._cache, stack([turn.tree for turn in turns]), CANDIDATES)
+        first = 0
+        for turn in turns:
+            rows = slice(first, first + turn.tree.num_new)
+            turn.tree.grow(found.tokens[rows], found.logprobs[rows], found.states[rows])
+            first = rows.stop
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))

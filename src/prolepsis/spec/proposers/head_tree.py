@@ -1,0 +1,122 @@
+"""A draft tree that a head grows level by level: the likeliest nodes of the last level are asked for their children.
+
+Confidence-guided as in EAGLE-2 (arXiv 2406.16858): a node's survival is the product of the head's probabilities on its
+path. At temperature 0 candidates are ranked by probability. Above, the target's sample is the argmax of scaled logits
+plus the sample's keyed noise, which the head knows too: candidates are ranked by that sum (ALGORITHMS 1.3), and a
+softmax over the sums stands for the chance that the target, whose logits differ a little, ranks them the same.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from prolepsis.models.batch import SequenceInput
+from prolepsis.sampling.noise import gumbel
+from prolepsis.spec.draft import ROOT, Draft, best_first
+from prolepsis.spec.proposer import SampleView
+
+CANDIDATES = 12
+"""Tokens asked of the head after each row."""
+CHILDREN = 4
+"""Nodes kept below one node at most."""
+WIDTH = 3
+"""Nodes of a level that are asked for children at most."""
+FLOOR = 0.02
+"""Nodes that survive less often are not kept."""
+_BUCKETS = 16
+_SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
+
+
+@dataclass(slots=True)
+class Node:
+    """A drafted token; `parent` is an index into the tree's nodes."""
+
+    token: int
+    parent: int
+    depth: int
+    alive: float
+    bucket: int
+    given: Tensor  # [hidden] float32: the head's state at its parent
+
+
+@dataclass(slots=True)
+class HeadTree:
+    """One sample's draft while it grows. `asked` are the nodes whose children are known or asked for, in order."""
+
+    sample: SampleView
+    depth: int
+    limit: int
+    threshold: float
+    """A level is drafted only below nodes that survive more often: what one costs, in tokens."""
+    nodes: list[Node] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    num_new: int = 0
+    """How many of `asked`, at the end, wait for their children."""
+    level: int = 0
+    """Depth of the deepest nodes asked."""
+
+    def ask(self) -> bool:
+        """Choose the nodes to ask for children next; False where the tree is done."""
+        self.level += 1
+        if self.level >= self.depth:
+            return False
+        last = [i for i, node in enumerate(self.nodes) if node.depth == self.level and node.alive > self.threshold]
+        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[:WIDTH])
+        self.asked += new
+        self.num_new = len(new)
+        return bool(new)
+
+    def input(self, cached: int, pages: list[int]) -> SequenceInput:
+        """Return all asked nodes as a pass over them behind `cached` slots, keeping the new ones."""
+        place = {node: i for i, node in enumerate(self.asked)} | {ROOT: ROOT}
+        tokens = [self.nodes[i].token for i in self.asked]
+        parents = [place[self.nodes[i].parent] for i in self.asked]
+        return SequenceInput(tokens, cached, pages, parents, keep_last=self.num_new)
+
+    def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor) -> None:
+        """Add what the head expects after the new nodes, or at first after the committed tokens (`Candidates`)."""
+        parents = self.asked[-self.num_new :] if self.asked else [ROOT]
+        for row, parent in enumerate(parents):
+            depth, alive = (0, 1.0) if parent == ROOT else (self.nodes[parent].depth, self.nodes[parent].alive)
+            for token, chance in self._rank(tokens[row], logprobs[row], depth)[:CHILDREN]:
+                if alive * chance >= FLOOR:
+                    bucket = self._bucket(chance)
+                    self.nodes.append(Node(token, parent, depth + 1, alive * chance, bucket, states[row]))
+
+    def draft(self, proposer: str) -> Draft | None:
+        """Return the likeliest `limit` nodes as a draft."""
+        order = sorted(range(len(self.nodes)), key=lambda i: -self.nodes[i].alive)[: self.limit]
+        if not order:
+            return None
+        place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
+        kept = [self.nodes[i] for i in order]
+        return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
+
+    def _rank(self, tokens: Tensor, logprobs: Tensor, depth: int) -> list[tuple[int, float]]:
+        """Return candidates with their chances, the likeliest first."""
+        params, sample = self.sample.params, self.sample
+        if params.greedy:
+            return list(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
+        scaled = (logprobs / params.temperature).double()
+        probabilities = scaled.softmax(0)
+        kept = probabilities.cumsum(0) - probabilities < params.top_p  # likeliest first, so the nucleus is in front
+        if params.top_k > 0:
+            kept[params.top_k :] = False
+        position = len(sample.tokens) - sample.num_prompt_tokens + depth
+        scores = (scaled + gumbel(sample.noise_key, position, tokens)).masked_fill(~kept, -math.inf)
+        chances, order = scores.softmax(0).sort(descending=True)
+        return list(zip(tokens[order].tolist(), chances.tolist(), strict=True))
+
+    def _bucket(self, chance: float) -> int:
+        """Return the calibration bucket of a node that follows its parent with `chance`: steps of its log-odds."""
+        odds = math.log(max(chance, 1e-6) / max(1.0 - chance, 1e-6))
+        step = min(_BUCKETS - 1, max(0, round(1.5 * odds) + _BUCKETS // 2))
+        return step if self.sample.params.greedy else _SAMPLED + step
+
+
+def stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
+    """Return the states from which the asked nodes of all trees start."""
+    return torch.stack([tree.nodes[i].given for tree in trees for i in tree.asked])
