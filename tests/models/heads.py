@@ -1,0 +1,26 @@
+"""Random draft heads for tiny targets."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolepsis.models.head_file import HeadConfig, HeadWeights, offsets, tensor_shapes
+from prolepsis.models.lean_shape import LeanShape
+
+DRAFT_VOCAB = 64
+
+
+def random_head(target: LeanShape, seed: int = 3, **flags: Any) -> tuple[HeadConfig, HeadWeights]:
+    """Return a random head for `target` on taps 0, 1 and 2; its draft tokens are spread over the vocabulary."""
+    shape = replace(target, layers=1, intermediate=96, qkv_bias=False, qk_norm=False)
+    config = HeadConfig(shape=shape, taps=(0, 1, 2), draft_vocab=DRAFT_VOCAB, **flags)
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor | None] = {"input_norm": None}
+    for name, size in tensor_shapes(config).items():
+        noise = torch.randn(size, generator=generator)
+        tensors[name] = (1.0 + 0.1 * noise if "norm" in name else 0.15 * noise).bfloat16()
+    chosen = torch.randperm(shape.vocab, generator=generator)[:DRAFT_VOCAB].sort().values
+    tensors["d2t"], tensors["t2d"] = offsets(chosen, shape.vocab)
+    return config, HeadWeights(**tensors)  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Draft heads: both forwards against a plain computation over the whole sequence, through pages, chains and trees."""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own convention
+from torch import Tensor
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.head_file import HeadConfig, HeadWeights
+from prolepsis.models.lean import LeanModel
+from prolepsis.models.lean_head import LeanHead
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.native import NativeModel
+from prolepsis.models.native_head import NativeHead
+from prolepsis.models.weights import open_checkpoint
+from tests.models.heads import random_head
+from tests.models.kernels import why_not
+from tests.models.tiny import save_tiny
+
+FLAGS: dict[str, dict[str, bool]] = {
+    "default": {},
+    "foreign": {"norm_before_fc": False, "norm_output": False},
+    "norm-before-residual": {"norm_before_residual": True},
+}
+FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+LENGTH = 45
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A head, its weights in float32, its target's embedding, and the head on a forward."""
+
+    config: HeadConfig
+    weights: HeadWeights
+    embedding: Tensor
+    head: NativeHead | LeanHead
+
+
+@cache
+def room(forward: str, flags: str) -> Room:
+    with TemporaryDirectory() as folder:
+        model = save_tiny(Path(folder), "llama", {"head_dim": 32})
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        model.save_pretrained(folder)
+        checkpoint = open_checkpoint(Path(folder), torch.float32)
+        shape = LeanShape.from_config(checkpoint.config)
+        config, weights = random_head(shape, **FLAGS[flags])
+        embedding = checkpoint.tensor("model.embed_tokens.weight")
+        head: NativeHead | LeanHead
+        if forward == "native":
+            head = NativeHead("head", config, weights, NativeModel(checkpoint, shape, "target", threads=2))
+        else:
+            head = LeanHead("head", config, weights, LeanModel(checkpoint, shape, "target", torch.device("cpu")))
+        wide = {f.name: getattr(weights, f.name) for f in fields(HeadWeights)}
+        exact = {k: t.float() if t is not None and t.is_floating_point() else t for k, t in wide.items()}
+        return Room(config, HeadWeights(**exact), embedding, head)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def plain(r: Room, tokens: list[int], g: Tensor) -> tuple[Tensor, Tensor]:
+    """The head's definition over a whole chain in float32: logits and states after every token; g [T, hidden]."""
+    c, w, shape = r.config, r.weights, r.config.shape
+    normed = norm(g, w.hidden_norm, shape.eps)
+    x = torch.cat([norm(r.embedding[tokens], w.embed_norm, shape.eps), normed], dim=1)
+    q, k, v = (F.linear(x, weight).view(len(tokens), -1, shape.head_dim) for weight in (w.q, w.k, w.v))
+    angles = torch.arange(len(tokens))[:, None] * torch.tensor(shape.inv_freq)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+
+    def rotated(y: Tensor) -> Tensor:
+        first, second = y.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    group = shape.heads // shape.kv_heads
+    scores = torch.einsum("qhd,khd->hqk", rotated(q), rotated(k).repeat_interleave(group, 1)) * shape.head_dim**-0.5
+    scores = scores.masked_fill(torch.ones(len(tokens), len(tokens)).triu(1).bool(), -torch.inf)
+    mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(group, 1)).flatten(1)
+    x = (normed if c.norm_before_residual else g) + F.linear(mixed, w.o)
+    n = norm(x, w.post_norm, shape.eps)
+    x = x + F.linear(F.silu(F.linear(n, w.gate)) * F.linear(n, w.up), w.down)
+    out = norm(x, w.norm, shape.eps)
+    return F.linear(out, w.lm_head), out if c.norm_output else x
+
+
+def start(r: Room, features: Tensor) -> Tensor:
+    """g of committed tokens."""
+    given = features.float()
+    if r.weights.input_norm is not None:
+        given = norm(given, r.weights.input_norm, r.config.shape.eps)
+    return F.linear(given, r.weights.fc)
+
+
+def inputs(seed: int, r: Room) -> tuple[list[int], Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(3, r.config.shape.vocab, (LENGTH,), generator=generator).tolist()
+    features = torch.randn(LENGTH, 3 * r.config.shape.hidden, generator=generator)
+    features[0] = 0.0  # slot 0 has no token before it
+    return tokens, features.bfloat16()
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    error = (found - expected).pow(2).mean().sqrt() / expected.std()
+    assert error < 0.04, f"relative error {error:.3f}"
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("flags", FLAGS)
+def test_committed_tokens_in_chunks(forward: str, flags: str) -> None:
+    r = room(forward, flags)
+    tokens, features = inputs(1, r)
+    expected, states = plain(r, tokens, start(r, features))
+    cache = r.head.make_cache(3)
+    found: list[tuple[Tensor, Tensor]] = []
+    for first, end in ((0, 20), (20, 21), (21, LENGTH)):
+        chunk = SequenceInput(tokens[first:end], first, [2, 0], keep_last=end - first)
+        found.append(r.head.logits(pack([chunk]), cache, features[first:end], None))
+    close(torch.cat([logits for logits, _ in found]), expected)
+    close(torch.cat([after for _, after in found]), states)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_drafted_tree_is_each_of_its_chains(forward: str, flags: str) -> None:
+    r = room(forward, flags)
+    tokens, features = inputs(2, r)
+    g = start(r, features)
+    _, states = plain(r, tokens, g)
+    cache = r.head.make_cache(4)
+    r.head.committed(pack([SequenceInput(tokens, 0, [1, 3])]), cache, features, 4)
+    drafted, parents = [5, 9, 11, 7], [-1, 0, -1, 2]  # two chains: 5 9 and 11 7
+    given = {-1: states[-1]}
+    expected: list[Tensor] = []
+    for node, parent in enumerate(parents):
+        path = [parent, node] if parent >= 0 else [node]
+        chain_g = torch.stack([given[parents[i]] for i in path])
+        logits, after = plain(r, [*tokens, *(drafted[i] for i in path)], torch.cat([g, chain_g]))
+        given[node] = after[-1]
+        expected.append(logits[-1])
+    batch = pack([SequenceInput(drafted, LENGTH, [1, 3], parents, keep_last=4)])
+    found = r.head.drafted(batch, cache, torch.stack([given[p] for p in parents]), 4)
+    logprobs = torch.stack(expected).log_softmax(-1)
+    draft_ids = {int(t): i for i, t in enumerate(r.weights.target_ids)}
+    at = torch.tensor([[draft_ids[int(t)] for t in row] for row in found.tokens])
+    assert (found.logprobs - logprobs.gather(1, at)).abs().max() < 0.1
+    assert (found.logprobs[:, 0] - logprobs.max(1).values).abs().max() < 0.1, "the likeliest comes first"
