@@ -45,6 +45,7 @@ class Sample:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
     matcher: Matcher | None = None
+    pages: list[int] = field(default_factory=list)
 
 
 def text(length: int, rng: random.Random) -> list[int]:

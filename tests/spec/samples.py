@@ -19,6 +19,7 @@ class FakeSample:
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
     matcher: Matcher | None = None
+    pages: list[int] = field(default_factory=list)
 
 
 def accepted(draft: Draft, truth: list[int]) -> list[int]:

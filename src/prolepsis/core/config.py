@@ -38,6 +38,9 @@ class EngineConfig(BaseModel):
         default=("grammar", "suffix", "prompt_lookup", "prediction"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model of the draft_model proposer")
+    draft_head: str = Field(
+        default="auto", description="draft head: auto (one trained for this model, if any), none, a name or a folder"
+    )
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
     )

@@ -22,8 +22,10 @@ from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.kv.plan import parse_bytes, plan_pages
+from prolepsis.models.draft_head import DraftHead, HeadInfo
+from prolepsis.models.heads import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import PAGE_SIZE, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo, TargetModel
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
@@ -32,6 +34,7 @@ from prolepsis.spec.features import FeatureConsumer
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.grammar import Grammar
+from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
@@ -49,6 +52,7 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
 """Proposers that need nothing but the configuration."""
 
 DRAFT_MODEL = "draft_model"
+DRAFT_HEAD = Head.name
 
 
 @runtime_checkable
@@ -70,7 +74,12 @@ def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -
     names = proposer_names(config)
     target = load_model(config)
     draft = load_model(config, config.draft_model) if DRAFT_MODEL in names else None
-    return assemble(config, target, draft, observer)
+    head = head_for(config.draft_head, target, config.model_dir) if names else None
+    if head is None and DRAFT_HEAD in names:
+        raise ConfigError(
+            f"proposers names {DRAFT_HEAD!r}, but none was trained for {config.model}", param="draft_head"
+        )
+    return assemble(config, target, draft, observer, head=head)
 
 
 def assemble(
@@ -78,28 +87,31 @@ def assemble(
     target: LoadedModel,
     draft: LoadedModel | None = None,
     observer: EngineObserver | None = None,
+    *,
+    head: DraftHead | None = None,
     consumers: Sequence[FeatureConsumer] = (),
 ) -> Engine:
-    """Return an engine around loaded models; `consumers` see the target's hidden states."""
+    """Return an engine around loaded models; `consumers` see the target's hidden states, as the head does."""
     model, info = target.model, target.model.info
     max_model_len = context_length(config, info.max_positions)
     exactness = exactness_of(model, config)
-    page_bytes = info.page_bytes + (draft.model.info.page_bytes if draft else 0)
+    page_bytes = info.page_bytes + sum(other.page_bytes for other in _beside(draft, head))
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
     cache = model.make_cache(num_pages)
     pool = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache)
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
+    heads = [Head(head, num_pages=num_pages, max_samples=config.max_requests)] if head else []
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
-    scheduler = Scheduler(limits, Paging(pool, cache.copy_page), target.tokenizer, grammars)
+    scheduler = Scheduler(limits, Paging(pool, _copier(cache, *heads)), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
-    proposers = make_proposers(config, target, draft, num_pages)
+    proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *heads]
     window = Window(_cost(config, target, speculates=bool(proposers)))
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
-    showing = Showing(consumers)
+    showing = Showing([*heads, *consumers])
     parts = EngineParts(
         info=EngineInfo(
             model=info.name,
@@ -123,13 +135,15 @@ def assemble(
 
 
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:
-    """Return the proposers to load; none where the ceiling is 0. Naming a draft model asks for its proposer.
+    """Return the proposers asked for; none where the ceiling is 0. Naming a draft model asks for its proposer.
+
+    The proposer of a draft head comes with the head, named here or not.
 
     Raises `ConfigError` for unknown names and for a draft model that is missing.
     """
     if config.num_speculative_tokens == 0:
         return ()
-    allowed = (*FREE_PROPOSERS, DRAFT_MODEL)
+    allowed = (*FREE_PROPOSERS, DRAFT_MODEL, DRAFT_HEAD)
     for name in config.proposers:
         if name not in allowed:
             raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(allowed)}", param="proposers")
@@ -142,15 +156,30 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
 def make_proposers(
     config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int
 ) -> Sequence[Proposer]:
-    """Return the configured proposers, free ones first where the configuration has them so."""
+    """Return the configured proposers but for the draft head's, free ones first where the configuration has them so."""
     proposers: list[Proposer] = []
     for name in proposer_names(config):
-        if name != DRAFT_MODEL:
+        if name in FREE_PROPOSERS:
             proposers.append(FREE_PROPOSERS[name](config))
-        else:
+        elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded where its proposer is asked for"
             proposers.append(DraftModel(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     return proposers
+
+
+def _beside(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
+    """Return what else has a page for each of the target's."""
+    return [*([draft.model.info] if draft else []), *([head.info] if head else [])]
+
+
+def _copier(*caches: KVCache | Head) -> Callable[[int, int], None]:
+    """Return what copies a page in all that have one of its number."""
+
+    def copy(source: int, target: int) -> None:
+        for cache in caches:
+            cache.copy_page(source, target)
+
+    return copy
 
 
 def context_length(config: EngineConfig, max_positions: int) -> int:

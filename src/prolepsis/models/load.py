@@ -30,6 +30,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     fingerprint: str
     """Of tokenizer, weights and forward, 16 hexadecimal digits."""
+    identity: str = ""
+    """Of tokenizer and weights, whatever forward runs them: what draft heads are trained for."""
     fallback: str | None = None
     """Why a slower forward than the best for this device runs the model, or None."""
 
@@ -49,9 +51,8 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     model, fallback = pick_forward(checkpoint, name, config, device)
     if fallback is not None:
         log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
-    parts = (tokenizer.fingerprint, weights_identity(path), model.info.forward)
-    fingerprint = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return LoadedModel(model, tokenizer, fingerprint, fallback)
+    parts = (tokenizer.fingerprint, weights_identity(path))
+    return LoadedModel(model, tokenizer, _short_hash(*parts, model.info.forward), _short_hash(*parts), fallback)
 
 
 def pick_device(asked: str) -> torch.device:
@@ -98,6 +99,10 @@ def weights_identity(path: Path) -> str:
             data.seek(max(0, size - EDGE))
             digest.update(data.read(EDGE))
     return digest.hexdigest()
+
+
+def _short_hash(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None) -> TargetModel:

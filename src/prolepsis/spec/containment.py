@@ -33,6 +33,7 @@ class ContainedProposer:
         self.num_failures = 0
         self.seconds = 0.0
         self._proposer = proposer
+        self._trees = proposer if isinstance(proposer, TreeProposer) else None
         self._vocab_size = vocab_size
         self._clock = clock
         self._failed_in_row = 0
@@ -85,8 +86,8 @@ class ContainedProposer:
 
     def _call(self, asked: Sequence[_Asked], threshold: float) -> Sequence[Draft | None]:
         samples, depths = [one.sample for one in asked], [one.depth for one in asked]
-        if isinstance(self._proposer, TreeProposer):
-            return self._proposer.propose_trees(samples, depths, [one.limit for one in asked], threshold)
+        if self._trees is not None:
+            return self._trees.propose_trees(samples, depths, [one.limit for one in asked], threshold)
         return self._proposer.propose(samples, depths)
 
     def _checked(self, draft: Draft | None, limit: int) -> Draft | None:

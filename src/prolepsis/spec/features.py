@@ -9,18 +9,11 @@ from torch import Tensor
 from prolepsis.spec.proposer import SampleView
 
 
-class PagedSample(SampleView, Protocol):
-    """A sample with the pages that hold its K/V."""
-
-    @property
-    def pages(self) -> Sequence[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Shown:
     """What a pass computed for one sample: tokens that stand, and the target's hidden states at them."""
 
-    sample: PagedSample
+    sample: SampleView
     start: int
     """Position of the first of `tokens` in the sample."""
     tokens: Sequence[int]

@@ -23,6 +23,10 @@ class SampleView(Protocol):
     def num_prompt_tokens(self) -> int: ...
 
     @property
+    def pages(self) -> Sequence[int]:
+        """Numbers of the pages that hold its K/V, for proposers whose own K/V follows them."""
+
+    @property
     def scope(self) -> str:
         """Tenant scope; nothing learnt in one scope may be proposed in another."""
 

@@ -14,7 +14,8 @@ from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.draft_head import DraftHead
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.features import PagedSample, Shown
+from prolepsis.spec.features import Shown
+from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from prolepsis.spec.proposers.head_tree import CANDIDATES, HeadTree, stack
 
@@ -28,7 +29,7 @@ class _Turn:
     """One sample in a call of `propose`."""
 
     index: int
-    sample: PagedSample
+    sample: SampleView
     state: HeadState
     tree: HeadTree
     scratch: list[int]
@@ -83,12 +84,12 @@ class Head:
         if inputs:
             self._head.committed(pack(inputs), self._cache, _joined(features), 1)
 
-    def propose(self, samples: Sequence[PagedSample], limits: Sequence[int]) -> list[Draft | None]:
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         """Return a chain or tree of at most `limits[i]` nodes for each sample whose hidden states are known."""
         return self.propose_trees(samples, limits, limits, 0.0)
 
     def propose_trees(
-        self, samples: Sequence[PagedSample], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
         """Return trees of at most `depths[i]` levels and `limits[i]` nodes (`spec.proposer.TreeProposer`)."""
         drafts: list[Draft | None] = [None] * len(samples)
@@ -101,14 +102,14 @@ class Head:
             drafts[turn.index] = turn.tree.draft(self.name)
         return drafts
 
-    def commit(self, sample: PagedSample, num_new: int) -> None:
+    def commit(self, sample: SampleView, num_new: int) -> None:
         """Nothing to do: what it learns of committed tokens are their hidden states."""
 
-    def forget(self, sample: PagedSample) -> None:
+    def forget(self, sample: SampleView) -> None:
         self._slots.drop(sample.key)
 
     def _start(
-        self, samples: Sequence[PagedSample], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[_Turn]:
         turns: list[_Turn] = []
         for i, sample in enumerate(samples):
