@@ -61,6 +61,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("weight_bytes", &Decoder::weight_bytes)
       .def("forward", &Decoder::forward, Release())
       .def("make_head", &Decoder::make_head)
+      .def("make_exit", &Decoder::make_exit)
       .def("set_fusion", &Decoder::set_fusion)
       .def("set_output", &Decoder::set_output)
       .def("draft", &Decoder::draft, Release());

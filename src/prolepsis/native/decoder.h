@@ -65,6 +65,21 @@ class Decoder {
     return head;
   }
 
+  // Returns the first `layers` layers with this target's final norm and the first `vocab` rows of its output: a decoder of its own on
+  // the same weights and threads, for the same cache (early exit, LayerSkip, arXiv 2404.16710).
+  std::unique_ptr<Decoder> make_exit(int64_t layers, int64_t vocab) const {
+    TORCH_CHECK(!fusion_ && 0 < layers && layers <= (int64_t)layers_.size(), "an exit after ", layers, " layers; allowed: 1 to ", layers_.size());
+    TORCH_CHECK(0 < vocab && vocab <= shape_.vocab && vocab % kTask == 0, "an exit has a multiple of ", kTask, " tokens; given ", vocab);
+    Shape shape = shape_;
+    shape.vocab = vocab;
+    std::unique_ptr<Decoder> early(new Decoder(shape, cosine_, sine_, team_));
+    early->layers_.assign(layers_.begin(), layers_.begin() + layers);
+    early->embedding_ = embedding_;
+    early->head_ = head_.narrow(0, 0, vocab / 16);
+    early->norm_ = norm_;
+    return early;
+  }
+
   void set_fusion(Tensor fc, Tensor embedding_norm, Tensor state_norm, std::optional<Tensor> features_norm, bool norm_before_residual,
                   bool norm_output) {
     TORCH_CHECK(fusion_, "only a draft head fuses");
