@@ -62,20 +62,24 @@ class LeanModel:
     def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
+        entering = self.hidden_states(batch, cache, len(self.layers))
+        x = entering[-1]
+        features = torch.cat([entering[i] for i in taps], dim=1) if taps else x[:, :0]
+        return self.logits(x[batch.logit_rows.to(self.device)]), features.to(torch.bfloat16)
+
+    def hidden_states(self, batch: Batch, cache: PlainCache, num_layers: int) -> list[Tensor]:  # of [T, hidden]
+        """Write the K/V of the first `num_layers` layers; return what enters each of them and what leaves the last."""
         plan = plan_attention(batch, self.device)
         rotary = self.rotary(batch.positions.to(self.device))
-        x = self.ends.embedding[batch.token_ids.to(self.device)]
         before, after = self.dense(batch.num_tokens)
-        entering: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
-            entering.append(x)
+        entering = [self.ends.embedding[batch.token_ids.to(self.device)]]
+        for i, layer in enumerate(self.layers[:num_layers]):
+            x = entering[-1]
             q, k, v = before(x, layer, rotary, self.shape)
             cache.write(i, plan.slots, k, v)
             mixed = paged_attention(q, cache, i, plan, self.scoring)
-            x = after(x, mixed, layer, self.shape)
-        entering.append(x)
-        features = torch.cat([entering[i] for i in taps], dim=1) if taps else x[:, :0]
-        return self.logits(x[batch.logit_rows.to(self.device)]), features.to(torch.bfloat16)
+            entering.append(after(x, mixed, layer, self.shape))
+        return entering
 
     def dense(self, num_tokens: int) -> "Dense":
         """Return what runs a layer before and after attention for `num_tokens` rows."""
@@ -85,9 +89,10 @@ class LeanModel:
         angles = positions[:, None].float() * self._inv_freq
         return torch.stack([angles.cos(), angles.sin()])[:, :, None] * self.shape.attention_scaling
 
-    def logits(self, x: Tensor) -> Tensor:  # [L, vocab] float32
+    def logits(self, x: Tensor, vocab_size: int | None = None) -> Tensor:  # [L, vocab] float32
+        """Return the logits of hidden states [L, hidden], of the first `vocab_size` tokens (None: all)."""
         head = self.ends.embedding if self.ends.head is None else self.ends.head
-        return F.linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head).float()
+        return F.linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head[:vocab_size]).float()
 
 
 def before_attention(x: Tensor, layer: LeanLayer, rotary: Tensor, shape: LeanShape) -> tuple[Tensor, Tensor, Tensor]:
