@@ -180,7 +180,7 @@ def test_percentile_and_spread_of_nothing() -> None:
 def _run(name: str, repeat: int, seconds: float, *, concurrency: int = 1, wall_s: float = 1.0, token: int = 1) -> Run:
     outcomes = [
         Outcome("p1", "code", (token,) * 10, seconds, 0.1, 0.01, seconds - 0.01, 5),
-        Outcome("p2", "chat", (2,) * 30, 3 * seconds, 0.2, 0.02, seconds - 0.02, 10),
+        Outcome("p2", "chat", tuple(range(30)), 3 * seconds, 0.2, 0.02, seconds - 0.02, 10),
     ]
     return Run(name, concurrency, repeat, wall_s, outcomes=outcomes)
 
@@ -207,7 +207,7 @@ def test_figures_of_a_category_see_its_prompts_only() -> None:
 
 def test_throughput_of_many_at_once_is_over_wall_time() -> None:
     run = _run("plain", 0, 2.0, concurrency=4, wall_s=5.0)
-    assert rate(run, "all") == 8.0
+    assert rate(run, run.outcomes) == 8.0
     level = Figures([run]).level("plain", 4)
     assert level["throughput"]["median"] == 8.0
     assert level["p50_ms"]["median"] == 4000.0

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from prolepsis.cli.bench.command import Job, run_bench
-from prolepsis.cli.bench.measure import Schedule
+from prolepsis.cli.bench.figures import NOT_LOOPING, Figures
+from prolepsis.cli.bench.measure import Outcome, Run, Schedule
 from prolepsis.cli.bench.peers import PeerSpec
 from prolepsis.cli.bench.provenance import commit, provenance
 from prolepsis.cli.bench.report import base_of
@@ -173,3 +174,17 @@ def test_bad_input_is_one_line_and_exit_status_2_before_any_model_is_loaded(
     result = CliRunner().invoke(app, ["bench", "--prompts", str(prompts), *arguments])
     assert result.exit_code == BAD_INPUT
     assert said in " ".join(result.stderr.split())
+
+
+def test_prompts_whose_plain_output_loops_are_reported_apart() -> None:
+    def run(contender: str, seconds: tuple[float, float]) -> Run:
+        texts = {"straight": tuple(range(60)), "loop": (1, 2, 3) * 20}
+        outcomes = [
+            Outcome(name, "chat", tokens, took) for (name, tokens), took in zip(texts.items(), seconds, strict=True)
+        ]
+        return Run(contender, 1, 0, wall_s=sum(seconds), outcomes=outcomes)
+
+    figures = Figures([run("plain", (2.0, 2.0)), run("auto", (1.0, 0.25))])
+    assert figures.looping == {"loop"}
+    assert figures.ratio("auto", "plain", 1, NOT_LOOPING)["median"] == pytest.approx(2.0)
+    assert figures.ratio("auto", "plain", 1, "all")["median"] == pytest.approx(3.2)

@@ -182,7 +182,9 @@ def _exported(settings: Settings) -> Path:
 
 
 def _proposers(config: EngineConfig) -> tuple[str, ...]:
-    return (*config.proposers, *(("draft_model",) if config.draft_model else ()))
+    """Return the proposers that the engine may have; only once it is loaded is it known whether a head fits it."""
+    others = (("draft_model", config.draft_model is not None), ("draft_head", config.draft_head != "none"))
+    return tuple(dict.fromkeys((*config.proposers, *(name for name, there in others if there))))
 
 
 def _levels(text: str) -> tuple[int, ...]:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from prolepsis.cli.bench.arms import PLAIN
 from prolepsis.cli.bench.measure import Outcome, Run
+from prolepsis.train.loops import loop_end
 
 ALL = "all"
+NOT_LOOPING = "not looping"
+"""Prompts whose plain output does not end in a loop: loops flatter proposers that copy."""
 Figure = dict[str, object]
 """Median, min and max, and what they were taken from."""
 
@@ -42,17 +45,19 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 class Figures:
-    """Reads the runs of a measurement; categories are those of the prompts, and 'all'."""
+    """Reads the runs of a measurement by category: the prompts' own, all, and where some loop those that do not."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         self.names = list(dict.fromkeys(run.contender for run in runs))
-        self.categories = [ALL, *dict.fromkeys(o.category for run in runs for o in run.outcomes)]
+        self.looping = _looping(runs)
+        named = dict.fromkeys(o.category for run in runs for o in run.outcomes)
+        self.categories = [ALL, *named, *([NOT_LOOPING] if self.looping else [])]
         self.levels = sorted({run.concurrency for run in runs})
 
     def arm(self, name: str, category: str) -> dict[str, Figure]:
         """Return the figures of one contender at concurrency 1 over the prompts of `category`."""
-        outcomes = [o for run in self._of(name, 1) for o in _within(run, category)]
+        outcomes = [o for run in self._of(name, 1) for o in self._within(run, category)]
         return {
             "tokens_per_s": self._rates(name, 1, category),
             "speedup": self.ratio(name, PLAIN, 1, category),
@@ -79,7 +84,7 @@ class Figures:
 
     def ratio(self, name: str, base: str, concurrency: int, category: str) -> Figure:
         """Return the rate of `name` over that of `base`, within each repeat."""
-        rates, bases = ({r.repeat: rate(r, category) for r in self._of(n, concurrency)} for n in (name, base))
+        rates, bases = ({r.repeat: self._rate(r, category) for r in self._of(n, concurrency)} for n in (name, base))
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
         return {**spread(values).as_figure(), "repeats": values}
 
@@ -110,28 +115,37 @@ class Figures:
         return [run for run in self.runs if run.contender == name and run.concurrency == concurrency]
 
     def _rates(self, name: str, concurrency: int, category: str) -> Figure:
-        values = [rate(run, category) for run in self._of(name, concurrency)]
+        values = [self._rate(run, category) for run in self._of(name, concurrency)]
         return {**spread(values).as_figure(), "repeats": values}
 
     def _acceptance(self, name: str, category: str) -> Figure:
         values = []
         for run in self._of(name, 1):
-            counted = [o for o in _within(run, category) if o.num_steps]
+            counted = [o for o in self._within(run, category) if o.num_steps]
             steps = sum(o.num_steps or 0 for o in counted)
             if steps:
                 values.append(sum(len(o.token_ids) for o in counted) / steps)
         return spread(values).as_figure()
 
+    def _rate(self, run: Run, category: str) -> float:
+        return rate(run, self._within(run, category))
 
-def rate(run: Run, category: str) -> float:
+    def _within(self, run: Run, category: str) -> list[Outcome]:
+        if category == NOT_LOOPING:
+            return [o for o in run.outcomes if o.prompt_id not in self.looping]
+        return [o for o in run.outcomes if category in (ALL, o.category)]
+
+
+def rate(run: Run, outcomes: Sequence[Outcome]) -> float:
     """Return output tokens per second: over the sum of latencies for one at a time, over wall time above that."""
-    outcomes = _within(run, category)
     seconds = sum(o.seconds for o in outcomes) if run.concurrency == 1 else run.wall_s
     return sum(len(o.token_ids) for o in outcomes) / seconds if seconds > 0 else 0.0
 
 
-def _within(run: Run, category: str) -> list[Outcome]:
-    return [o for o in run.outcomes if category in (ALL, o.category)]
+def _looping(runs: Sequence[Run]) -> frozenset[str]:
+    """Return the prompts whose plain output ends in a loop, in the first plain run."""
+    plain = next((run for run in runs if run.contender == PLAIN), None)
+    return frozenset(o.prompt_id for o in plain.outcomes if loop_end(o.token_ids) is not None) if plain else frozenset()
 
 
 def _times(outcomes: Sequence[Outcome], seconds: Callable[[Outcome], float | None]) -> Figure:

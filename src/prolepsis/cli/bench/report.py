@@ -1,6 +1,6 @@
 """The JSON document of a measurement."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from prolepsis.cli.bench.arms import PLAIN
@@ -38,7 +38,7 @@ def document(
     figures = Figures(done.runs)
     return {
         "provenance": dict(provenance),
-        "settings": _settings(setting, info),
+        "settings": _settings(setting, info, figures.looping),
         "arms": _arms(figures) if 1 in figures.levels else {},
         "concurrency": {str(level): {"arms": _level(figures, level)} for level in figures.levels},
         "against": {str(level): _against(figures, setting.arms, level) for level in figures.levels},
@@ -56,13 +56,14 @@ def base_of(name: str, names: Sequence[str]) -> str | None:
     return base if base in names else None
 
 
-def _settings(setting: Setting, info: EngineInfo) -> dict[str, object]:
+def _settings(setting: Setting, info: EngineInfo, looping: Iterable[str]) -> dict[str, object]:
     counts: dict[str, int] = {}
     for prompt in setting.prompts:
         counts[prompt.category] = counts.get(prompt.category, 0) + 1
     return {
         "prompts": setting.prompts_file,
         "num_prompts": counts,
+        "looping": sorted(looping),
         "max_tokens": setting.params.max_tokens,
         "temperature": setting.params.temperature,
         "concurrency": list(setting.schedule.concurrency),

@@ -1,0 +1,1 @@
+"""Training of draft heads from the target's own text."""
