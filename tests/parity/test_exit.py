@@ -40,7 +40,7 @@ class Pair:
 @cache
 def pair(forward: str) -> Pair:
     with TemporaryDirectory() as folder:
-        changes = {"head_dim": 32, "num_hidden_layers": LAYERS, "vocab_size": 167, "tie_word_embeddings": True}
+        changes: dict[str, object] = {"head_dim": 32, "num_hidden_layers": LAYERS, "vocab_size": 167, "tie_word_embeddings": True}
         model = save_tiny(Path(folder), "llama", changes)
         for parameter in model.parameters():  # both start from weights that bf16 holds exactly
             parameter.data = parameter.data.bfloat16().float()

@@ -16,8 +16,9 @@ from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.features import Shown
 from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
-from prolepsis.spec.proposers.head_tree import CANDIDATES, HeadTree, stack
+from prolepsis.spec.proposers.head_tree import HeadTree, stack
 
 MAX_NODES = 24
 """Nodes of a draft at most."""

@@ -1,12 +1,9 @@
 """A draft tree that a head grows level by level: the likeliest nodes of the last level are asked for their children.
 
 Confidence-guided as in EAGLE-2 (arXiv 2406.16858): a node's survival is the product of the head's probabilities on its
-path. At temperature 0 candidates are ranked by probability. Above, the target's sample is the argmax of scaled logits
-plus the sample's keyed noise, which the head knows too: candidates are ranked by that sum (ALGORITHMS 1.3), and a
-softmax over the sums stands for the chance that the target, whose logits differ a little, ranks them the same.
+path.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,20 +11,16 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.batch import SequenceInput
-from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.candidates import confidence_bucket, rank
 
-CANDIDATES = 12
-"""Tokens asked of the head after each row."""
 CHILDREN = 4
 """Nodes kept below one node at most."""
 WIDTH = 3
 """Nodes of a level that are asked for children at most."""
 FLOOR = 0.02
 """Nodes that survive less often are not kept."""
-_BUCKETS = 16
-_SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
 
 
 @dataclass(slots=True)
@@ -81,9 +74,9 @@ class HeadTree:
         parents = self.asked[-self.num_new :] if self.asked else [ROOT]
         for row, parent in enumerate(parents):
             depth, alive = (0, 1.0) if parent == ROOT else (self.nodes[parent].depth, self.nodes[parent].alive)
-            for token, chance in self._rank(tokens[row], logprobs[row], depth)[:CHILDREN]:
+            for token, chance in rank(self.sample, depth, tokens[row], logprobs[row])[:CHILDREN]:
                 if alive * chance >= FLOOR:
-                    bucket = self._bucket(chance)
+                    bucket = confidence_bucket(self.sample, chance)
                     self.nodes.append(Node(token, parent, depth + 1, alive * chance, bucket, states[row]))
 
     def draft(self, proposer: str) -> Draft | None:
@@ -94,27 +87,6 @@ class HeadTree:
         place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         kept = [self.nodes[i] for i in order]
         return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
-
-    def _rank(self, tokens: Tensor, logprobs: Tensor, depth: int) -> list[tuple[int, float]]:
-        """Return candidates with their chances, the likeliest first."""
-        params, sample = self.sample.params, self.sample
-        if params.greedy:
-            return list(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
-        scaled = (logprobs / params.temperature).double()
-        probabilities = scaled.softmax(0)
-        kept = probabilities.cumsum(0) - probabilities < params.top_p  # likeliest first, so the nucleus is in front
-        if params.top_k > 0:
-            kept[params.top_k :] = False
-        position = len(sample.tokens) - sample.num_prompt_tokens + depth
-        scores = (scaled + gumbel(sample.noise_key, position, tokens)).masked_fill(~kept, -math.inf)
-        chances, order = scores.softmax(0).sort(descending=True)
-        return list(zip(tokens[order].tolist(), chances.tolist(), strict=True))
-
-    def _bucket(self, chance: float) -> int:
-        """Return the calibration bucket of a node that follows its parent with `chance`: steps of its log-odds."""
-        odds = math.log(max(chance, 1e-6) / max(1.0 - chance, 1e-6))
-        step = min(_BUCKETS - 1, max(0, round(1.5 * odds) + _BUCKETS // 2))
-        return step if self.sample.params.greedy else _SAMPLED + step
 
 
 def stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32

@@ -1,0 +1,46 @@
+"""How the candidates of a model that drafts are ranked for a sample, and what its confidence is calibrated by.
+
+At temperature 0 candidates are ranked by probability. Above, the target's sample is the argmax of scaled logits plus
+the sample's keyed noise, which the drafter knows too: candidates are ranked by that sum (ALGORITHMS 1.3), and a softmax
+over the sums stands for the chance that the target, whose logits differ a little, ranks them the same.
+"""
+
+import math
+
+from torch import Tensor
+
+from prolepsis.sampling.noise import gumbel
+from prolepsis.spec.proposer import SampleView
+
+CANDIDATES = 12
+"""Tokens asked of a drafter after each row."""
+_BUCKETS = 16
+_SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
+
+
+def rank(
+    sample: SampleView,
+    depth: int,  # drafted tokens between the sample's last token and these
+    tokens: Tensor,  # [k] int64, likeliest first
+    logprobs: Tensor,  # [k] float32
+) -> list[tuple[int, float]]:
+    """Return the candidates with their chances, the likeliest to be the sample's first."""
+    params = sample.params
+    if params.greedy:
+        return list(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
+    scaled = (logprobs / params.temperature).double()
+    probabilities = scaled.softmax(0)
+    kept = probabilities.cumsum(0) - probabilities < params.top_p  # likeliest first, so the nucleus is in front
+    if params.top_k > 0:
+        kept[params.top_k :] = False
+    position = len(sample.tokens) - sample.num_prompt_tokens + depth
+    scores = (scaled + gumbel(sample.noise_key, position, tokens)).masked_fill(~kept, -math.inf)
+    chances, order = scores.softmax(0).sort(descending=True)
+    return list(zip(tokens[order].tolist(), chances.tolist(), strict=True))
+
+
+def confidence_bucket(sample: SampleView, chance: float) -> int:
+    """Return the calibration bucket of a node that follows its parent with `chance`: steps of its log-odds."""
+    odds = math.log(max(chance, 1e-6) / max(1.0 - chance, 1e-6))
+    step = min(_BUCKETS - 1, max(0, round(1.5 * odds) + _BUCKETS // 2))
+    return step if sample.params.greedy else _SAMPLED + step

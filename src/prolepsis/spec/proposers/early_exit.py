@@ -1,0 +1,108 @@
+"""The target's own first layers as proposer (LayerSkip, arXiv 2404.16710): drafts chains, all samples at once.
+
+The target's cache holds the K/V of every token but the last committed one, of the first layers to the bit, so there is
+nothing to catch up on, nothing to keep, and preempted, forked and prefix-cached samples are like any other. What
+drafting writes goes to pages behind those of the pool, with a copy of the sample's last page in front: no slot that the
+target reads is ever written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.early_exit import EarlyExit
+from prolepsis.models.protocol import PAGE_SIZE, KVCache
+from prolepsis.spec.draft import ROOT, Draft, best_first
+from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank
+
+MAX_DEPTH = 16
+"""Nodes of a draft at most."""
+SCRATCH_PAGES = -(-(PAGE_SIZE - 1 + MAX_DEPTH) // PAGE_SIZE)
+"""Pages of one sample's drafting: it may begin at the end of one."""
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One sample while its draft grows."""
+
+    index: int
+    sample: SampleView
+    limit: int
+    pages: list[int]
+    """Its full pages, then scratch."""
+    nodes: list[tuple[int, int, float, int]] = field(default_factory=list)
+    """Token, parent, survival and bucket, as `spec.draft.best_first` takes them."""
+
+    @property
+    def survival(self) -> float:
+        return self.nodes[-1][2] if self.nodes else 1.0
+
+    @property
+    def input(self) -> SequenceInput:
+        """The last token, whose K/V the next level writes."""
+        token = self.nodes[-1][0] if self.nodes else self.sample.tokens[-1]
+        return SequenceInput([token], len(self.sample.tokens) - 1 + len(self.nodes), self.pages)
+
+    def grow(self, token: int, chance: float) -> None:
+        parent = len(self.nodes) - 1 if self.nodes else ROOT
+        bucket = confidence_bucket(self.sample, chance)
+        self.nodes.append((token, parent, self.survival * chance, bucket))
+
+
+class EarlyExitProposer:
+    """Proposes chains of an early exit over the target's `cache`, whose pages from `first_page` on are its own.
+
+    There it has `SCRATCH_PAGES` for each of `max_samples`; of more samples in a call the last get no draft.
+    """
+
+    name = "early_exit"
+    free = False
+
+    def __init__(self, early: EarlyExit, cache: KVCache, *, first_page: int, max_samples: int) -> None:
+        end = first_page + SCRATCH_PAGES * max_samples
+        assert cache.num_pages >= end, f"a cache of {cache.num_pages} pages; needed: {end}"
+        self._exit = early
+        self._cache = cache
+        self._scratch = [list(range(first, first + SCRATCH_PAGES)) for first in range(first_page, end, SCRATCH_PAGES)]
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        """Return a chain of `limits[i]` nodes, `MAX_DEPTH` at most, for each sample."""
+        return self.propose_trees(samples, limits, limits, 0.0)
+
+    def propose_trees(
+        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> list[Draft | None]:
+        """Return chains that end where they survive with `threshold` or less (`spec.proposer.TreeProposer`)."""
+        chains = self._start(samples, [min(pair) for pair in zip(depths, limits, strict=True)])
+        growing: Sequence[_Chain] = chains
+        while growing := [c for c in growing if len(c.nodes) < c.limit and c.survival > threshold]:
+            self._next_level(growing)
+        drafts: list[Draft | None] = [None] * len(samples)
+        for c in chains:
+            drafts[c.index] = best_first(c.nodes, self.name) if c.nodes else None
+        return drafts
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        """Nothing to do: the pass that verified the tokens wrote all there is to know."""
+
+    def forget(self, sample: SampleView) -> None:
+        """Nothing to do: nothing is kept."""
+
+    def _start(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[_Chain]:
+        """Return a chain for each sample that has scratch, with the slots of its last page copied."""
+        chains: list[_Chain] = []
+        for i, (sample, limit) in enumerate(zip(samples, limits, strict=True)):
+            full, rest = divmod(len(sample.tokens) - 1, PAGE_SIZE)  # all but the last token are computed
+            if limit > 0 and len(chains) < len(self._scratch):
+                scratch = self._scratch[len(chains)]
+                if rest:
+                    self._cache.copy_page(sample.pages[full], scratch[0])
+                chains.append(_Chain(i, sample, min(limit, MAX_DEPTH), [*sample.pages[:full], *scratch]))
+        return chains
+
+    def _next_level(self, chains: Sequence[_Chain]) -> None:
+        """Add a token to each chain."""
+        tokens, logprobs = self._exit.likeliest(pack([c.input for c in chains]), self._cache, CANDIDATES)
+        for row, c in enumerate(chains):
+            c.grow(*rank(c.sample, len(c.nodes), tokens[row], logprobs[row])[0])
