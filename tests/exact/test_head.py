@@ -172,3 +172,25 @@ def test_any_head_beside_any_neighbours_changes_nothing(kind: str, memory: str) 
         assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
         assert texts["three", 0] == plain("sampled")[0]
         assert len({tuple(texts["three", i]) for i in range(3)}) == 3
+
+
+def test_a_head_that_fails_now_and_then_costs_drafts_only() -> None:
+    text = plain("greedy")[0]
+
+    class Faulty(Oracle):
+        """Raises in every fifth pass; what it is shown afterwards may have gaps."""
+
+        num_passes = 0
+
+        def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
+            self.num_passes += 1
+            if self.num_passes % 5 == 0:
+                raise RuntimeError("a pass of the head failed")
+            return self._after(batch, count)
+
+    head = Faulty([(*PROMPT, *text)])
+    engine = with_head(head)
+    events = serve(engine, ask("greedy"), plan=SpecPlan(fixed_depth=3))
+    assert outputs(events)["greedy", 0] == text
+    assert head.num_passes >= 5
+    assert engine.speculation.proposers.failures["draft_head"] > 0

@@ -2,18 +2,25 @@
 
 from collections.abc import Sequence
 
+import structlog
 from torch import Tensor
 
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.features import FeatureConsumer, Shown
 
+log = structlog.get_logger(__name__)
+
 
 class Showing:
-    """Cuts features [tokens, all taps * hidden] into what each consumer asked for, row by row."""
+    """Cuts features [tokens, all taps * hidden] into what each consumer asked for, row by row.
+
+    A consumer that raises costs drafts, never a request: it is logged and counted.
+    """
 
     def __init__(self, consumers: Sequence[FeatureConsumer] = ()) -> None:
         self.consumers = tuple(consumers)
         self.taps = tuple(tap for consumer in consumers for tap in consumer.taps)
+        self.num_failures = 0
 
     def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
         """Show what the step computed; to be called before it is committed."""
@@ -23,7 +30,11 @@ class Showing:
         left = 0
         for consumer in self.consumers:
             right = left + len(consumer.taps) * hidden
-            consumer.take(_shown(rows, verdicts, features[:, left:right]))
+            try:
+                consumer.take(_shown(rows, verdicts, features[:, left:right]))
+            except Exception:  # contained: see above
+                self.num_failures += 1
+                log.exception("features_not_taken", consumer=type(consumer).__name__)
             left = right
 
 
