@@ -150,7 +150,7 @@ def _walk(row: Row, logits: Sequence[Sequence[float]]) -> Verdict:
         children = [i for i, p in enumerate(draft.parents) if p == node] if draft else []
         node = next((i for i in children if draft and draft.tokens[i] == token), -2)
         if node < 0 or token in sample.end_ids:
-            return Verdict(tuple(tokens), tuple(path), len(path) + (node >= 0))
+            return Verdict(tuple(tokens), tuple(path))
         path.append(node)
 
 

@@ -57,7 +57,7 @@ PLAIN = {name: serve(room(), SpecPlan(), ask(name))["r", 0] for name in PARAMS}
 PLAIN_TEXT = tuple(PLAIN["greedy"])
 
 
-def oracle(kind: str) -> Scripted:
+def oracle(kind: str, *, free: bool = True) -> Scripted:
     """Propose, knowing the plain output of each parameter set: right, wrong from the third token on, or in branches."""
 
     def script(sample: SampleView, limit: int) -> Draft | None:
@@ -66,7 +66,7 @@ def oracle(kind: str) -> Scripted:
         right = PLAIN[name][done : done + limit]
         return flawed(kind, right, limit)
 
-    return Scripted(script)
+    return Scripted(script, free=free)
 
 
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
@@ -109,6 +109,20 @@ def test_right_drafts_are_accepted() -> None:
     (end,) = terminals(drain(engine)).values()
     assert end.stats.num_accepted >= 30
     assert end.stats.num_steps <= 18
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong", "tree"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_merged_drafts(name: str, kind: str) -> None:
+    proposers: list[Proposer] = [oracle(kind, free=False), PromptLookup(min_match=1), Suffix()]
+    engine = build(room(proposers=proposers))
+    submit(engine, ask(name), ask("sampled", "other", [4] * 20))
+    events = drain(engine)
+    assert outputs(events)["r", 0] == PLAIN[name]
+    counts = engine.speculation.proposers.counts
+    of_requests = [end.stats for end in terminals(events).values()]
+    assert sum(c.num_accepted for c in counts.values()) == sum(stats.num_accepted for stats in of_requests)
+    assert sum(c.num_drafts for c in counts.values()) == sum(stats.num_drafts for stats in of_requests)
 
 
 @pytest.mark.parametrize("depth", [None, 0, 5])

@@ -20,6 +20,8 @@ NONSENSE = {
     "twins": Draft((1, 1), (-1, -1), "scripted"),
     "survival is no probability": chain((1,), "scripted", survival=(float("nan"),)),
     "signed by another": chain((1,), "suffix"),
+    "a node signed by another": Draft((1,), (-1,), "scripted", sources=("suffix",)),
+    "sources missing": Draft((1, 2), (-1, 0), "scripted", sources=("scripted",)),
     "no draft at all": "hello",
 }
 

@@ -36,7 +36,7 @@ def _step(proposers: ProposerSet, sample: FakeSample, truth: list[int], plan: Sp
     num_accepted = len(accepted(draft, truth)) if draft else 0
     sample.tokens += truth[: num_accepted + 1]
     if draft:
-        proposers.observe(sample, draft, num_accepted)
+        proposers.observe(draft, accepted(draft, truth))
     proposers.commit(sample, num_accepted + 1)
     return draft
 
@@ -182,3 +182,54 @@ def test_a_forced_sample_has_its_draft_verified_at_any_price() -> None:
     assert forced is not None
     assert forced.tokens == (1, 2, 3)
     assert proposers.declined == [True, False]
+
+
+def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> None:
+    """The target follows now the one, now the other: together they are right in every step."""
+    free = Scripted(_always((1, 1), "free"), "free")
+    slow = Scripted(_always((2, 2), "slow"), "slow", free=False)
+    proposers, sample = _set(slow, free, ms_per_row=0.01), FakeSample([0])
+    drafts = [_step(proposers, sample, [1, 1, 3] if i % 2 else [2, 2, 3]) for i in range(60)]
+    assert all(draft is not None and len(accepted(draft, [1, 1])) == 2 for draft in drafts[-20:])
+    assert all(draft is not None and len(accepted(draft, [2, 2])) == 2 for draft in drafts[-20:])
+    counts = proposers.counts
+    assert counts["free"].num_accepted > 50
+    assert counts["slow"].num_accepted > 50
+    assert counts.keys() == {"free", "slow"}
+    assert sum(c.num_drafts for c in counts.values()) == len([d for d in drafts if d])
+
+
+def test_each_part_of_a_merged_draft_is_judged_by_itself() -> None:
+    acceptance = AcceptanceEstimator()
+    free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2,), "slow"), "slow", free=False)
+    proposers = ProposerSet([free, slow], Window(flat_cost(10.0, 0.01)), acceptance, VOCAB)
+    sample = FakeSample([0])
+    for _ in range(30):
+        _step(proposers, sample, [1, 1, 3])
+    assert acceptance.trials("free", 0, 0)[0] == acceptance.trials("free", 0, 0)[1] > 20
+    hits, trials = acceptance.trials("slow", 0, 0)
+    assert hits == 0.0
+    assert trials > 0.0
+
+
+def test_at_a_fixed_depth_nothing_is_merged() -> None:
+    free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2, 2), "slow"), "slow", free=False)
+    draft = _set(free, slow).propose([FakeSample([0])], [16], SpecPlan(fixed_depth=2))[0]
+    assert draft is not None
+    assert not draft.sources
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(0, 4))
+def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[int], wrong: int) -> None:
+    def script(sample: SampleView, limit: int) -> Draft | None:
+        after = truth[len(sample.tokens) : len(sample.tokens) + limit]
+        return chain((*after[:-1], wrong), "slow") if after else None
+
+    proposers = _set(Suffix(1 << 16), Scripted(script, "slow", free=False))
+    sample = FakeSample([truth[0]], num_prompt_tokens=1)
+    while len(sample.tokens) < len(truth):
+        draft = _step(proposers, sample, truth[len(sample.tokens) :])
+        assert draft is None or draft.fault(VOCAB, 16) is None
+    assert sample.tokens == truth
+    assert sum(proposers.failures.values()) == 0

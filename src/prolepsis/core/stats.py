@@ -1,6 +1,8 @@
 """Raw counts of one request; ratios are derived late, by whoever shows them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 Mode = Literal["on", "off", "shadow"]
@@ -31,23 +33,38 @@ class EffectiveMode:
 
 @dataclass(slots=True)
 class ProposerCounts:
-    """Counts of one proposer; `per_position[j]` holds [drafted, accepted] of draft position j."""
+    """Counts of one proposer; `per_position[j]` holds [drafted, accepted] of draft position j.
+
+    A position of a merged draft counts for one proposer: who brought the accepted token there, else the likeliest one.
+    """
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted: int = 0
     per_position: list[list[int]] = field(default_factory=list)
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted."""
-        self.num_drafts += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted += accepted
+    def record(self, drafted: int, accepted: int, first: int = 0) -> None:
+        """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted.
+
+        Of a merged draft only the positions from `first` on; the draft itself counts with its position 0.
+        """
+        self.num_drafts += first == 0
+        self.num_draft_tokens += drafted - first
+        self.num_accepted += max(0, accepted - first)
         while len(self.per_position) < drafted:
             self.per_position.append([0, 0])
-        for j in range(drafted):
+        for j in range(first, drafted):
             self.per_position[j][0] += 1
             self.per_position[j][1] += j < accepted
+
+
+def count_draft(proposers: dict[str, ProposerCounts], positions: Sequence[str], num_accepted: int) -> None:
+    """Count one decided draft, each position with the proposer named there, so that sums count it once."""
+    first = 0
+    for name, run in groupby(positions):
+        end = first + len(list(run))
+        proposers.setdefault(name, ProposerCounts()).record(end, min(num_accepted, end), first)
+        first = end
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ Queue time and compute time add up to the whole.
 from collections.abc import Sequence
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode, ProposerCounts
+from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode, count_draft
 from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row
 from prolepsis.spec.shadow import ShadowDraft
@@ -39,18 +39,18 @@ def count_stopped(request: Request, now: float) -> None:
         request.queued_since = now
 
 
-def count_emitted(row: Row, num_emitted: int, num_accepted: int, now: float) -> None:
-    """A pass emitted tokens for the row's request; of its draft `num_accepted` were right."""
+def count_emitted(row: Row, tokens: Sequence[int], now: float) -> None:
+    """A pass emitted `tokens` for the row's request."""
     request, stats = row.sample.request, row.sample.request.stats
     stats.num_steps += 1
-    stats.num_output_tokens += num_emitted
+    stats.num_output_tokens += len(tokens)
     if stats.first_token_s is None:
         stats.first_token_s = now - request.arrival
     request.could_draft |= row.asked
     request.declined |= row.declined
     if row.draft is not None:
-        counts = stats.proposers.setdefault(row.draft.proposer, ProposerCounts())
-        counts.record(max(row.draft.depths(), default=0), num_accepted)
+        path = row.draft.follow(tokens)
+        count_draft(stats.proposers, row.draft.credits(path), len(path))
 
 
 def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
@@ -60,8 +60,7 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
         sample.shadow = ShadowDraft(row.shadow)
     shadow = sample.shadow
     if shadow is not None and (shadow.follow(tokens) or ended):
-        counts = sample.request.stats.shadow.setdefault(shadow.draft.proposer, ProposerCounts())
-        counts.record(max(shadow.draft.depths(), default=0), shadow.num_accepted)
+        count_draft(sample.request.stats.shadow, shadow.draft.credits(shadow.path), len(shadow.path))
         sample.shadow = None
 
 

@@ -43,8 +43,6 @@ class Verdict:
 
     tokens: tuple[int, ...]
     path: tuple[int, ...] = ()
-    num_matched: int = 0
-    """Draft tokens found right: those of `path`, and the last one if it was drafted too but ends the sample."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: GrammarFailed | None = None
     """The sample's grammar gave up: its request fails."""

@@ -314,7 +314,7 @@ class Scheduler:
         assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sample.history is not None:
             sample.history.append(tokens)
-        count_emitted(row, len(tokens), min(verdict.num_matched, len(tokens)), now)
+        count_emitted(row, tokens, now)
         count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sample)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None

@@ -40,7 +40,7 @@ class Speculation:
         self.proposers.observe_pass(num_rows, num_context, 1000.0 * pass_s)
         for row, verdict in zip(rows, verdicts, strict=True):
             if verdict is not None:
-                self._learn_row(row, verdict)
+                self._learn_row(row)
 
     def forget(self, samples: Sequence[Sample]) -> None:
         """Tell the proposers which samples ended; those they were never told of are left out."""
@@ -88,11 +88,10 @@ class Speculation:
         limit = min(left, self._max_model_len - len(sample.tokens) - 1)
         return max(0, limit if choice.num_speculative_tokens is None else min(limit, choice.num_speculative_tokens))
 
-    def _learn_row(self, row: Row, verdict: Verdict) -> None:
+    def _learn_row(self, row: Row) -> None:
         sample = row.sample
         if row.draft is not None:
-            num_emitted = len(sample.tokens) - row.start - row.num_tokens
-            self.proposers.observe(sample, row.draft, min(verdict.num_matched, num_emitted))
+            self.proposers.observe(row.draft, row.draft.follow(sample.tokens[row.start + row.num_tokens :]))
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
         self.proposers.commit(sample, num_new)

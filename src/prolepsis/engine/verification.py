@@ -56,4 +56,4 @@ class Verification:
         if top is not None:
             pairs = zip(verdict.rows, verdict.tokens, strict=True)
             logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
-        return Verdict(verdict.tokens, verdict.path, verdict.num_matched, logprobs)
+        return Verdict(verdict.tokens, verdict.path, logprobs)

@@ -95,8 +95,8 @@ class ContainedProposer:
             return None
         try:
             fault = draft.fault(self._vocab_size, limit)
-            if fault is None and draft.proposer != self.name:
-                fault = f"draft is signed {draft.proposer!r}"
+            if fault is None and (draft.proposer != self.name or draft.sources):
+                fault = f"draft is signed {draft.proposer!r} {draft.sources}"
         except Exception as error:  # contained: nonsense may be of any shape
             fault = repr(error)
         if fault is None:

@@ -24,6 +24,8 @@ class Draft:
     """Calibration bucket of the proposer (for example the match length), echoed to the acceptance estimator."""
     buckets: tuple[int, ...] = ()
     """Bucket of each node, where nodes of one draft differ; empty: `bucket` holds for all."""
+    sources: tuple[str, ...] = ()
+    """Proposer of each node of a merged draft (`spec.merging`); empty: all are of `proposer`."""
 
     @property
     def is_chain(self) -> bool:
@@ -45,6 +47,7 @@ class Draft:
             self.survival[:size],
             self.bucket,
             self.buckets[:size],
+            self.sources[:size],
         )
 
     def select(self, nodes: Sequence[int]) -> "Draft":
@@ -57,7 +60,37 @@ class Draft:
             tuple(self.survival[i] for i in nodes) if self.survival else (),
             self.bucket,
             tuple(self.buckets[i] for i in nodes) if self.buckets else (),
+            tuple(self.sources[i] for i in nodes) if self.sources else (),
         )
+
+    def child(self, node: int, token: int) -> int | None:
+        """Return the child of `node` that carries `token`."""
+        tokens, parents = self.tokens, self.parents
+        for i in range(node + 1, len(tokens)):
+            if tokens[i] == token and parents[i] == node:
+                return i
+        return None
+
+    def follow(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the nodes, from the root down, that `tokens` pass before they leave the draft."""
+        path: list[int] = []
+        for token in tokens:
+            node = self.child(path[-1] if path else ROOT, token)
+            if node is None:
+                break
+            path.append(node)
+        return tuple(path)
+
+    def credits(self, path: Sequence[int]) -> tuple[str, ...]:
+        """Return whom each position counts for: who brought its accepted node (`path`), else its first one."""
+        depths = self.depths()
+        if not self.sources:
+            return (self.proposer,) * max(depths, default=0)
+        first: dict[int, int] = {}
+        for node, depth in enumerate(depths):
+            first.setdefault(depth, node)
+        nodes = [*path, *(first[depth] for depth in range(len(path) + 1, len(first) + 1))]
+        return tuple(self.sources[node] for node in nodes)
 
     def bucket_of(self, node: int) -> int:
         """Return the calibration bucket of one node."""
@@ -75,9 +108,9 @@ class Draft:
         """Say what is wrong with a draft from an untrusted proposer, or None."""
         if len(self.tokens) > limit:
             return f"{len(self.tokens)} tokens; allowed: {limit}"
-        lengths = (len(self.parents), len(self.survival or self.tokens), len(self.buckets or self.tokens))
-        if any(length != len(self.tokens) for length in lengths):
-            return f"{len(self.tokens)} tokens against {lengths} parents, survivals and buckets"
+        lengths = tuple(len(each or self.tokens) for each in (self.parents, self.survival, self.buckets, self.sources))
+        if len(self.parents) != len(self.tokens) or any(length != len(self.tokens) for length in lengths):
+            return f"{len(self.tokens)} tokens against {lengths} parents, survivals, buckets and sources"
         if any(type(token) is not int or not 0 <= token < vocab_size for token in self.tokens):
             return f"tokens {self.tokens}; allowed: 0 to {vocab_size - 1}"
         if any(not ROOT <= parent < i for i, parent in enumerate(self.parents)):
@@ -101,12 +134,7 @@ def best_first(
 
     Nodes come after their parents, and the likeliest child of a node before its siblings.
     """
-    principal = [0]
-    for i, (_, parent, _, _) in enumerate(nodes):
-        if parent == principal[-1]:
-            principal.append(i)
-    in_chain = set(principal)
-    order = principal + [i for i in range(len(nodes)) if i not in in_chain]
+    order = principal_first([parent for _, parent, _, _ in nodes])
     place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
     kept = [nodes[i] for i in order]
     return Draft(
@@ -117,3 +145,13 @@ def best_first(
         0,
         tuple(bucket for _, _, _, bucket in kept),
     )
+
+
+def principal_first(parents: Sequence[int]) -> list[int]:
+    """Return all nodes in order, but the chain of first children, from the root down, in front."""
+    principal: list[int] = []
+    for i, parent in enumerate(parents):
+        if parent == (principal[-1] if principal else ROOT):
+            principal.append(i)
+    in_chain = set(principal)
+    return principal + [i for i in range(len(parents)) if i not in in_chain]

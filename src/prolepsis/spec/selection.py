@@ -2,38 +2,21 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import ProposerCounts
-from prolepsis.spec.acceptance import AcceptanceEstimator, survivals
+from prolepsis.core.stats import ProposerCounts, count_draft
+from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import Effort, Offer, gain, value
+from prolepsis.spec.effort import Effort, Offer, gain
 from prolepsis.spec.proposer import Proposer, SampleView
-from prolepsis.spec.pruning import FORCED_RATE, forced_nodes, within_grammar
+from prolepsis.spec.rating import Rating
 from prolepsis.spec.scoring import Scoreboard
+from prolepsis.spec.turn import Turn
 from prolepsis.spec.window import Cut, StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
-_MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One sample in one call of `propose`: its best draft so far."""
-
-    sample: SampleView
-    limit: int
-    allowed: tuple[str, ...] | None
-    judged: bool
-    """Its drafts are scored against the tokens to come: each sample every few steps where there are many."""
-    forced: bool = False
-    """Its draft is verified whole, whatever it is worth."""
-    draft: Draft | None = None
-    survivals: tuple[float, ...] = ()
-    worth: float = 0.0
 
 
 class ProposerSet:
@@ -42,7 +25,7 @@ class ProposerSet:
     drafts = proposers.propose(samples, limits, plan, load, allowed, forced=forced)
     ... one pass over plain rows and drafts; verify; append the emitted tokens to the samples ...
     proposers.observe_pass(num_rows, num_context, ms)     # of the whole pass: forward and verification
-    proposers.observe(sample, draft, num_accepted)        # per sample whose draft was verified
+    proposers.observe(draft, path)                        # per draft that was verified: its accepted nodes
     proposers.commit(sample, num_new)                     # per sample that emitted tokens
     proposers.forget(sample)                              # once, when the sample ended
 
@@ -64,11 +47,13 @@ class ProposerSet:
         """Verified drafts of each proposer."""
         self.declined: list[bool] = []
         """For each sample of the last `propose`: there was a draft, but no node of it was worth verifying."""
-        self._proposers = [ContainedProposer(p, vocab_size, clock) for p in proposers]
+        contained = [ContainedProposer(p, vocab_size, clock) for p in proposers]
+        self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
         self._efforts = {p.name: Effort() for p in self._proposers if not p.free}
         self._window = window
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance)
+        self._rating = Rating(acceptance, self._board)
         self._tokens_per_ms = 0.0
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
@@ -135,9 +120,9 @@ class ProposerSet:
         cut = self._keep(turns, load)
         return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
 
-    def observe(self, sample: SampleView, draft: Draft, num_accepted: int) -> None:
-        """Count a verified draft of which `num_accepted` tokens were emitted."""
-        self.counts[draft.proposer].record(max(draft.depths(), default=0), num_accepted)
+    def observe(self, draft: Draft, path: Sequence[int]) -> None:
+        """Count a verified draft whose nodes `path`, from the root down, were emitted."""
+        count_draft(self.counts, draft.credits(path), len(path))
 
     def observe_pass(self, num_rows: int, num_context: int, ms: float) -> None:
         """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""
@@ -162,7 +147,7 @@ class ProposerSet:
         limits: Sequence[int],
         allowed: Sequence[tuple[str, ...] | None] | None,
         plan: SpecPlan,
-    ) -> list[_Turn]:
+    ) -> list[Turn]:
         """Return a turn per sample; with many samples, drafts start short and grow where they are kept, to save time.
 
         Which samples are judged in a step goes by turns, never by how they fare: no bias.
@@ -173,10 +158,10 @@ class ProposerSet:
         for i, sample in enumerate(samples):
             limit = min(limits[i], _SHORT + 2 * self._kept.get(sample.key, 0)) if short else limits[i]
             names = allowed[i] if allowed else None
-            turns.append(_Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
+            turns.append(Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
         return turns
 
-    def _contest(self, turns: Sequence[_Turn], plan: SpecPlan, load: StepLoad) -> None:
+    def _contest(self, turns: Sequence[Turn], plan: SpecPlan, load: StepLoad) -> None:
         """Let the proposers of the plan compete for every sample that may draft."""
         fixed = plan.fixed_depth is not None
         price = 0.0 if fixed else self._window.price(load, len(turns))
@@ -184,7 +169,7 @@ class ProposerSet:
             if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
                 self._ask(proposer, turns, price, fixed=fixed)
 
-    def _ask(self, proposer: ContainedProposer, turns: Sequence[_Turn], price: float, *, fixed: bool) -> None:
+    def _ask(self, proposer: ContainedProposer, turns: Sequence[Turn], price: float, *, fixed: bool) -> None:
         """Let one proposer compete for the samples that allow it."""
         asked = [t for t in turns if t.limit > 0 and (t.allowed is None or proposer.name in t.allowed)]
         depths = [turn.limit for turn in asked]
@@ -200,13 +185,14 @@ class ProposerSet:
         if effort:
             levels = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
             effort.learn(levels, 1000.0 * (proposer.seconds - before))
+        judge = self._rating.compete if proposer.free or fixed else self._rating.join
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
-                self._compete(turn, draft, price)
+                judge(turn, draft, price)
 
     def _worth_asking(
-        self, name: str, effort: Effort, turns: Sequence[_Turn], price: float
-    ) -> tuple[list[_Turn], list[int]]:
+        self, name: str, effort: Effort, turns: Sequence[Turn], price: float
+    ) -> tuple[list[Turn], list[int]]:
         """Return the samples for which a costly proposer pays, and how deep for each."""
         offers = [Offer(self._expected(name, turn), turn.worth) for turn in turns]
         depth = effort.depth(offers, price, self._tokens_per_ms)
@@ -216,33 +202,12 @@ class ProposerSet:
         asked = [turn for turn, does in zip(turns, pays, strict=True) if does]
         return asked, [min(depth, turn.limit) for turn in asked]
 
-    def _expected(self, name: str, turn: _Turn) -> tuple[float, ...]:
+    def _expected(self, name: str, turn: Turn) -> tuple[float, ...]:
         tilt = self._board.tilt(turn.sample, name).factor
         alive = self._acceptance.survival(name, turn.limit)
         return tuple(min(1.0, tilt ** (depth + 1)) * a for depth, a in enumerate(alive))
 
-    def _compete(self, turn: _Turn, draft: Draft, price: float) -> None:
-        """Keep `draft` for the sample where it is worth more than the best so far; judge it whether or not.
-
-        What leaves the sample's grammar is cut off before; what the grammar forces is as good as accepted.
-        """
-        matcher = turn.sample.matcher
-        if matcher is not None:
-            kept = within_grammar(draft, matcher)
-            if kept is None:
-                return
-            draft = kept
-        rates = self._acceptance.rates(draft)
-        for node in forced_nodes(draft, matcher) if matcher is not None else ():
-            rates[node] = FORCED_RATE
-        alive = survivals(draft, rates, self._board.tilt(turn.sample, draft.proposer).factor)
-        worth = value(alive, price)
-        if turn.draft is None or worth > _MARGIN * turn.worth:
-            turn.draft, turn.survivals, turn.worth = draft, alive, worth
-        if turn.judged:
-            self._board.add(turn.sample, draft, rates)
-
-    def _cut(self, turns: Sequence[_Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
+    def _cut(self, turns: Sequence[Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
         if fixed:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
         cut = self._keep(turns, load)
@@ -251,7 +216,7 @@ class ProposerSet:
         self.declined = [turn.draft is not None and draft is None for turn, draft in zip(turns, drafts, strict=True)]
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
-    def _keep(self, turns: Sequence[_Turn], load: StepLoad) -> Cut:
+    def _keep(self, turns: Sequence[Turn], load: StepLoad) -> Cut:
         """Return which nodes are worth verifying, remembering how many for the samples that may draft."""
         cut = self._window.cut([turn.survivals for turn in turns], load)
         for turn, nodes in zip(turns, cut.nodes, strict=True):
@@ -265,7 +230,7 @@ def _ceiling(plan: SpecPlan) -> int:
     return min(depth, plan.num_speculative_tokens)
 
 
-def _selected(turn: _Turn, nodes: list[int]) -> Draft | None:
+def _selected(turn: Turn, nodes: list[int]) -> Draft | None:
     if turn.draft is None or not nodes:
         return None
     return turn.draft if len(nodes) == len(turn.draft.tokens) else turn.draft.select(nodes)

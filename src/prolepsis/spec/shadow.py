@@ -12,24 +12,18 @@ class ShadowDraft:
     emitted that token too. So drafts made one after another are those that verification would have seen.
     """
 
-    __slots__ = ("_node", "draft", "num_accepted")
+    __slots__ = ("draft", "path")
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.num_accepted = 0
-        """Tokens of the draft that were emitted."""
-        self._node = ROOT
+        self.path: list[int] = []
+        """Nodes of the draft whose tokens were emitted, from the root down."""
 
     def follow(self, tokens: Sequence[int]) -> bool:
         """Take in the tokens just emitted; return whether the draft is decided: by the first token that leaves it."""
         for token in tokens:
-            child = self._child(token)
+            child = self.draft.child(self.path[-1] if self.path else ROOT, token)
             if child is None:
                 return True
-            self._node, self.num_accepted = child, self.num_accepted + 1
+            self.path.append(child)
         return False
-
-    def _child(self, token: int) -> int | None:
-        tokens, parents = self.draft.tokens, self.draft.parents
-        after = range(self._node + 1, len(tokens))
-        return next((i for i in after if parents[i] == self._node and tokens[i] == token), None)

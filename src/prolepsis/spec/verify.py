@@ -93,7 +93,7 @@ class Walk:
         """Emit the target's `token` after `node`; return whether there is a further node to pick at."""
         assert self.limit is None or len(self.tokens) < self.limit, "no room for a token: the sample has ended"
         self.tokens.append(token)
-        child = self._child(token)
+        child = None if self.draft is None else self.draft.child(self.node, token)
         if token in self.ends:
             self.end_token = token
         if token in self.ends or len(self.tokens) == self.limit:
@@ -109,15 +109,6 @@ class Walk:
         if self.fault is not None:
             return Verdict((), (), first_row=first_row, fault=self.fault)
         return Verdict(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
-
-    def _child(self, token: int) -> int | None:
-        if self.draft is None:
-            return None
-        tokens, parents = self.draft.tokens, self.draft.parents
-        for node in range(self.node + 1, len(tokens)):
-            if tokens[node] == token and parents[node] == self.node:
-                return node
-        return None
 
 
 def verify(

@@ -1,0 +1,125 @@
+from itertools import accumulate
+from operator import mul
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.core.stats import ProposerCounts, count_draft
+from prolepsis.spec.draft import ROOT, Draft, chain
+from prolepsis.spec.merging import MERGED, merge
+from prolepsis.spec.verify import verify
+from tests.spec.drafts import paths, rates, trees
+from tests.spec.samples import VOCAB
+
+pairs = st.tuples(trees("a"), trees("b")).flatmap(
+    lambda two: st.tuples(st.just(two[0]), rates(two[0]), st.just(two[1]), rates(two[1]))
+)
+Pair = tuple[Draft, list[float], Draft, list[float]]
+
+
+def _verdict(draft: Draft, truth: list[int]) -> tuple[int, ...]:
+    """Return the tokens that a target that says `truth` accepts of the draft."""
+    depth = [0, *draft.depths()]
+    return tuple(draft.tokens[node] for node in verify(draft, lambda node: truth[depth[node + 1]]).path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs)
+def test_the_union_holds_both_and_nothing_else(pair: Pair) -> None:
+    first, _, second, _ = pair
+    union = merge(*pair, limit=100)
+    assert paths(union).keys() == paths(first).keys() | paths(second).keys()
+    assert union.fault(VOCAB, 100) is None
+    assert union.proposer == MERGED
+    for path, node in paths(union).items():
+        assert union.sources[node] == ("a" if path in paths(first) else "b")
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs, st.lists(st.integers(1, 3), min_size=9, max_size=9))
+def test_verification_accepts_the_longer_of_both_accepted_paths(pair: Pair, truth: list[int]) -> None:
+    first, _, second, _ = pair
+    alone = [_verdict(draft, truth) for draft in (first, second)]
+    assert _verdict(merge(*pair, limit=100), truth) == max(alone, key=len)
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs, st.integers(1, 9))
+def test_the_likeliest_nodes_stay_with_their_parents_and_the_principal_chain_is_in_front(
+    pair: Pair, limit: int
+) -> None:
+    union, whole = merge(*pair, limit=limit), merge(*pair, limit=100)
+    assert len(union.tokens) == min(limit, len(whole.tokens))
+    assert union.fault(VOCAB, limit) is None
+    assert paths(union).keys() <= paths(whole).keys()
+    assert sorted(union.survival, reverse=True) == pytest.approx(sorted(whole.survival, reverse=True)[:limit])
+    for parent, alive in zip(union.parents, union.survival, strict=True):
+        assert parent == ROOT or alive <= union.survival[parent]
+    at, node = ROOT, 0
+    while children := [i for i in range(len(union.tokens)) if union.parents[i] == at]:
+        likeliest = max(children, key=lambda i: union.survival[i])
+        assert union.survival[node] == union.survival[likeliest], "the chain of likeliest nodes is in front"
+        assert union.parents[node] == at
+        at, node = node, node + 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs)
+def test_a_shared_node_takes_the_better_rate(pair: Pair) -> None:
+    first, first_rates, second, second_rates = pair
+    union = merge(*pair, limit=100)
+    known = [(paths(first), first_rates), (paths(second), second_rates)]
+    best = {path: max(r[p[path]] for p, r in known if path in p) for path in paths(union)}
+    for path, node in paths(union).items():
+        expected = list(accumulate((best[path[:end]] for end in range(1, len(path) + 1)), mul))[-1]
+        assert union.survival[node] == pytest.approx(expected)
+
+
+def test_buckets_tell_agreement_from_contest_and_who_stands_alone() -> None:
+    first, second = chain((1, 2), "a"), Draft((1, 3, 4), (-1, 0, -1), "b")
+    union = merge(first, [0.5, 0.5], second, [0.5, 0.5, 0.5], limit=9)
+    kinds = {path: union.buckets[node] // 8 for path, node in paths(union).items()}
+    assert kinds == {(1,): 0, (1, 2): 3, (1, 3): 4, (4,): 4}
+    alone = merge(first, [0.5, 0.5], chain((1,), "b"), [0.5], limit=9)
+    assert [bucket // 8 for bucket in alone.buckets] == [0, 1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(pairs, st.lists(st.integers(1, 3), min_size=9, max_size=9), st.integers(1, 9))
+def test_a_merged_draft_counts_once_each_position_with_who_brought_it(pair: Pair, truth: list[int], limit: int) -> None:
+    union = merge(*pair, limit=limit)
+    path = union.follow(truth)
+    counts: dict[str, ProposerCounts] = {}
+    count_draft(counts, union.credits(path), len(path))
+    alone = ProposerCounts()
+    alone.record(max(union.depths()), len(path))
+    assert sum(c.num_drafts for c in counts.values()) == 1
+    assert sum(c.num_draft_tokens for c in counts.values()) == alone.num_draft_tokens
+    assert sum(c.num_accepted for c in counts.values()) == alone.num_accepted == len(path)
+    for name, own in counts.items():
+        assert own.num_accepted == sum(union.sources[node] == name for node in path)
+        assert own.num_draft_tokens == sum(drafted for drafted, _ in own.per_position)
+    per_position = [
+        [sum(c.per_position[j][k] for c in counts.values() if j < len(c.per_position)) for k in (0, 1)]
+        for j in range(max(union.depths()))
+    ]
+    assert per_position == alone.per_position
+
+
+def test_sources_follow_their_nodes_when_a_draft_is_cut() -> None:
+    union = merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
+    assert union.sources == ("a", "a", "b")
+    assert union.cut(2).sources == ("a", "a")
+    assert union.select([0, 2]).sources == ("a", "b")
+
+
+def test_three_drafts_keep_their_proposers() -> None:
+    two = merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
+    three = merge(two, [0.9, 0.9, 0.5], chain((3, 4), "c"), [0.4, 0.4], limit=9)
+    assert {path: three.sources[node] for path, node in paths(three).items()} == {
+        (1,): "a",
+        (1, 2): "a",
+        (3,): "b",
+        (3, 4): "c",
+    }
