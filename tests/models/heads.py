@@ -1,12 +1,14 @@
 """Random draft heads for tiny targets."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_file import HeadConfig, HeadWeights, offsets, tensor_shapes
+from prolepsis.models.head_file import HeadConfig, HeadWeights, offsets, save_head, tensor_shapes
 from prolepsis.models.lean_shape import LeanShape
 
 DRAFT_VOCAB = 64
@@ -24,3 +26,22 @@ def random_head(target: LeanShape, seed: int = 3, **flags: Any) -> tuple[HeadCon
     chosen = torch.randperm(shape.vocab, generator=generator)[:DRAFT_VOCAB].sort().values
     tensors["d2t"], tensors["t2d"] = offsets(chosen, shape.vocab)
     return config, HeadWeights(**tensors)  # type: ignore[arg-type]
+
+
+def save_random_head(folder: Path, target: LeanShape, provenance: Mapping[str, Any] | None = None) -> Path:
+    """Write a random head for `target` to `folder`, as its trainer or somebody else would, and return `folder`."""
+    config, weights = random_head(target, verifier="tiny", provenance=provenance or {})
+    shape = config.shape
+    layer = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.eps,
+    }
+    save_head(folder, config, weights, layer)
+    return folder

@@ -1,4 +1,4 @@
-"""Draft heads by name: those that the package ships and those the user trained or brought, and which fits a target."""
+"""Draft heads by name and version: those that the package ships and those the user trained or brought."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,10 +9,19 @@ import structlog
 from prolepsis.core.directories import cache_directory
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.draft_head import DraftHead
-from prolepsis.models.head_file import CONFIG, HeadConfig, head_fault, load_head, read_config
+from prolepsis.models.head_file import (
+    CONFIG,
+    WEIGHTS,
+    HeadConfig,
+    head_checksum,
+    head_fault,
+    load_head,
+    read_config,
+)
 from prolepsis.models.lean import LeanModel
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.native import NativeModel
+from prolepsis.models.provenance import Provenance, read_provenance
 
 log = structlog.get_logger(__name__)
 
@@ -22,20 +31,46 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class HeadEntry:
-    """A head that is here."""
+    """A head that is here: a folder called NAME or NAME@VERSION."""
 
-    name: str
     folder: Path
     config: HeadConfig
+    provenance: Provenance
+
+    @property
+    def name(self) -> str:
+        return self.folder.name.partition("@")[0]
 
     @property
     def version(self) -> int:
-        return int(self.config.provenance.get("version", 0))
+        """What the folder is called after, else what its provenance says, else 1."""
+        named = self.folder.name.partition("@")[2]
+        return int(named) if named.isdecimal() else self.provenance.version or 1
+
+    @property
+    def label(self) -> str:
+        """NAME@VERSION: finds exactly this head."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def target(self) -> str:
+        """Name of the target it was trained for; empty where it does not say."""
+        return self.provenance.target or self.config.verifier
 
     @property
     def target_fingerprint(self) -> str:
         """`LoadedModel.identity` of the target it was trained for; empty for heads from elsewhere."""
-        return str(self.config.provenance.get("target_fingerprint", ""))
+        return self.provenance.target_fingerprint
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights; 0 where the file is missing."""
+        file = self.folder / WEIGHTS
+        return file.stat().st_size if file.is_file() else 0
+
+    @property
+    def shipped(self) -> bool:
+        return self.folder.is_relative_to(SHIPPED)
 
 
 def head_folder(root: Path | None = None) -> Path:
@@ -44,49 +79,70 @@ def head_folder(root: Path | None = None) -> Path:
 
 
 def list_heads(root: Path | None = None) -> list[HeadEntry]:
-    """Return all heads here by name, the user's before shipped ones of the same name; broken ones are left out."""
-    found: dict[str, HeadEntry] = {}
+    """Return all heads here by name and version; of two with the same, the user's. Broken ones are left out."""
+    found: dict[tuple[str, int], HeadEntry] = {}
     for entry in _entries(SHIPPED, head_folder(root)):
-        found[entry.name] = entry
-    return [found[name] for name in sorted(found)]
+        found[entry.name, entry.version] = entry
+    return [found[key] for key in sorted(found)]
 
 
 def find_head(name: str, root: Path | None = None) -> HeadEntry:
-    """Return the head `name` names: one of `list_heads`, or a folder. Raises `ModelLoadError` where there is none."""
+    """Return the head that `name` names: NAME@VERSION, the newest of NAME, or a folder.
+
+    Raises `ModelLoadError` where there is none.
+    """
     folder = Path(name)
     if (folder / CONFIG).is_file():
-        return HeadEntry(folder.name, folder, read_config(folder))
-    heads = {entry.name: entry for entry in list_heads(root)}
-    if name not in heads:
-        allowed = ", ".join(heads) or "none is here"
+        return _entry(folder.resolve())
+    heads = list_heads(root)
+    matching = [entry for entry in heads if name in (entry.name, entry.label)]
+    if not matching:
+        allowed = ", ".join(entry.label for entry in heads) or "none is here"
         raise ModelLoadError(f"draft_head is {name!r}; allowed: a folder with {CONFIG}, {AUTO}, {NONE}, or: {allowed}")
-    return heads[name]
+    return matching[-1]
 
 
 def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | None:
-    """Return the newest head that was trained for exactly this target, None where there is none."""
-    fitting = [entry for entry in list_heads(root) if entry.target_fingerprint == target.identity]
-    return max(fitting, key=lambda entry: entry.version, default=None)
+    """Return the head trained for exactly this target that drafts best by its own report; None where there is none.
+
+    Of each name only the newest version that fits counts.
+    """
+    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == target.identity}
+    return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
 
 
 def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
-    """Load a head for a target. Raises `ModelLoadError` naming what differs where it is another's."""
+    """Load a head for a target. Raises `ModelLoadError` naming what differs where it is another's, or damaged."""
     model = target.model
     if not isinstance(model, NativeModel | LeanModel):
         raise ModelLoadError(f"the forward {model.info.forward} runs no draft heads; allowed: native, lean")
-    config, weights = load_head(entry.folder)
-    fault = head_fault(config, model.shape, model.info.num_layers)
+    fault = head_fault(entry.config, model.shape, model.info.num_layers)
     if fault is None and entry.target_fingerprint and entry.target_fingerprint != target.identity:
-        fault = f"it was trained for a target with fingerprint {entry.target_fingerprint}, not {target.identity}"
+        fault = (
+            f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}; this one's "
+            f"is {target.identity or 'not known'} (other weights or another tokenizer)"
+        )
     if fault is not None:
-        raise ModelLoadError(f"draft head {entry.name} does not fit {model.info.name}: {fault}")
+        raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
+    check_checksum(entry)
+    config, weights = load_head(entry.folder)
     if isinstance(model, NativeModel):
         from prolepsis.models.native_head import NativeHead
 
-        return NativeHead(entry.name, config, weights, model)
+        return NativeHead(entry.label, config, weights, model)
     from prolepsis.models.lean_head import LeanHead
 
-    return LeanHead(entry.name, config, weights, model)
+    return LeanHead(entry.label, config, weights, model)
+
+
+def check_checksum(entry: HeadEntry) -> None:
+    """Raise `ModelLoadError` where the weights are not those that the checksum was recorded of."""
+    recorded = entry.provenance.sha256
+    if recorded and (found := head_checksum(entry.folder)) != recorded:
+        raise ModelLoadError(
+            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, {recorded} was recorded; "
+            "import or train the head again"
+        )
 
 
 def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftHead | None:
@@ -102,13 +158,18 @@ def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftH
     try:
         return open_head(entry, target) if entry is not None else None
     except ModelLoadError as error:
-        log.warning("head_unused", head=entry.name if entry else "", reason=str(error))
+        log.warning("head_unused", head=entry.label if entry else "", reason=str(error))
         return None
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:
-    for file in (file for root in roots for file in sorted(root.glob(f"*/{CONFIG}"))):
+    for file in (file for root in roots for file in sorted(root.glob(f"[!.]*/{CONFIG}"))):
         try:
-            yield HeadEntry(file.parent.name, file.parent, read_config(file.parent))
+            yield _entry(file.parent)
         except ModelLoadError as error:
             log.warning("head_unreadable", folder=str(file.parent), reason=str(error))
+
+
+def _entry(folder: Path) -> HeadEntry:
+    config = read_config(folder)
+    return HeadEntry(folder, config, read_provenance(config.provenance))

@@ -87,6 +87,11 @@ def pick_forward(
         return _lean(checkpoint, shape, name), f"the native forward cannot run it: {error}"
 
 
+def identity_of(path: Path) -> str:
+    """Return `LoadedModel.identity` of the model at `path` without loading its weights."""
+    return _short_hash(load_tokenizer(path).fingerprint, weights_identity(path))
+
+
 def weights_identity(path: Path) -> str:
     """Return a hash of names, sizes and both ends of the weight files: cheap for any size, and the same everywhere."""
     files = [path] if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))

@@ -1,0 +1,57 @@
+"""Draft models that were trained for a target: model folders whose config.json says so (`models.provenance`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.load import LoadedModel
+from prolepsis.models.provenance import Provenance, provenance_of
+from prolepsis.models.store import open_store, resolve
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelEntry:
+    """A draft model that is here."""
+
+    name: str
+    folder: Path
+    provenance: Provenance
+
+    @property
+    def version(self) -> int:
+        return self.provenance.version or 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights."""
+        return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+
+
+def list_draft_models(root: Path | None = None) -> list[DraftModelEntry]:
+    """Return the draft models among the models here, by name; broken ones are left out."""
+    found: list[DraftModelEntry] = []
+    for folder in sorted(open_store(root).root.glob("[!.]*/")):
+        try:
+            provenance = provenance_of(folder)
+        except ModelLoadError as error:
+            log.warning("draft_model_unreadable", folder=str(folder), reason=str(error))
+            continue
+        if provenance is not None:
+            found.append(DraftModelEntry(folder.name.replace("--", "/"), folder, provenance))
+    return found
+
+
+def warn_of_other_target(name: str, target: LoadedModel, root: Path | None = None) -> None:
+    """Log a warning where the draft model `name` was trained for other weights than the target's: it works, but less.
+
+    Another tokenizer is refused elsewhere (`spec.proposers.vocabulary`).
+    """
+    path = resolve(name, root)
+    provenance = provenance_of(path) if path.is_dir() else None
+    trained_for = provenance.target_fingerprint if provenance is not None else ""
+    if trained_for and trained_for != target.identity:
+        log.warning("draft_model_of_other_target", draft_model=name, trained_for=trained_for, target=target.identity)

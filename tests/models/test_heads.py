@@ -1,0 +1,194 @@
+"""The registry of draft heads: versions, fingerprints, checksums, import and export."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.models import heads
+from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
+from prolepsis.models.head_exchange import export_head, import_head, record_checksum, remove_head
+from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, read_config
+from prolepsis.models.heads import find_head, fitting_head, head_folder, head_for, list_heads, open_head
+from prolepsis.models.lean import LeanModel
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.load import LoadedModel
+from prolepsis.models.tokenizer import Tokenizer
+from prolepsis.models.weights import open_checkpoint
+from tests.fakes import Letters, TableModel
+from tests.models.heads import save_random_head
+from tests.models.tiny import save_tiny
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("target")
+    save_tiny(folder, "llama", {})
+    checkpoint = open_checkpoint(folder, torch.float32)
+    model = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", torch.device("cpu"))
+    return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny-identity")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of models without any head, shipped or not."""
+    monkeypatch.setattr(heads, "SHIPPED", tmp_path / "shipped")
+    return tmp_path / "models"
+
+
+def shape_of(target: LoadedModel) -> LeanShape:
+    assert isinstance(target.model, LeanModel)
+    return target.model.shape
+
+
+def put(root: Path, fitting: LoadedModel, label: str, **said: object) -> Path:
+    return save_random_head(head_folder(root) / label, shape_of(fitting), said)
+
+
+def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target: LoadedModel) -> None:
+    put(root, target, "a", version=2)
+    put(root, target, "a@10")
+    put(root, target, "a@9", version=77)  # the folder's name counts
+    put(root, target, "b")
+    assert [entry.label for entry in list_heads(root)] == ["a@2", "a@9", "a@10", "b@1"]
+    assert find_head("a", root).version == 10
+    assert find_head("a@2", root).folder.name == "a"
+    with pytest.raises(ModelLoadError, match=r"draft_head is 'a@3'; allowed: .* or: a@2, a@9, a@10, b@1"):
+        find_head("a@3", root)
+
+
+def test_the_users_head_comes_before_a_shipped_one_of_its_label(root: Path, target: LoadedModel) -> None:
+    save_random_head(heads.SHIPPED / "a", shape_of(target))
+    assert list_heads(root)[0].shipped
+    put(root, target, "a")
+    (entry,) = list_heads(root)
+    assert not entry.shipped
+
+
+def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, target: LoadedModel) -> None:
+    fits = {"target_fingerprint": target.identity}
+    report = {"all": {"hits": [5], "trials": [10]}}
+    put(root, target, "plain", **fits)
+    put(root, target, "measured@1", **fits, acceptance={"all": {"hits": [9], "trials": [10]}})
+    put(root, target, "measured@2", **fits, acceptance=report)
+    put(root, target, "other", target_fingerprint="other", acceptance={"all": {"hits": [9], "trials": [9]}})
+    entry = fitting_head(target, root)
+    assert entry is not None
+    assert entry.label == "measured@2"
+    head = head_for("auto", target, root)
+    assert head is not None
+    assert head.info.name == "measured@2"
+    assert head_for("none", target, root) is None
+
+
+def test_what_differs_is_said(root: Path, target: LoadedModel) -> None:
+    put(root, target, "other", target="big", target_fingerprint="00ff")
+    with pytest.raises(ModelLoadError, match="other@1 does not fit tiny: it was trained for big with fingerprint 00ff"):
+        open_head(find_head("other", root), target)
+    save_random_head(head_folder(root) / "wide", replace(shape_of(target), hidden=128))
+    with pytest.raises(ModelLoadError, match="its hidden size is 128; the target's is 64"):
+        open_head(find_head("wide", root), target)
+    table = LoadedModel(TableModel(), cast(Tokenizer, Letters()), "fp")
+    with pytest.raises(ModelLoadError, match="the forward table runs no draft heads"):
+        open_head(find_head("other", root), table)
+
+
+def test_a_damaged_head_is_refused_and_auto_does_without(root: Path, target: LoadedModel) -> None:
+    folder = put(root, target, "a", target_fingerprint=target.identity)
+    record_checksum(folder)
+    assert head_for("a", target, root) is not None
+    weights = bytearray((folder / WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(weights)
+    with pytest.raises(ModelLoadError, match=r"is damaged: its SHA-256 is \w{64}, \w{64} was recorded"):
+        head_for("a", target, root)
+    assert head_for("auto", target, root) is None
+
+
+def test_unreadable_heads_are_left_out(root: Path, target: LoadedModel) -> None:
+    put(root, target, "bad", version="new")
+    (head_folder(root) / "bad-json").mkdir()
+    (head_folder(root) / "bad-json" / CONFIG).write_text("{")
+    put(root, target, ".staged.partial")
+    assert list_heads(root) == []
+
+
+def test_import_copies_a_head_as_the_next_version_and_records_its_checksum(
+    root: Path, tmp_path: Path, target: LoadedModel
+) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    assert [import_head(source, "mine", root).label for _ in range(2)] == ["mine@1", "mine@2"]
+    entry = import_head(source, "mine@7", root)
+    assert (entry.label, entry.target, entry.provenance.source) == ("mine@7", "tiny", str(source))
+    assert len(entry.provenance.sha256) == 64
+    assert (entry.folder / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+    with pytest.raises(InvalidParameter, match="mine@7 is taken"):
+        import_head(source, "mine@7", root)
+    for name in ("auto", "a/b", "", "a@0", ".a"):
+        with pytest.raises(InvalidParameter, match="name is"):
+            import_head(source, name, root)
+
+
+def test_what_is_no_whole_head_is_not_imported(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    with pytest.raises(ModelLoadError, match=r"holds no config\.json"):
+        import_head(tmp_path, "a", root)
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    config = json.loads((source / CONFIG).read_text())
+    (source / CONFIG).write_text(json.dumps(config | {"speculators_model_type": "eagle"}))
+    with pytest.raises(ModelLoadError, match="speculators_model_type is 'eagle'; allowed: 'eagle3'"):
+        import_head(source, "a", root)
+    (source / CONFIG).write_text(json.dumps(config))
+    (source / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="not a whole safetensors file"):
+        import_head(source, "a", root)
+    assert not head_folder(root).exists()
+
+
+def test_what_is_exported_is_the_head_and_names_its_target_for_others(
+    root: Path, tmp_path: Path, target: LoadedModel
+) -> None:
+    entry = import_head(save_random_head(tmp_path / "from", shape_of(target)), "a", root)
+    out = export_head(entry, tmp_path / "out" / "head", verifier="owner/tiny")
+    config, weights = load_head(out)
+    assert config == replace(read_config(entry.folder), verifier="owner/tiny")
+    assert torch.equal(weights.q, load_head(entry.folder)[1].q)
+    assert sorted(file.name for file in out.iterdir()) == [CONFIG, WEIGHTS]
+    with pytest.raises(ModelLoadError, match="is there already"):
+        export_head(entry, out)
+
+
+def test_only_the_users_heads_are_removed(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    save_random_head(heads.SHIPPED / "shipped", shape_of(target))
+    import_head(source, "a", root)
+    assert remove_head("a", root).label == "a@1"
+    with pytest.raises(InvalidParameter, match="shipped@1 is in"):
+        remove_head("shipped", root)
+    with pytest.raises(InvalidParameter, match="from@1 is in"):
+        remove_head(str(source), root)
+    assert [entry.label for entry in list_heads(root)] == ["shipped@1"]
+
+
+def test_draft_models_are_model_folders_that_say_so(
+    root: Path, target: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, document in {
+        "other": {"prolepsis": {"target": "big", "target_fingerprint": "00ff"}},
+        "ours": {"prolepsis": {"target": "tiny", "target_fingerprint": target.identity, "version": 2}},
+        "unknown": {},
+        "bad": {"prolepsis": []},
+    }.items():
+        (root / name).mkdir(parents=True)
+        (root / name / CONFIG).write_text(json.dumps(document))
+    entries = list_draft_models(root)
+    assert [(e.name, e.version, e.provenance.target) for e in entries] == [("other", 1, "big"), ("ours", 2, "tiny")]
+    capsys.readouterr()
+    warn_of_other_target(str(root / "ours"), target, root)
+    warn_of_other_target(str(root / "unknown"), target, root)
+    assert capsys.readouterr().out == ""
+    warn_of_other_target(str(root / "other"), target, root)
+    assert "draft_model_of_other_target" in capsys.readouterr().out
