@@ -41,6 +41,12 @@ class EngineConfig(BaseModel):
     draft_head: str = Field(
         default="auto", description="draft head: auto (one trained for this model, if any), none, a name or a folder"
     )
+    early_exit_layer: int | None = Field(
+        default=None,
+        ge=1,
+        description="layers of the model that the early_exit proposer drafts with; default: as found by "
+        "`prolepsis profile early-exit`, where proposers names it",
+    )
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
     )

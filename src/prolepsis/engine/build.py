@@ -10,6 +10,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.exactness import Exactness, decide
+from prolepsis.engine.exit_search import kept_layer, layer_file
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
@@ -23,6 +24,8 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.kv.plan import parse_bytes, plan_pages
 from prolepsis.models.draft_head import DraftHead, HeadInfo
+from prolepsis.models.early_exit import EarlyExit
+from prolepsis.models.exits import make_exit
 from prolepsis.models.heads import head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo, TargetModel
@@ -33,6 +36,7 @@ from prolepsis.spec.cost import CostCurve, flat_cost
 from prolepsis.spec.features import FeatureConsumer
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
+from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.spec.proposers.grammar import Grammar
 from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.prediction import Prediction
@@ -53,6 +57,9 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
 
 DRAFT_MODEL = "draft_model"
 DRAFT_HEAD = Head.name
+EARLY_EXIT = EarlyExitProposer.name
+EXIT_SAMPLES = 16
+"""Samples that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
 
 
 @runtime_checkable
@@ -97,7 +104,9 @@ def assemble(
     exactness = exactness_of(model, config)
     page_bytes = info.page_bytes + sum(other.page_bytes for other in _beside(draft, head))
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
-    cache = model.make_cache(num_pages)
+    early = early_exit(config, target)
+    exit_samples = min(config.max_requests, EXIT_SAMPLES) if early else 0
+    cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_samples)
     pool = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache)
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
@@ -106,7 +115,8 @@ def assemble(
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
     scheduler = Scheduler(limits, Paging(pool, _copier(cache, *heads)), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
-    proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *heads]
+    exits = [EarlyExitProposer(early, cache, first_page=num_pages, max_samples=exit_samples)] if early else []
+    proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *exits, *heads]
     window = Window(_cost(config, target, speculates=bool(proposers)))
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
@@ -135,28 +145,30 @@ def assemble(
 
 
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:
-    """Return the proposers asked for; none where the ceiling is 0. Naming a draft model asks for its proposer.
+    """Return the proposers asked for; none where the ceiling is 0.
 
-    The proposer of a draft head comes with the head, named here or not.
+    Naming a draft model, or a layer for early exit, asks for its proposer. That of a draft head comes with the head,
+    named here or not.
 
     Raises `ConfigError` for unknown names and for a draft model that is missing.
     """
     if config.num_speculative_tokens == 0:
         return ()
-    allowed = (*FREE_PROPOSERS, DRAFT_MODEL, DRAFT_HEAD)
+    allowed = (*FREE_PROPOSERS, DRAFT_MODEL, DRAFT_HEAD, EARLY_EXIT)
     for name in config.proposers:
         if name not in allowed:
             raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(allowed)}", param="proposers")
     names = tuple(dict.fromkeys(config.proposers))
     if config.draft_model is None and DRAFT_MODEL in names:
         raise ConfigError("proposers names 'draft_model', but draft_model names no model", param="draft_model")
-    return names if config.draft_model is None or DRAFT_MODEL in names else (*names, DRAFT_MODEL)
+    implied = {DRAFT_MODEL: config.draft_model, EARLY_EXIT: config.early_exit_layer}
+    return (*names, *(name for name, asked in implied.items() if asked is not None and name not in names))
 
 
 def make_proposers(
     config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int
 ) -> Sequence[Proposer]:
-    """Return the configured proposers but for the draft head's, free ones first where the configuration has them so."""
+    """Return the configured proposers that need nothing of the target's inside, in the configuration's order."""
     proposers: list[Proposer] = []
     for name in proposer_names(config):
         if name in FREE_PROPOSERS:
@@ -165,6 +177,24 @@ def make_proposers(
             assert draft is not None, "the draft model is loaded where its proposer is asked for"
             proposers.append(DraftModel(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     return proposers
+
+
+def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
+    """Return the early exit that is to draft, None where none is asked for.
+
+    Raises `ConfigError` where no layer is known, or is none of the target's, `ModelLoadError` for other forwards.
+    """
+    if EARLY_EXIT not in proposer_names(config):
+        return None
+    found = kept_layer(layer_file(target.fingerprint, config.threads or default_threads()))
+    num_layers = config.early_exit_layer or found
+    if num_layers is None:
+        raise ConfigError(
+            f"proposers names {EARLY_EXIT!r}, but no layer is known; set early_exit_layer, or search for one with "
+            "`prolepsis profile early-exit`",
+            param="early_exit_layer",
+        )
+    return make_exit(target.model, num_layers)
 
 
 def _beside(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
