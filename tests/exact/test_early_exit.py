@@ -1,0 +1,142 @@
+"""Early exit through the whole engine: its drafts share the target's cache and change no token of anybody."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import cast
+
+import pytest
+import torch
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.events import Event, Finished
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.build import assemble
+from prolepsis.engine.exit_search import keep_layer, layer_file
+from prolepsis.engine.step import Engine
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.load import LoadedModel
+from prolepsis.models.native import NativeModel
+from prolepsis.models.tokenizer import Tokenizer
+from prolepsis.models.weights import open_checkpoint
+from tests.fakes import Letters, drain, outputs, submit, terminals
+from tests.models.kernels import why_not
+from tests.models.tiny import save_tiny
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+
+CONFIG = EngineConfig(
+    kv_memory="1MiB", max_model_len=192, max_step_tokens=48, max_requests=6, strict="off", threads=2, proposers=()
+)
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True),
+    "sampled": SamplingParams(max_tokens=70, seed=11, ignore_eos=True),
+    "truncated": SamplingParams(temperature=0.8, top_k=9, top_p=0.9, max_tokens=70, seed=5, ignore_eos=True),
+    "ends": SamplingParams(max_tokens=70, stop_token_ids=tuple(range(20, 24)), seed=3, ignore_eos=True),
+}
+PROMPT = tuple(3 + (7 * i) % 150 for i in range(75))
+BESIDE: dict[str, tuple[str, ...]] = {"alone": (), "merged": ("prompt_lookup", "suffix")}
+
+
+@cache
+def target() -> LoadedModel:
+    """A random model that mostly says one of the tokens its exits know, and whose third layer changes little."""
+    with TemporaryDirectory() as folder:
+        model = save_tiny(Path(folder), "llama", {"head_dim": 32, "num_hidden_layers": 3})
+        weights = dict(model.named_parameters())
+        with torch.no_grad():
+            weights["lm_head.weight"][:32] *= 4.0
+            for name in ("self_attn.o_proj", "mlp.down_proj"):
+                weights[f"model.layers.2.{name}.weight"] *= 0.2
+        model.save_pretrained(folder)
+        checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
+        native = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=2)
+    return LoadedModel(native, cast(Tokenizer, Letters()), "tiny", "tiny")
+
+
+def with_exit(num_layers: int = 2, **changes: object) -> Engine:
+    return assemble(CONFIG.model_copy(update={"early_exit_layer": num_layers, **changes}), target())
+
+
+def serve(engine: Engine, *sources: GenerateRequest, plan: SpecPlan | None = None) -> list[Event]:
+    engine.send(ApplyPlan(plan or SpecPlan()))
+    submit(engine, *sources)
+    events = drain(engine)
+    assert all(isinstance(end, Finished) for end in terminals(events).values())
+    assert not any(engine.speculation.proposers.failures.values())
+    return events
+
+
+def ask(name: str, request_id: str | None = None, n: int = 1, prompt: Sequence[int] = PROMPT) -> GenerateRequest:
+    return GenerateRequest(request_id or name, tuple(prompt), PARAMS[name], n=n)
+
+
+@cache
+def plain(name: str, n: int = 1) -> list[list[int]]:
+    texts = outputs(serve(assemble(CONFIG, target()), ask(name, n=n)))
+    return [texts[name, i] for i in range(n)]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("depth", [1, 4, 16, None])
+def test_drafts_of_any_depth_change_nothing(num_layers: int, depth: int | None) -> None:
+    for name in PARAMS:
+        events = serve(with_exit(num_layers), ask(name), plan=SpecPlan(fixed_depth=depth))
+        assert outputs(events)[name, 0] == plain(name)[0]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_drafts_are_accepted_where_the_layers_above_change_little(name: str) -> None:
+    engine = with_exit()
+    (end,) = terminals(serve(engine, ask(name), plan=SpecPlan(fixed_depth=3))).values()
+    assert engine.info.proposers == ("early_exit",)
+    assert end.stats.num_accepted > 15
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("depth", [4, None])
+def test_any_mix_of_neighbours_and_of_proposers_changes_nothing(beside: str, depth: int | None) -> None:
+    sources = [ask(name) for name in PARAMS]
+    sources += [ask("sampled", f"other {i}", prompt=[9 + i] * (10 * i + 1)) for i in range(3)]
+    texts = outputs(serve(with_exit(proposers=BESIDE[beside]), *sources, plan=SpecPlan(fixed_depth=depth)))
+    assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
+
+
+def test_samples_of_one_request_that_share_pages_change_nothing() -> None:
+    for name in ("greedy", "sampled"):
+        texts = outputs(serve(with_exit(), ask(name, n=3), plan=SpecPlan(fixed_depth=5)))
+        assert [texts[name, i] for i in range(3)] == plain(name, 3)
+
+
+def test_preemption_changes_nothing() -> None:
+    engine = with_exit(kv_memory="288KiB", prefix_cache=False)
+    events = serve(engine, *(ask(name) for name in PARAMS), plan=SpecPlan(fixed_depth=4))
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
+    assert sum(end.stats.num_preemptions for end in terminals(events).values()) > 0
+
+
+def test_prefix_hits_need_no_catching_up() -> None:
+    engine = with_exit()
+    for name in ("greedy", "greedy", "sampled"):
+        events = serve(engine, ask(name), plan=SpecPlan(fixed_depth=4))
+        (end,) = terminals(events).values()
+        assert outputs(events)[name, 0] == plain(name)[0]
+        assert end.stats.num_accepted > 15
+    assert end.stats.num_cached_tokens >= 64
+
+
+def test_the_layer_found_by_search_is_taken_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
+    named = CONFIG.model_copy(update={"proposers": ("early_exit",)})
+    with pytest.raises(ConfigError, match=r"no layer is known; set early_exit_layer, or search for one"):
+        assemble(named, target())
+    keep_layer(layer_file("tiny", 2), 2)
+    assert assemble(named, target()).info.proposers == ("early_exit",)
+    assert assemble(CONFIG, target()).info.proposers == ()
