@@ -1,26 +1,49 @@
-"""`prolepsis models` on a store in a temporary folder."""
+"""`prolepsis models` on a store in a temporary folder, with draft heads beside it."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.cli.models import download_bar
 from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.models import heads
+from prolepsis.models.head_file import load_head
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.load import identity_of
 from prolepsis.models.store import MANIFEST, Manifest, Store
+from prolepsis.models.weights import open_checkpoint
+from tests.models.heads import save_random_head
+from tests.models.tiny import save_tiny
 
 TINY = Manifest("owner/tiny", "hub:owner/tiny@abc", "tiny.gguf", 3_000_000, {"tiny.gguf": "00ff"}, "mit", "2026-01-01")
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = Store(tmp_path).folder(TINY.name)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(heads, "SHIPPED", tmp_path / "shipped")
+    folder = Store(tmp_path / "models").folder(TINY.name)
     folder.mkdir(parents=True)
     (folder / MANIFEST).write_text(json.dumps(asdict(TINY)))
-    return tmp_path
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def head(root: Path) -> Path:
+    """A head from elsewhere for a tiny model that is here under the name "tiny"."""
+    save_tiny(root / "tiny", "llama", {})
+    manifest = Manifest("tiny", "test", ".", 1, {}, None, "2026-01-01")
+    (root / "tiny" / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    backend = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    backend.save(str(root / "tiny" / "tokenizer.json"))
+    shape = LeanShape.from_config(open_checkpoint(root / "tiny").config)
+    said = {"target": "tiny", "acceptance": {"all": {"hits": [8, 4, 2], "trials": [10, 8, 4]}}, "steps": 7}
+    return save_random_head(root.parent / "elsewhere", shape, said)
 
 
 def run(root: Path, *arguments: str) -> Result:
@@ -79,3 +102,46 @@ def test_export_of_a_model_that_is_not_here_is_status_3(root: Path) -> None:
     result = run(root, "export", DEFAULT_MODEL, str(root / "out"))
     assert result.exit_code == 3
     assert not (root / "out").exists()
+
+
+def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: Path) -> None:
+    imported = run(root, "import", str(head), "--as", "mine")
+    assert imported.exit_code == 0, imported.stderr
+    assert "mine@1 is in" in imported.stdout
+    assert "fits tiny (by its sizes; which weights it is for, it does not say)" in imported.stderr
+    (listed,) = json.loads(run(root, "list", "--json").stdout)["drafters"]
+    shown = json.loads(run(root, "show", "mine@1", "--json").stdout)
+    assert listed == shown
+    assert (shown["kind"], shown["version"], shown["checksum"]) == ("head", 1, "matches")
+    assert (shown["chain_of_3"], shown["training"]) == (2.4, {"steps": 7})
+    assert "2.40 tokens a step" in run(root, "show", "mine").stdout
+    assert "2.40" in run(root, "list").stdout
+    out = root.parent / "out"
+    assert run(root, "export", "mine", str(out)).exit_code == 0
+    assert load_head(out)[0].draft_vocab == 64
+    assert run(root, "remove", "mine").exit_code == 0
+    assert json.loads(run(root, "list", "--json").stdout)["drafters"] == []
+
+
+def test_import_says_which_target_a_head_fits(root: Path, head: Path) -> None:
+    config = json.loads((head / "config.json").read_text())
+    for fingerprint, fits in {identity_of(root / "tiny"): ["tiny"], "00ff": []}.items():
+        config["prolepsis"]["target_fingerprint"] = fingerprint
+        (head / "config.json").write_text(json.dumps(config))
+        assert json.loads(run(root, "import", str(head), "--as", "mine", "--json").stdout)["fits"] == fits
+    assert "fits no model that is here" in run(root, "import", str(head), "--as", "mine").stderr
+
+
+def test_what_cannot_be_imported_or_removed_is_refused(root: Path, head: Path) -> None:
+    assert run(root, "import", str(root), "--as", "mine").exit_code == 3
+    assert run(root, "import", str(head), "--as", "auto").exit_code == 2
+    assert run(root, "remove", "mine").exit_code == 3
+
+
+def test_draft_models_are_listed_beside_heads(root: Path, head: Path) -> None:
+    config = json.loads((root / "tiny" / "config.json").read_text())
+    (root / "tiny" / "config.json").write_text(json.dumps({**config, "prolepsis": {"target": "big"}}))
+    (listed,) = json.loads(run(root, "list", "--json").stdout)["drafters"]
+    assert (listed["kind"], listed["name"], listed["target"]) == ("draft-model", "tiny", "big")
+    assert listed["checksum"] == "not recorded"
+    assert "draft-model" in run(root, "list").stdout

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models import heads
@@ -173,9 +174,7 @@ def test_only_the_users_heads_are_removed(root: Path, tmp_path: Path, target: Lo
     assert [entry.label for entry in list_heads(root)] == ["shipped@1"]
 
 
-def test_draft_models_are_model_folders_that_say_so(
-    root: Path, target: LoadedModel, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_draft_models_are_model_folders_that_say_so(root: Path, target: LoadedModel) -> None:
     for name, document in {
         "other": {"prolepsis": {"target": "big", "target_fingerprint": "00ff"}},
         "ours": {"prolepsis": {"target": "tiny", "target_fingerprint": target.identity, "version": 2}},
@@ -186,9 +185,7 @@ def test_draft_models_are_model_folders_that_say_so(
         (root / name / CONFIG).write_text(json.dumps(document))
     entries = list_draft_models(root)
     assert [(e.name, e.version, e.provenance.target) for e in entries] == [("other", 1, "big"), ("ours", 2, "tiny")]
-    capsys.readouterr()
-    warn_of_other_target(str(root / "ours"), target, root)
-    warn_of_other_target(str(root / "unknown"), target, root)
-    assert capsys.readouterr().out == ""
-    warn_of_other_target(str(root / "other"), target, root)
-    assert "draft_model_of_other_target" in capsys.readouterr().out
+    with capture_logs() as lines:
+        for name in ("ours", "unknown", "other"):
+            warn_of_other_target(str(root / name), target, root)
+    assert [line["draft_model"] for line in lines] == [str(root / "other")]

@@ -26,6 +26,11 @@ class DraftModelEntry:
         return self.provenance.version or 1
 
     @property
+    def target(self) -> str:
+        """Name of the target it was trained for; empty where it does not say."""
+        return self.provenance.target
+
+    @property
     def size(self) -> int:
         """Bytes of its weights."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))

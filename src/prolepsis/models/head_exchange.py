@@ -9,8 +9,12 @@ from typing import Any
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.head_file import CONFIG, WEIGHTS, head_checksum, load_head
-from prolepsis.models.heads import HeadEntry, check_checksum, find_head, head_folder, list_heads
+from prolepsis.models.heads import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.load import identity_of
 from prolepsis.models.provenance import KEY
+from prolepsis.models.store import open_store
+from prolepsis.models.weights import open_checkpoint
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 
@@ -32,6 +36,23 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     home = head_folder(root) / label
     copy_head(source, home, {KEY: said})
     return find_head(str(home), root)
+
+
+def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
+    """Return the names of the models here that a head can draft for."""
+    store = open_store(root)
+    names: list[str] = []
+    for manifest in store.installed():
+        path = store.path(manifest.name)
+        assert path is not None, "what is installed has a path"
+        try:
+            shape = LeanShape.from_config(open_checkpoint(path).config)
+        except ModelLoadError:  # no head drafts for what the lean forward cannot run
+            continue
+        identity = identity_of(path) if entry.target_fingerprint else ""
+        if misfit(entry, shape, identity) is None:
+            names.append(manifest.name)
+    return names
 
 
 def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) -> Path:

@@ -19,6 +19,7 @@ from prolepsis.models.head_file import (
     read_config,
 )
 from prolepsis.models.lean import LeanModel
+from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.native import NativeModel
 from prolepsis.models.provenance import Provenance, read_provenance
@@ -116,12 +117,7 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
     model = target.model
     if not isinstance(model, NativeModel | LeanModel):
         raise ModelLoadError(f"the forward {model.info.forward} runs no draft heads; allowed: native, lean")
-    fault = head_fault(entry.config, model.shape, model.info.num_layers)
-    if fault is None and entry.target_fingerprint and entry.target_fingerprint != target.identity:
-        fault = (
-            f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}; this one's "
-            f"is {target.identity or 'not known'} (other weights or another tokenizer)"
-        )
+    fault = misfit(entry, model.shape, target.identity)
     if fault is not None:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
     check_checksum(entry)
@@ -133,6 +129,20 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
     from prolepsis.models.lean_head import LeanHead
 
     return LeanHead(entry.label, config, weights, model)
+
+
+def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
+    """Say what differs between the target a head is for and one of this `shape` and `identity`; None if nothing does.
+
+    A head that does not say which weights it was trained for fits every target of its sizes.
+    """
+    fault = head_fault(entry.config, shape, shape.layers)
+    if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
+        return fault
+    return (
+        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}; this one's is "
+        f"{identity or 'not known'} (other weights or another tokenizer)"
+    )
 
 
 def check_checksum(entry: HeadEntry) -> None:
