@@ -1,34 +1,119 @@
-from prolepsis.spec.effort import Effort, Offer
+import random
 
-GOOD = Offer((0.8, 0.64, 0.5, 0.4), 0.0)
-BAD = Offer((0.05, 0.01), 0.0)
+import pytest
+
+from prolepsis.spec.effort import Decision, Effort, Offer, Prices
+
+GOOD = Offer((0.8, 0.64, 0.5, 0.4))
+BAD = Offer((0.05, 0.01))
+PRICES = Prices(row=0.03, ms=0.1)
 
 
-def _with_cost(ms_per_level: float) -> Effort:
+def _with_cost(ms_per_level: float, *, num_samples: int = 1) -> Effort:
     effort = Effort()
-    effort.learn(1, ms_per_level)
+    effort.cost.learn(num_samples, 1, ms_per_level)
     return effort
 
 
+def _depth(effort: Effort, *offers: Offer, prices: Prices = PRICES) -> int:
+    return _decide(effort, *offers, prices=prices).depth
+
+
+def _decide(effort: Effort, *offers: Offer, prices: Prices = PRICES) -> Decision:
+    return effort.decide(offers[0].survivals, offers, prices)
+
+
 def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
-    assert _with_cost(1.0).depth([GOOD], price=0.03, tokens_per_ms=0.1) == 4
-    assert _with_cost(5.0).depth([GOOD], price=0.03, tokens_per_ms=0.1) == 2
-    assert _with_cost(50.0).depth([GOOD], price=0.03, tokens_per_ms=0.1) == 0
+    assert _depth(_with_cost(1.0), GOOD) == 4
+    assert _depth(_with_cost(5.0), GOOD) == 2
+    assert _depth(_with_cost(50.0), GOOD) == 0
+
+
+def test_the_rule_of_the_closed_form() -> None:
+    """One level more iff the sum of S there is above (samples * b + c_d) * G."""
+    for num_samples, ms in ((1, 2.0), (1, 4.4), (16, 8.0), (16, 40.0)):
+        effort = _with_cost(ms, num_samples=num_samples)
+        threshold = num_samples * PRICES.row + ms * PRICES.ms
+        pays = [num_samples * alive > threshold for alive in GOOD.survivals]
+        assert _depth(effort, *[GOOD] * num_samples) == sum(pays)
 
 
 def test_samples_share_the_cost_of_a_level() -> None:
-    assert _with_cost(10.0).depth([GOOD] * 8, price=0.03, tokens_per_ms=0.1) == 4
+    assert _depth(_with_cost(10.0, num_samples=8), GOOD) < 4
+    assert _depth(_with_cost(10.0, num_samples=8), *[GOOD] * 8) == 4
 
 
-def test_not_where_a_free_draft_is_as_good() -> None:
-    assert _with_cost(1.0).depth([Offer(GOOD.survivals, 3.0)], price=0.03, tokens_per_ms=0.1) == 0
+def test_gains_are_those_beside_the_free_draft() -> None:
+    assert _depth(_with_cost(3.0), Offer(GOOD.survivals, (0.95, 0.9, 0.85, 0.8))) == 0
+    assert _depth(_with_cost(3.0), Offer(GOOD.survivals, (0.3,))) == 4  # the free draft is short
+    decision = _decide(_with_cost(3.0), Offer(GOOD.survivals, (0.99,) * 4), GOOD)
+    assert decision.asked == (False, True)
 
 
-def test_probes_back_off_and_start_anew_after_success() -> None:
+def test_a_sample_that_gains_less_than_its_part_of_a_call_is_left_out() -> None:
+    effort = Effort()
+    for num_samples in (1, 8) * 40:
+        effort.cost.learn(num_samples, 1, 1.0 + 0.5 * num_samples)
+    offers = [GOOD] * 4 + [Offer((0.06,))]
+    assert _decide(effort, *offers).asked == (True,) * 4 + (False,)
+
+
+def test_nodes_of_the_next_level_pay_their_row_and_their_share_of_it() -> None:
+    effort = Effort()
+    for num_samples in (1, 16) * 100:
+        effort.cost.learn(num_samples, 2, 2 * (1.0 + 0.1 * num_samples))
+    assert effort.threshold(1, PRICES) == pytest.approx(0.03 + 0.1 * 1.1, rel=0.05)
+    assert effort.threshold(16, PRICES) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.1), rel=0.05)
+
+
+def test_probes_back_off_up_to_a_cap() -> None:
     effort, asked = _with_cost(5.0), []
-    for step in range(1, 150):
-        if effort.depth([BAD], price=0.03, tokens_per_ms=0.1):
+    for step in range(1, 3000):
+        if _depth(effort, BAD):
             asked.append(step)
-    assert asked == [16, 48, 112]
-    assert effort.depth([GOOD], price=0.03, tokens_per_ms=0.1)
-    assert [bool(effort.depth([BAD], price=0.03, tokens_per_ms=0.1)) for _ in range(16)] == [False] * 15 + [True]
+    assert asked == [16, 48, 112, 240, 496, 1008, 1520, 2032, 2544]
+
+
+def test_a_better_promise_starts_probing_anew() -> None:
+    effort = _with_cost(5.0)
+    for _ in range(600):
+        _depth(effort, BAD)
+    promising = Offer((0.3, 0.1))  # still not worth it
+    assert [step for step in range(1, 100) if _depth(effort, promising)] == [1, 33, 97]
+
+
+def test_switched_on_only_for_a_gain_that_holds() -> None:
+    effort = _with_cost(5.0)
+    for _ in range(100):
+        _depth(effort, BAD)
+    small = Offer((0.55,))  # gains 0.02 tokens a step
+    asked = [_depth(effort, offer) for offer in [*[small] * 10, *[GOOD, GOOD, BAD] * 10]]
+    assert sum(map(bool, asked)) <= 3, "probes"
+    asked = [_depth(effort, GOOD) for _ in range(12)]
+    assert asked[8:] == [2] * 4
+    assert _depth(effort, small) == 1, "once on, any gain keeps it on"
+
+
+def test_noise_around_the_point_where_it_just_pays_does_not_flip_it() -> None:
+    effort, rng = _with_cost(5.0), random.Random(0)
+    flips, on = 0, True
+    for _ in range(2000):
+        _depth(effort, Offer((0.53 + rng.uniform(-0.04, 0.04),)))
+        flips += effort._switch.on != on
+        on = effort._switch.on
+    assert flips <= 4
+
+
+def test_gains_that_fall_short_of_what_was_expected_are_expected_less() -> None:
+    effort = _with_cost(3.0)
+    assert _depth(effort, GOOD) == 4
+    for _ in range(200):
+        decision = _decide(effort, GOOD)
+        brought = sum(alive - PRICES.row for alive in GOOD.survivals[: decision.depth])
+        effort.learn(decision.gain, 0.6 * brought)
+    assert 0 < decision.depth < 4
+    assert decision.gain == pytest.approx(0.6 * brought, rel=0.1)
+
+
+def test_what_survives_nowhere_is_not_drafted() -> None:
+    assert _decide(_with_cost(1.0), Offer(())) == Decision(0, (False,))

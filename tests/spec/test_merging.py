@@ -6,16 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.stats import ProposerCounts, count_draft
+from prolepsis.spec.acceptance import survivals
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.merging import MERGED, merge
+from prolepsis.spec.turn import Rated
 from prolepsis.spec.verify import verify
 from tests.spec.drafts import paths, rates, trees
 from tests.spec.samples import VOCAB
 
+Pair = tuple[Draft, list[float], Draft, list[float]]
 pairs = st.tuples(trees("a"), trees("b")).flatmap(
     lambda two: st.tuples(st.just(two[0]), rates(two[0]), st.just(two[1]), rates(two[1]))
 )
-Pair = tuple[Draft, list[float], Draft, list[float]]
+
+
+def _merge(
+    first: Draft, first_rates: list[float], second: Draft, second_rates: list[float], *, limit: int, floor: float = 0.0
+) -> Draft:
+    rated = [Rated(d, survivals(d, r), 0.0) for d, r in ((first, first_rates), (second, second_rates))]
+    return merge(rated[0], rated[1], limit, floor)
 
 
 def _verdict(draft: Draft, truth: list[int]) -> tuple[int, ...]:
@@ -28,7 +37,7 @@ def _verdict(draft: Draft, truth: list[int]) -> tuple[int, ...]:
 @given(pairs)
 def test_the_union_holds_both_and_nothing_else(pair: Pair) -> None:
     first, _, second, _ = pair
-    union = merge(*pair, limit=100)
+    union = _merge(*pair, limit=100)
     assert paths(union).keys() == paths(first).keys() | paths(second).keys()
     assert union.fault(VOCAB, 100) is None
     assert union.proposer == MERGED
@@ -41,7 +50,7 @@ def test_the_union_holds_both_and_nothing_else(pair: Pair) -> None:
 def test_verification_accepts_the_longer_of_both_accepted_paths(pair: Pair, truth: list[int]) -> None:
     first, _, second, _ = pair
     alone = [_verdict(draft, truth) for draft in (first, second)]
-    assert _verdict(merge(*pair, limit=100), truth) == max(alone, key=len)
+    assert _verdict(_merge(*pair, limit=100), truth) == max(alone, key=len)
 
 
 @settings(max_examples=200, deadline=None)
@@ -49,7 +58,7 @@ def test_verification_accepts_the_longer_of_both_accepted_paths(pair: Pair, trut
 def test_the_likeliest_nodes_stay_with_their_parents_and_the_principal_chain_is_in_front(
     pair: Pair, limit: int
 ) -> None:
-    union, whole = merge(*pair, limit=limit), merge(*pair, limit=100)
+    union, whole = _merge(*pair, limit=limit), _merge(*pair, limit=100)
     assert len(union.tokens) == min(limit, len(whole.tokens))
     assert union.fault(VOCAB, limit) is None
     assert paths(union).keys() <= paths(whole).keys()
@@ -68,7 +77,7 @@ def test_the_likeliest_nodes_stay_with_their_parents_and_the_principal_chain_is_
 @given(pairs)
 def test_a_shared_node_takes_the_better_rate(pair: Pair) -> None:
     first, first_rates, second, second_rates = pair
-    union = merge(*pair, limit=100)
+    union = _merge(*pair, limit=100)
     known = [(paths(first), first_rates), (paths(second), second_rates)]
     best = {path: max(r[p[path]] for p, r in known if path in p) for path in paths(union)}
     for path, node in paths(union).items():
@@ -78,17 +87,17 @@ def test_a_shared_node_takes_the_better_rate(pair: Pair) -> None:
 
 def test_buckets_tell_agreement_from_contest_and_who_stands_alone() -> None:
     first, second = chain((1, 2), "a"), Draft((1, 3, 4), (-1, 0, -1), "b")
-    union = merge(first, [0.5, 0.5], second, [0.5, 0.5, 0.5], limit=9)
+    union = _merge(first, [0.5, 0.5], second, [0.5, 0.5, 0.5], limit=9)
     kinds = {path: union.buckets[node] // 8 for path, node in paths(union).items()}
     assert kinds == {(1,): 0, (1, 2): 3, (1, 3): 4, (4,): 4}
-    alone = merge(first, [0.5, 0.5], chain((1,), "b"), [0.5], limit=9)
+    alone = _merge(first, [0.5, 0.5], chain((1,), "b"), [0.5], limit=9)
     assert [bucket // 8 for bucket in alone.buckets] == [0, 1]
 
 
 @settings(max_examples=200, deadline=None)
 @given(pairs, st.lists(st.integers(1, 3), min_size=9, max_size=9), st.integers(1, 9))
 def test_a_merged_draft_counts_once_each_position_with_who_brought_it(pair: Pair, truth: list[int], limit: int) -> None:
-    union = merge(*pair, limit=limit)
+    union = _merge(*pair, limit=limit)
     path = union.follow(truth)
     counts: dict[str, ProposerCounts] = {}
     count_draft(counts, union.credits(path), len(path))
@@ -108,18 +117,31 @@ def test_a_merged_draft_counts_once_each_position_with_who_brought_it(pair: Pair
 
 
 def test_sources_follow_their_nodes_when_a_draft_is_cut() -> None:
-    union = merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
+    union = _merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
     assert union.sources == ("a", "a", "b")
     assert union.cut(2).sources == ("a", "a")
     assert union.select([0, 2]).sources == ("a", "b")
 
 
 def test_three_drafts_keep_their_proposers() -> None:
-    two = merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
-    three = merge(two, [0.9, 0.9, 0.5], chain((3, 4), "c"), [0.4, 0.4], limit=9)
+    two = _merge(chain((1, 2), "a"), [0.9, 0.9], chain((3,), "b"), [0.5], limit=9)
+    three = _merge(two, [0.9, 0.9, 0.5], chain((3, 4), "c"), [0.4, 0.4], limit=9)
     assert {path: three.sources[node] for path, node in paths(three).items()} == {
         (1,): "a",
         (1, 2): "a",
         (3,): "b",
         (3, 4): "c",
     }
+
+
+@settings(max_examples=100, deadline=None)
+@given(pairs, st.floats(0.05, 0.9))
+def test_what_is_not_worth_its_row_is_left_out(pair: Pair, floor: float) -> None:
+    first, first_rates, second, second_rates = pair
+    union = _merge(*pair, limit=100, floor=floor)
+    kept = set[tuple[int, ...]]()
+    for draft, of_nodes in ((first, first_rates), (second, second_rates)):
+        alive = survivals(draft, of_nodes)
+        kept |= {path for path, node in paths(draft).items() if alive[node] > floor}
+    assert paths(union).keys() == kept
+    assert union.fault(VOCAB, 100) is None

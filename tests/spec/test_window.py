@@ -81,4 +81,13 @@ def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
     beside = window.cut(drafts, StepLoad(16 + 400, 0, 1000))
     assert beside.nodes == [[]] * 16
     assert beside.ms == pytest.approx(window.cut(drafts, StepLoad(16, 0, 1000)).ms)
-    assert window.price(StepLoad(416, 0, 1000), 16) == pytest.approx(window.price(StepLoad(16, 0, 1000), 16))
+    assert window.marginal_ms(StepLoad(416, 0, 1000)) == pytest.approx(window.marginal_ms(StepLoad(16, 0, 1000)))
+    assert window.plain_pace(StepLoad(416, 0, 1000), 16) == window.plain_pace(StepLoad(16, 0, 1000), 16)
+
+
+def test_time_spent_on_drafts_is_paid_whatever_is_verified() -> None:
+    """A step made dear by drafting makes rows of it relatively cheap: b * G falls with G."""
+    window, drafts = Window(flat_cost(10.0, 2.0)), [(0.3, 0.25, 0.2, 0.15)]
+    few, more = window.cut(drafts, _load(1)), window.cut(drafts, _load(1), spent_ms=8.0)
+    assert len(few.nodes[0]) < len(more.nodes[0])
+    assert more.ms == pytest.approx(window.cost.ms(1 + len(more.nodes[0]), 0) + 0.7 + 8.0)

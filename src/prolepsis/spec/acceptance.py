@@ -105,10 +105,12 @@ class AcceptanceEstimator:
         depths: list[int] = []
         rates: list[float] = []
         for i, parent in enumerate(parents):
-            depth = 0 if parent == ROOT else min(depths[parent] + 1, _MAX_POSITION)
+            depth = 0 if parent == ROOT else depths[parent] + 1
             depths.append(depth)
             cell = cells.get(buckets[i])
-            rates.append(cell.rate(depth) if cell else self._expected(draft, i))
+            rates.append(
+                cell.rate(depth if depth < _MAX_POSITION else _MAX_POSITION) if cell else self._expected(draft, i)
+            )
         return rates
 
     def record(self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True) -> None:
@@ -147,6 +149,7 @@ def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tupl
     """Return the survival of each node, `rates` times the request's tilt `factor`: never above its parent's."""
     alive: list[float] = []
     for parent, rate in zip(draft.parents, rates, strict=True):
-        tilted = min(rate * factor, _CERTAIN)
+        tilted = rate * factor
+        tilted = min(tilted, _CERTAIN)
         alive.append(tilted if parent == ROOT else tilted * alive[parent])
     return tuple(alive)

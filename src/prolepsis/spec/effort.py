@@ -1,73 +1,127 @@
 """Whether and how deep a proposer that costs time is asked: draft a level deeper iff that gains more than it costs.
 
-Gain of depth k over the samples: expected accepted tokens beyond what the free drafts bring. Cost: G (tokens per ms)
-times the proposer's own milliseconds per level, which one drafting call shares over its samples (ALGORITHMS 4.1).
+A level costs G (tokens per ms, `Prices.ms`) times its milliseconds, which a call shares over its samples, and the rows
+of what it brings: ALGORITHMS 4.1, sum of S > (samples * b + c_d) * G. What it brings is merged with the free draft, so
+a depth gains where the free draft fails: survival there times the chance that no node of the free draft is accepted,
+as if both failed independently. How far real gains are from that is learnt as one factor.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_FIRST_BACKOFF = 16  # steps between two probes of a proposer that does not pay
-_LONGEST_BACKOFF = 512
+from prolepsis.spec.level_cost import LevelCost
+from prolepsis.spec.probing import Probes
+from prolepsis.spec.switch import Switch
+
 _PROBE_DEPTH = 3
-_DECAY = 0.9
+_DECAY = 0.98  # of gains, per call: about 50
+_PRIOR_TOKENS = 4.0  # weight of "gains are what was expected"
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What time is worth in a step, in tokens."""
+
+    row: float
+    """Of one more row of the pass: the survival at which it just pays."""
+    ms: float
+    """Of a millisecond: tokens that the step emits in one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a proposer would bring one sample: survivals by depth, up to the sample's limit; value of its free draft."""
+    """What a proposer would bring one sample, by depth up to where it has use for it."""
 
-    survivals: tuple[float, ...]
-    free_value: float
+    survivals: Sequence[float]
+    """Chance that its likeliest node there is accepted."""
+    free: Sequence[float] = ()
+    """Chance that some node of the sample's free draft is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How deep to draft (0: not at all), for which samples, and what it should gain (tokens)."""
+
+    depth: int
+    asked: tuple[bool, ...]
+    gain: float = 0.0
 
 
 class Effort:
-    """Decides the depth for one proposer, and probes with back-off so that a bad estimate can recover."""
+    """Decides for one proposer, switches it with hysteresis and probes it while it does not pay."""
 
     def __init__(self) -> None:
-        self._ms_per_level = 0.0
-        self._waited = 0
-        self._backoff = _FIRST_BACKOFF
+        self.cost = LevelCost()
+        self._switch = Switch()
+        self._probes = Probes()
+        self._gained = self._expected = _PRIOR_TOKENS
 
-    def depth(self, offers: Sequence[Offer], price: float, tokens_per_ms: float) -> int:
-        """Return how deep to draft for the samples that gain, 0 for not at all.
+    def decide(self, alone: Sequence[float], offers: Sequence[Offer], prices: Prices) -> Decision:
+        """Return for which samples to draft, and how deep: once a step.
 
-        `price` is the survival at which a row pays. A probe is granted now and then where nothing gains.
+        `alone`: what it brings a sample, taking all together, that has no free draft; by this it is switched.
         """
-        longest = max((len(offer.survivals) for offer in offers), default=0)
-        level_cost = self.level_cost(tokens_per_ms)
-        best, best_net = 0, 0.0
-        for k in range(1, longest + 1):
-            net = sum(max(0.0, gain(offer, k, price)) for offer in offers) - k * level_cost
-            if net > best_net:
-                best, best_net = k, net
-        if best:
-            self._waited, self._backoff = 0, _FIRST_BACKOFF
-            return best
-        return min(_PROBE_DEPTH, longest) if self._probe_due() else 0
+        gains = self._gains(alone, (), prices.row)
+        _, net = self._best([gains] * len(offers), prices.ms)
+        if self._switch.decide(net / len(offers)):
+            beside = [self._gains(offer.survivals, offer.free, prices.row) for offer in offers]
+            depth, _ = self._best(beside, prices.ms)
+            if depth:
+                self._probes.restart()
+                return self._decision(beside, depth, prices.ms)
+        if self._probes.due(_at(gains, _PROBE_DEPTH)):
+            beside = [self._gains(offer.survivals, offer.free, prices.row) for offer in offers]
+            return Decision(_PROBE_DEPTH, (True,) * len(offers), sum(_at(known, _PROBE_DEPTH) for known in beside))
+        return Decision(0, (False,) * len(offers))
 
-    def level_cost(self, tokens_per_ms: float) -> float:
-        """Return what one level costs, in tokens."""
-        return self._ms_per_level * tokens_per_ms
+    def threshold(self, num_samples: int, prices: Prices) -> float:
+        """Return the survival at which a node of the next level pays its row and its share of the level."""
+        return prices.row + prices.ms * (self.cost.fixed_ms / num_samples + self.cost.sample_ms)
 
-    def learn(self, num_levels: int, ms: float) -> None:
-        """Learn that a call that drafted `num_levels` deep took `ms`."""
-        if num_levels:
-            per_level = ms / num_levels
-            known = self._ms_per_level
-            self._ms_per_level = per_level if known == 0.0 else _DECAY * known + (1.0 - _DECAY) * per_level
+    def learn(self, expected: float, gained: float) -> None:
+        """Learn that a call that should have gained `expected` tokens was worth `gained` by its drafts' estimates."""
+        self._expected = _DECAY * (self._expected - _PRIOR_TOKENS) + expected / self._factor + _PRIOR_TOKENS
+        self._gained = _DECAY * (self._gained - _PRIOR_TOKENS) + gained + _PRIOR_TOKENS
 
-    def _probe_due(self) -> bool:
-        self._waited += 1
-        if self._waited < self._backoff:
-            return False
-        self._waited, self._backoff = 0, min(_LONGEST_BACKOFF, 2 * self._backoff)
-        return True
+    @property
+    def _factor(self) -> float:
+        return min(4.0, max(0.25, self._gained / self._expected))
+
+    def _gains(self, survivals: Sequence[float], free: Sequence[float], price: float) -> list[float]:
+        """Return the tokens gained by depth, all levels above included, down to where none gains any more."""
+        total, factor, gains = 0.0, self._factor, list[float]()
+        for depth, alive in enumerate(survivals):
+            if alive <= price:
+                break
+            left = alive * (1.0 - free[depth]) if depth < len(free) else alive
+            if left > price:
+                total += left - price
+            gains.append(factor * total)
+        return gains
+
+    def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float) -> tuple[int, float]:
+        """Return the depth with the largest gain over cost, and that; 0 and at most 0 where none has."""
+        fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sample_ms
+        nets = [-fixed * k for k in range(1, max(map(len, gains), default=0) + 1)]
+        for known in gains:
+            net = 0.0
+            for k in range(len(nets)):
+                if k < len(known):
+                    net = known[k] - each * (k + 1)
+                if net > 0.0:
+                    nets[k] += net
+        best = max(nets, default=0.0)
+        return (nets.index(best) + 1, best) if best > 0.0 else (0, best)
+
+    def _decision(self, gains: Sequence[Sequence[float]], depth: int, tokens_per_ms: float) -> Decision:
+        each = tokens_per_ms * self.cost.sample_ms
+        asked = tuple(_at(known, depth) > each * min(depth, len(known)) for known in gains)
+        return Decision(depth, asked, sum(_at(known, depth) for known, does in zip(gains, asked, strict=True) if does))
 
 
-def gain(offer: Offer, depth: int, price: float) -> float:
-    """Return the expected tokens, less the price of their rows, that a draft of `depth` brings beyond the free one."""
-    return value(offer.survivals[:depth], price) - offer.free_value
+def _at(gains: Sequence[float], depth: int) -> float:
+    """Return the gain of drafting `depth` deep, or as deep as the sample's limit lets."""
+    return gains[min(depth, len(gains)) - 1] if gains else 0.0
 
 
 def value(survivals: Sequence[float], price: float) -> float:

@@ -5,92 +5,90 @@ makes it likelier, another token in the same place less likely. So a merged draf
 agreement and by what its proposer's rate says; the acceptance estimator learns them as those of a proposer, `MERGED`.
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prolepsis.spec.draft import ROOT, Draft, principal_first
+from prolepsis.spec.turn import Rated
 
 MERGED = "merged"
 """Signs merged drafts; their nodes' proposers are in `Draft.sources`."""
-_LEVELS = 8  # steps of a rate, in buckets
+_LEVELS = 8  # steps of a rate, in buckets; a rate is below 1
 _SHARED, _FIRST, _SECOND, _CONTESTED = 0, 1, 2, 2  # kinds of nodes; contested ones follow those that stand alone
 
 
-class _Union:
-    """Nodes in the order they came, parents before children."""
+def merge(first: Rated, second: Rated, limit: int, floor: float = 0.0) -> Draft:
+    """Return the `limit` likeliest nodes of both drafts as one, with what their estimates together give as survivals.
 
-    def __init__(self, first: Draft, rates: Sequence[float]) -> None:
-        self.tokens = list(first.tokens)
-        self.parents = list(first.parents)
-        self.rates = list(rates)
-        self.sources = list(first.sources or (first.proposer,) * len(first.tokens))
-        self.shared: set[int] = set()
-        self.num_first = len(first.tokens)
-        self._places = {(parent, token): i for i, (token, parent) in enumerate(zip(*_nodes(first), strict=True))}
-
-    def add(self, second: Draft, rates: Sequence[float]) -> None:
-        """Add a draft whose nodes are not in yet; a shared one keeps its proposer and takes the better rate."""
-        places = {ROOT: ROOT}
-        for i, (token, parent) in enumerate(zip(*_nodes(second), strict=True)):
-            above = places[parent]
-            known = self._places.get((above, token))
-            if known is None:
-                places[i] = self._append(token, above, rates[i], second.proposer)
-            else:
-                places[i] = known
-                self.shared.add(known)
-                self.rates[known] = max(self.rates[known], rates[i])
-
-    def survivals(self) -> list[float]:
-        alive: list[float] = []
-        for parent, rate in zip(self.parents, self.rates, strict=True):
-            alive.append(rate if parent == ROOT else rate * alive[parent])
-        return alive
-
-    def buckets(self) -> list[int]:
-        """Return each node's bucket: shared, or whose it is and whether the other draft says otherwise there."""
-        in_both = set(self.parents[: self.num_first])
-        in_both &= {self.parents[i] for i in (*self.shared, *range(self.num_first, len(self.parents)))}
-        buckets: list[int] = []
-        for i, (parent, rate) in enumerate(zip(self.parents, self.rates, strict=True)):
-            if i in self.shared:
-                kind = _SHARED
-            else:
-                kind = (_FIRST if i < self.num_first else _SECOND) + _CONTESTED * (parent in in_both)
-            buckets.append(kind * _LEVELS + min(_LEVELS - 1, int(_LEVELS * rate)))
-        return buckets
-
-    def _append(self, token: int, parent: int, rate: float, source: str) -> int:
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.rates.append(rate)
-        self.sources.append(source)
-        return len(self.tokens) - 1
-
-
-def merge(
-    first: Draft,
-    first_rates: Sequence[float],  # of each node given that its parent was accepted, as all rates here
-    second: Draft,
-    second_rates: Sequence[float],
-    limit: int,
-) -> Draft:
-    """Return the `limit` likeliest nodes of both drafts as one, with their survivals by these rates."""
-    union = _Union(first, first_rates)
-    union.add(second, second_rates)
-    alive, buckets = union.survivals(), union.buckets()
-    order = sorted(range(len(alive)), key=lambda i: -alive[i])[:limit]  # stable: parents stay before their children
-    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
-    order = [order[i] for i in principal_first([place[union.parents[i]] for i in order])]
-    place = {ROOT: ROOT} | {node: i for i, node in enumerate(order)}
+    A node that survives no more often than `floor` is left out.
+    """
+    nodes = _union(first, second, floor)
+    ranked = sorted(zip([-alive for alive in nodes.alive], range(len(nodes.alive)), strict=True))
+    likeliest = [i for _, i in ranked[:limit]]  # parents stay before their children
+    place = {node: i for i, node in enumerate(likeliest)} | {ROOT: ROOT}
+    order = [likeliest[i] for i in principal_first([place[nodes.parents[i]] for i in likeliest])]
+    place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
     return Draft(
-        tuple(union.tokens[i] for i in order),
-        tuple(place[union.parents[i]] for i in order),
+        tuple([nodes.tokens[i] for i in order]),
+        tuple([place[nodes.parents[i]] for i in order]),
         MERGED,
-        tuple(alive[i] for i in order),
-        buckets=tuple(buckets[i] for i in order),
-        sources=tuple(union.sources[i] for i in order),
+        tuple([nodes.alive[i] for i in order]),
+        buckets=tuple([nodes.bucket(i) for i in order]),
+        sources=tuple([nodes.sources[i] for i in order]),
     )
 
 
-def _nodes(draft: Draft) -> tuple[Sequence[int], Sequence[int]]:
-    return draft.tokens, draft.parents
+@dataclass(slots=True)
+class _Nodes:
+    """Of both drafts, parents before children: the first's, then what only the second has."""
+
+    tokens: list[int]
+    parents: list[int]
+    sources: list[str]
+    rates: list[float]
+    kinds: list[int]
+    alive: list[float]
+    contested: set[int]
+    """Parents after which both drafts say something."""
+
+    def bucket(self, node: int) -> int:
+        """Return the calibration bucket: shared, or whose it is and whether the other draft says otherwise there."""
+        kind = self.kinds[node]
+        if kind != _SHARED and self.parents[node] in self.contested:
+            kind += _CONTESTED
+        return kind * _LEVELS + int(_LEVELS * self.rates[node])
+
+
+def _union(first: Rated, second: Rated, floor: float) -> _Nodes:
+    nodes = _Nodes([], [], [], [], [], [], set())
+    known: dict[tuple[int, int], int] = {}
+    above = [_add(nodes, known, rated, kind, floor) for rated, kind in ((first, _FIRST), (second, _SECOND))]
+    for parent, rate in zip(nodes.parents, nodes.rates, strict=True):
+        nodes.alive.append(rate if parent == ROOT else rate * nodes.alive[parent])
+    nodes.contested = above[0] & above[1]
+    return nodes
+
+
+def _add(nodes: _Nodes, known: dict[tuple[int, int], int], rated: Rated, kind: int, floor: float) -> set[int]:
+    """Add a draft's nodes and return their parents; a shared node keeps its proposer and takes the better rate."""
+    draft, survivals = rated.draft, rated.survivals
+    places: list[int] = []
+    above: set[int] = set()
+    for i, (token, parent, alive) in enumerate(zip(draft.tokens, draft.parents, survivals, strict=True)):
+        if alive <= floor:  # so are all nodes below it
+            places.append(ROOT)
+            continue
+        at, rate = (ROOT, alive) if parent == ROOT else (places[parent], alive / survivals[parent])
+        above.add(at)
+        node = known.get((at, token))
+        if node is None:
+            node = known[at, token] = len(nodes.tokens)
+            nodes.tokens.append(token)
+            nodes.parents.append(at)
+            nodes.sources.append(draft.sources[i] if draft.sources else draft.proposer)
+            nodes.rates.append(rate)
+            nodes.kinds.append(kind)
+        else:
+            nodes.kinds[node] = _SHARED
+            nodes.rates[node] = max(nodes.rates[node], rate)
+        places.append(node)
+    return above

@@ -1,5 +1,7 @@
 """What drafts are worth to a sample, and which it keeps: the best one, or two merged into one tree."""
 
+from collections.abc import Sequence
+
 from prolepsis.spec.acceptance import AcceptanceEstimator, survivals
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import value
@@ -9,7 +11,9 @@ from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Rated, Turn
 
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-_CERTAIN = 0.998
+
+
+_FLOOR = 0.5  # of the price: nodes that are not worth their row are not merged
 
 
 class Rating:
@@ -41,18 +45,31 @@ class Rating:
         other = turn.best
         rated = self.compete(turn, draft, price)
         if other is not None and rated is not None:
-            union = merge(other.draft, other.rates, rated.draft, rated.rates, turn.limit)
-            turn.best = self._rated(turn, union, 1.0, price)
+            union = merge(other, rated, turn.limit, 0.0 if turn.forced else _FLOOR * price)
+            if union.tokens:
+                turn.best = self._rated(turn, union, 1.0, price)
 
     def _rated(self, turn: Turn, draft: Draft, tilt: float, price: float) -> Rated:
         """Rate a draft for its sample; what the grammar forces is as good as accepted."""
         matcher = turn.sample.matcher
-        forced = forced_nodes(draft, matcher) if matcher is not None else ()
         expected = self._acceptance.rates(draft)
-        rates = [min(_CERTAIN, tilt * rate) for rate in expected]
-        for node in forced:
-            expected[node] = rates[node] = FORCED_RATE
+        if matcher is None:
+            alive = survivals(draft, expected, tilt)
+        else:
+            rates = [tilt * rate for rate in expected]
+            for node in forced_nodes(draft, matcher):
+                expected[node] = rates[node] = FORCED_RATE
+            alive = survivals(draft, rates)
         if turn.judged:
             self._board.add(turn.sample, draft, expected)
-        alive = survivals(draft, rates)
-        return Rated(draft, rates, alive, value(alive, price))
+        return Rated(draft, alive, value(alive, price))
+
+
+def levels(draft: Draft, alive: Sequence[float]) -> tuple[float, ...]:
+    """Return for each depth the chance that some node there is accepted; of a node's children at most one is."""
+    chances: list[float] = []
+    for depth, chance in zip(draft.depths(), alive, strict=True):
+        if depth > len(chances):
+            chances.append(0.0)
+        chances[depth - 1] += chance
+    return tuple(min(1.0, chance) for chance in chances)

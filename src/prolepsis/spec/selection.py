@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import ProposerCounts, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import Effort, Offer, gain
+from prolepsis.spec.effort import Prices
 from prolepsis.spec.proposer import Proposer, SampleView
-from prolepsis.spec.rating import Rating
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Turn
 from prolepsis.spec.window import Cut, StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
+_DECAY = 0.9  # of the speedup, per step
 
 
 class ProposerSet:
@@ -49,12 +50,10 @@ class ProposerSet:
         """For each sample of the last `propose`: there was a draft, but no node of it was worth verifying."""
         contained = [ContainedProposer(p, vocab_size, clock) for p in proposers]
         self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._efforts = {p.name: Effort() for p in self._proposers if not p.free}
         self._window = window
-        self._acceptance = acceptance
         self._board = Scoreboard(acceptance)
-        self._rating = Rating(acceptance, self._board)
-        self._tokens_per_ms = 0.0
+        self._asking = [Asking(proposer, acceptance, self._board) for proposer in self._proposers]
+        self._speedup = 1.0
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
 
@@ -93,8 +92,8 @@ class ProposerSet:
         for turn, must in zip(turns, forced or (), strict=False):
             turn.forced = must
         load = load or _own_load(samples, ceiling)
-        self._contest(turns, plan, load)
-        return self._cut(turns, load, fixed=plan.fixed_depth is not None)
+        spent_ms = self._contest(turns, plan, load)
+        return self._cut(turns, load, spent_ms, fixed=plan.fixed_depth is not None)
 
     def propose_shadow(
         self,
@@ -114,10 +113,10 @@ class ProposerSet:
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
             turn.judged = True
-        self._contest(turns, plan, load)
+        spent_ms = self._contest(turns, plan, load)
         if plan.fixed_depth is not None:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
-        cut = self._keep(turns, load)
+        cut = self._keep(turns, load, spent_ms)
         return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
 
     def observe(self, draft: Draft, path: Sequence[int]) -> None:
@@ -161,64 +160,34 @@ class ProposerSet:
             turns.append(Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
         return turns
 
-    def _contest(self, turns: Sequence[Turn], plan: SpecPlan, load: StepLoad) -> None:
-        """Let the proposers of the plan compete for every sample that may draft."""
-        fixed = plan.fixed_depth is not None
-        price = 0.0 if fixed else self._window.price(load, len(turns))
-        for proposer in self._proposers:
+    def _contest(self, turns: Sequence[Turn], plan: SpecPlan, load: StepLoad) -> float:
+        """Let the proposers of the plan compete for every sample that may draft; return the ms of costly ones."""
+        prices = None if plan.fixed_depth is not None else self._prices(len(turns), load)
+        spent_ms = 0.0
+        for asking in self._asking:
+            proposer = asking.proposer
             if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
-                self._ask(proposer, turns, price, fixed=fixed)
+                spent_ms += asking.ask(turns, prices)
+        return spent_ms
 
-    def _ask(self, proposer: ContainedProposer, turns: Sequence[Turn], price: float, *, fixed: bool) -> None:
-        """Let one proposer compete for the samples that allow it."""
-        asked = [t for t in turns if t.limit > 0 and (t.allowed is None or proposer.name in t.allowed)]
-        depths = [turn.limit for turn in asked]
-        effort = None if proposer.free else self._efforts[proposer.name]
-        if effort and not fixed:
-            asked, depths = self._worth_asking(proposer.name, effort, asked, price)
-        if not asked:
-            return
-        before = proposer.seconds
-        threshold = price + effort.level_cost(self._tokens_per_ms) / len(asked) if effort and not fixed else 0.0
-        limits = [turn.limit for turn in asked]
-        drafts = proposer.propose([turn.sample for turn in asked], depths, limits, threshold)
-        if effort:
-            levels = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
-            effort.learn(levels, 1000.0 * (proposer.seconds - before))
-        judge = self._rating.compete if proposer.free or fixed else self._rating.join
-        for turn, draft in zip(asked, drafts, strict=True):
-            if draft is not None:
-                judge(turn, draft, price)
+    def _prices(self, num_plain: int, load: StepLoad) -> Prices:
+        """Return what time is worth, at the pace that speculation has had lately."""
+        pace = self._window.plain_pace(load, num_plain) * self._speedup
+        return Prices(self._window.marginal_ms(load) * pace, pace)
 
-    def _worth_asking(
-        self, name: str, effort: Effort, turns: Sequence[Turn], price: float
-    ) -> tuple[list[Turn], list[int]]:
-        """Return the samples for which a costly proposer pays, and how deep for each."""
-        offers = [Offer(self._expected(name, turn), turn.worth) for turn in turns]
-        depth = effort.depth(offers, price, self._tokens_per_ms)
-        pays = [gain(offer, depth, price) > 0.0 for offer in offers] if depth else [False] * len(turns)
-        if depth and not any(pays):  # a probe
-            pays = [True] * len(turns)
-        asked = [turn for turn, does in zip(turns, pays, strict=True) if does]
-        return asked, [min(depth, turn.limit) for turn in asked]
-
-    def _expected(self, name: str, turn: Turn) -> tuple[float, ...]:
-        tilt = self._board.tilt(turn.sample, name).factor
-        alive = self._acceptance.survival(name, turn.limit)
-        return tuple(min(1.0, tilt ** (depth + 1)) * a for depth, a in enumerate(alive))
-
-    def _cut(self, turns: Sequence[Turn], load: StepLoad, *, fixed: bool) -> list[Draft | None]:
+    def _cut(self, turns: Sequence[Turn], load: StepLoad, spent_ms: float, *, fixed: bool) -> list[Draft | None]:
         if fixed:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
-        cut = self._keep(turns, load)
-        self._tokens_per_ms = cut.tokens_per_ms
+        cut = self._keep(turns, load, spent_ms)
+        speedup = cut.tokens_per_ms / self._window.plain_pace(load, len(turns))
+        self._speedup = _DECAY * self._speedup + (1.0 - _DECAY) * speedup
         drafts = [turn.draft if turn.forced else _selected(turn, n) for turn, n in zip(turns, cut.nodes, strict=True)]
         self.declined = [turn.draft is not None and draft is None for turn, draft in zip(turns, drafts, strict=True)]
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
-    def _keep(self, turns: Sequence[Turn], load: StepLoad) -> Cut:
+    def _keep(self, turns: Sequence[Turn], load: StepLoad, spent_ms: float) -> Cut:
         """Return which nodes are worth verifying, remembering how many for the samples that may draft."""
-        cut = self._window.cut([turn.survivals for turn in turns], load)
+        cut = self._window.cut([turn.survivals for turn in turns], load, spent_ms)
         for turn, nodes in zip(turns, cut.nodes, strict=True):
             if turn.limit > 0:
                 self._kept[turn.sample.key] = len(nodes)

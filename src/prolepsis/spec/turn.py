@@ -1,6 +1,5 @@
 """One sample in one call of `ProposerSet.propose`: what it may have, and its best draft so far."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.spec.draft import Draft
@@ -12,8 +11,6 @@ class Rated:
     """A draft with what is expected of it for one sample."""
 
     draft: Draft
-    rates: Sequence[float]
-    """Chance of each node to be accepted given that its parent was."""
     survivals: tuple[float, ...]
     """Chance of each node to be accepted with all its ancestors."""
     worth: float

@@ -57,13 +57,17 @@ class Window:
         self,
         survivals: Sequence[Sequence[float]],  # per decoding sample; empty: no draft. A node's never above its parent's
         load: StepLoad,
+        spent_ms: float = 0.0,
     ) -> Cut:
-        """Return the set of nodes with the most expected tokens per millisecond within the load's budget."""
+        """Return the set of nodes with the most expected tokens per millisecond within the load's budget.
+
+        `spent_ms`: what drafting took, which the step pays whatever is verified.
+        """
         slots = sorted(
             (-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft) if alive > _FLOOR
         )
         del slots[max(0, load.max_draft_tokens) :]
-        best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], len(survivals), load)
+        best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], len(survivals), load, spent_ms)
         nodes: list[list[int]] = [[] for _ in survivals]
         for _, s, node in slots[:best]:
             nodes[s].append(node)
@@ -71,17 +75,22 @@ class Window:
             kept.sort()
         return Cut(nodes, tokens, ms)
 
-    def price(self, load: StepLoad, num_plain: int) -> float:
-        """Return the survival at which one more row just pays, for a pass of this load: b * G over the next 8 rows."""
+    def marginal_ms(self, load: StepLoad) -> float:
+        """Return b, the milliseconds of one more row in a pass of this load, over the next 8 rows."""
         table = self.cost.table(load.num_rows + 8, load.num_context)
-        marginal = (table[load.num_rows + 8] - table[load.num_rows]) / 8.0
-        return marginal * num_plain / (table[num_plain] + self._overhead)
+        return (table[load.num_rows + 8] - table[load.num_rows]) / 8.0
 
-    def _best_prefix(self, alive: Sequence[float], num_plain: int, load: StepLoad) -> tuple[int, float, float]:
+    def plain_pace(self, load: StepLoad, num_plain: int) -> float:
+        """Return the tokens per millisecond of `num_plain` decoding samples without drafts."""
+        return num_plain / (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
+
+    def _best_prefix(
+        self, alive: Sequence[float], num_plain: int, load: StepLoad, spent_ms: float
+    ) -> tuple[int, float, float]:
         rows = load.num_rows
         table = self.cost.table(rows + len(alive), load.num_context)
         tokens = float(num_plain)
-        base = self._overhead - (table[rows] - table[num_plain])
+        base = self._overhead + spent_ms - (table[rows] - table[num_plain])
         best = (0, tokens, table[rows] + base)
         best_rate = (1.0 + self._min_gain) * tokens / best[2]
         for count, gain in enumerate(alive, 1):

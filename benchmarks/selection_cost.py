@@ -1,0 +1,133 @@
+"""What does choosing drafts cost? Microseconds a step of `ProposerSet`, apart from proposers, at 1 and 16 samples.
+
+Usage: python -m benchmarks.selection_cost [--steps 2000] [--repeats 5] [--json OUT]
+
+Scripted proposers hand over drafts made beforehand: `free` a chain of 8 tokens, `free tree` a tree of 14 nodes,
+`costly` such a tree of a proposer that is asked only where it pays, `both` the two trees. A token of a draft is
+accepted with chance 0.6; a pass costs 8 ms and 0.2 more a row. `propose` asks, scores, chooses and cuts; `commit`
+judges what was proposed by what was committed.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from itertools import count
+from pathlib import Path
+
+from benchmarks.proposer_cost import Sample
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.plan import SpecPlan
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.draft import Draft, best_first, chain
+from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.scripted import Script, Scripted
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import StepLoad, Window
+
+VOCAB = 49_152
+LIMIT = 16
+DEPTH = 8
+SAMPLES = (1, 16)
+_PARENTS = (-1, 0, 1, 2, 3, 4, 5, 6, -1, 0, 8, 1, 9, 10)  # a chain of 8 and branches
+
+
+def chains(name: str) -> Script:
+    """Return a script of one chain, cut to the limit."""
+    drafts = [chain(tuple(range(1, 1 + size)), name) for size in range(LIMIT + 1)]
+    return lambda sample, limit: drafts[min(limit, DEPTH)]
+
+
+def trees(name: str, first: int, seed: int) -> Script:
+    """Return a script of trees with estimates of their own; the first tokens of their chains are common to all."""
+    rng = random.Random(seed)
+    drafts = [_tree(name, first, 1000 * seed, rng) for _ in range(64)]
+    turn = count()
+    cut = [[draft.cut(limit) for limit in range(LIMIT + 1)] for draft in drafts]
+    return lambda sample, limit: cut[next(turn) % len(cut)][limit]
+
+
+def _tree(name: str, first: int, own: int, rng: random.Random) -> Draft:
+    alive: list[float] = []
+    nodes: list[tuple[int, int, float, int]] = []
+    for node, parent in enumerate(_PARENTS):
+        above = 1.0 if parent < 0 else alive[parent]
+        alive.append(above * rng.uniform(0.3, 0.9) * (1.0 if node < DEPTH else 0.3))
+        token = node + 1 if node < first else own + node
+        nodes.append((token, parent, alive[-1], int(8 * alive[-1])))
+    return best_first(nodes, name)
+
+
+def scripted(kind: str) -> list[Scripted]:
+    """Return the proposers of one row of the table."""
+    free = Scripted(trees("free", 4, 1), "free")
+    costly = Scripted(trees("costly", 2, 2), "costly", free=False)
+    return {"free": [Scripted(chains("free"), "free")], "free tree": [free], "costly": [costly]}.get(
+        kind, [free, costly]
+    )
+
+
+def microseconds(kind: str, num_samples: int, steps: int, seed: int) -> tuple[float, float]:
+    """Return medians of a step's `propose` and `commit`, less what was spent in the proposers."""
+    rng = random.Random(seed)
+    samples: list[SampleView] = [Sample([0], 1, f"r{i}") for i in range(num_samples)]
+    proposers = ProposerSet(scripted(kind), Window(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
+    proposed, committed = [], []
+    for _ in range(steps):
+        started, inside = time.perf_counter(), sum(proposers.seconds.values())
+        load = StepLoad(num_samples, sum(len(s.tokens) for s in samples), 512)
+        drafts = proposers.propose(samples, [LIMIT] * num_samples, SpecPlan(), load)
+        proposed.append(time.perf_counter() - started - (sum(proposers.seconds.values()) - inside))
+        news = [_follow(draft, rng) for draft in drafts]
+        started = time.perf_counter()
+        for sample, new in zip(samples, news, strict=True):
+            sample.tokens.extend(new)  # type: ignore[attr-defined]
+            proposers.commit(sample, len(new))
+        committed.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(proposed), 1e6 * statistics.median(committed)
+
+
+def _follow(draft: Draft | None, rng: random.Random) -> list[int]:
+    new: list[int] = []
+    at = -1
+    while draft is not None and at + 1 < len(draft.tokens) and draft.parents[at + 1] == at and rng.random() < 0.6:
+        at += 1
+        new.append(draft.tokens[at])
+    return [*new, 1 + rng.randrange(2)]
+
+
+def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for kind in ("free", "free tree", "costly", "both"):
+        for num_samples in SAMPLES:
+            runs = [microseconds(kind, num_samples, steps, seed) for seed in range(repeats)]
+            results.setdefault(kind, {})[str(num_samples)] = {
+                "propose": statistics.median(run[0] for run in runs),
+                "commit": statistics.median(run[1] for run in runs),
+                "least": min(sum(run) for run in runs),
+                "most": max(sum(run) for run in runs),
+            }
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = measure(args.steps, args.repeats)
+    print(f"{'proposers':<12}{'samples':>8}{'propose us':>12}{'commit us':>11}{'least':>8}{'most':>8}")
+    for kind, sizes in results.items():
+        for size, r in sizes.items():
+            print(f"{kind:<12}{size:>8}{r['propose']:>12.1f}{r['commit']:>11.1f}{r['least']:>8.1f}{r['most']:>8.1f}")
+    if args.json:
+        seeds = {"first_repeat": 0}  # the others count on from it
+        args.json.write_text(json.dumps({"provenance": provenance(seeds, {}), "microseconds": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Asks one proposer for the samples of a step: a free one always, a costly one where and as deep as it pays."""
+
+from collections.abc import Sequence
+
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.effort import Effort, Offer, Prices
+from prolepsis.spec.rating import Rating, levels
+from prolepsis.spec.scoring import Scoreboard
+from prolepsis.spec.turn import Turn
+
+_LEAST_RATE = 0.3  # below, a node's children are not expected to survive even less often
+
+
+class Asking:
+    """One proposer with the effort it is worth; its drafts go to the samples' turns."""
+
+    def __init__(self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard) -> None:
+        self.proposer = proposer
+        self._acceptance = acceptance
+        self._board = board
+        self._rating = Rating(acceptance, board)
+        self._effort = None if proposer.free else Effort()
+
+    def ask(self, turns: Sequence[Turn], prices: Prices | None) -> float:
+        """Let it compete for the samples that allow it; return the milliseconds that a costly one took.
+
+        `prices` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
+        """
+        asked = [t for t in turns if t.limit > 0 and (t.allowed is None or self.proposer.name in t.allowed)]
+        if not asked:
+            return 0.0
+        if self._effort is not None and prices is not None:
+            return self._ask_where_it_pays(self._effort, asked, prices)
+        drafts, ms = self._draft(asked, [turn.limit for turn in asked])
+        for turn, draft in zip(asked, drafts, strict=True):
+            if draft is not None:
+                self._rating.compete(turn, draft, prices.row if prices else 0.0)
+        return ms
+
+    def _ask_where_it_pays(self, effort: Effort, turns: Sequence[Turn], prices: Prices) -> float:
+        longest = max(turn.limit for turn in turns)
+        alive = self._acceptance.survival(self.proposer.name, max(2, longest))
+        offers = [self._offer(turn, alive, prices.row) for turn in turns]
+        decision = effort.decide(alive[:longest], offers, prices)
+        asked = [turn for turn, does in zip(turns, decision.asked, strict=True) if does]
+        if not asked:
+            return 0.0
+        threshold = effort.threshold(len(asked), prices) / max(_LEAST_RATE, alive[1] / alive[0])
+        drafts, ms = self._draft(asked, [min(decision.depth, turn.limit) for turn in asked], threshold)
+        before = sum(turn.worth for turn in asked)
+        for turn, draft in zip(asked, drafts, strict=True):
+            if draft is not None:
+                self._rating.join(turn, draft, prices.row)
+        effort.learn(decision.gain, sum(turn.worth for turn in asked) - before)
+        return ms
+
+    def _draft(
+        self, turns: Sequence[Turn], depths: Sequence[int], threshold: float = 0.0
+    ) -> tuple[Sequence[Draft | None], float]:
+        """Return the drafts and, of a costly proposer, the milliseconds they took."""
+        before = self.proposer.seconds
+        drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
+        if self._effort is None:
+            return drafts, 0.0
+        ms = 1000.0 * (self.proposer.seconds - before)
+        deepest = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
+        self._effort.cost.learn(len(turns), deepest, ms)
+        return drafts, ms
+
+    def _offer(self, turn: Turn, alive: Sequence[float], price: float) -> Offer:
+        """Return what it should bring the sample: what it brings all samples, tilted as this one fares."""
+        tilt = self._board.tilt(turn.sample, self.proposer.name).factor
+        expected: list[float] = []
+        factor = tilt
+        for chance in alive[: turn.limit]:
+            if factor * chance <= price:
+                break
+            expected.append(min(1.0, factor * chance))
+            factor *= tilt
+        return Offer(expected, levels(turn.best.draft, turn.best.survivals) if turn.best else ())
