@@ -34,6 +34,20 @@ def test_steps_of_the_curve_are_kept() -> None:
     assert (curve.ms(8, 0), curve.ms(9, 0), curve.ms(16, 0)) == (10.0, 20.0, 20.0)
 
 
+@pytest.mark.parametrize("shapes", [(1, 8, 32, 64), (1, 2, 4, 8, 16, 32, 64)])
+def test_a_forward_that_pads_to_shapes_is_profiled_with_its_steps(shapes: tuple[int, ...]) -> None:
+    def measure(rows: int, context: int) -> float:
+        return 5.0 + 0.1 * next(shape for shape in shapes if shape >= rows)
+
+    curve = profile_cost(measure, contexts=(64,), repeats=1)
+    assert [curve.ms(rows, 64) for rows in range(1, 65)] == pytest.approx([measure(r, 64) for r in range(1, 65)])
+    for _ in range(2000):
+        curve.observe(8, 64, 1.5 * measure(8, 64))  # a shape that got slower is slower for all rows that pad to it
+        curve.observe(9, 64, measure(9, 64))
+    assert curve.ms(5, 64) == pytest.approx(curve.ms(8, 64)) or 8 not in shapes
+    assert curve.ms(5, 64) > 1.2 * measure(5, 64)
+
+
 def test_profile_takes_medians_and_ignores_single_outliers() -> None:
     calls: dict[tuple[int, int], int] = {}
 

@@ -117,3 +117,7 @@ def test_gains_that_fall_short_of_what_was_expected_are_expected_less() -> None:
 
 def test_what_survives_nowhere_is_not_drafted() -> None:
     assert _decide(_with_cost(1.0), Offer(())) == Decision(0, (False,))
+
+
+def test_the_first_call_whose_cost_nobody_knows_is_no_deep_one() -> None:
+    assert _depth(Effort(), Offer((0.9,) * 16)) == 3

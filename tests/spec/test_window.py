@@ -1,10 +1,11 @@
+import math
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.cost import CostCurve, flat_cost
+from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
 from prolepsis.spec.window import StepLoad, Window
 
 survivals = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda s: tuple(sorted(s, reverse=True)))
@@ -59,6 +60,15 @@ def test_a_step_in_the_curve_is_not_climbed_for_little_but_for_much() -> None:
     window = Window(CostCurve((1, 4, 5, 16), (0,), ((10.0,), (10.0,), (16.0,), (16.0,))))
     assert [len(n) for n in window.cut([(0.5, 0.4, 0.3, 0.2, 0.1)], _load(1)).nodes] == [3]
     assert [len(n) for n in window.cut([(0.95,) * 12], _load(1)).nodes] == [12]
+
+
+def test_cuts_end_where_a_shape_ends() -> None:
+    """Rows of a captured shape are paid in any case: a draft fills the shape or stays below the step."""
+    window = Window(profile_cost(lambda rows, context: 5.0 + 2.0 * math.ceil(math.log2(rows)), contexts=(64,)))
+    for best in (0.9, 0.8, 0.7, 0.6, 0.5):
+        drafts = [tuple(best**depth for depth in range(1, 40))]
+        rows = 1 + len(window.cut(drafts, _load(1)).nodes[0])
+        assert rows & (rows - 1) == 0, f"{rows} rows"
 
 
 def test_gains_too_small_to_trust_are_left() -> None:

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-PROFILE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+PROFILE_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
+"""Both sides of the powers of two: compiled and captured forwards pad to shapes that end there, so T has steps."""
 PROFILE_CONTEXTS = (64, 512, 2048)
 _CONTEXT_STEP = 256  # tables are kept per so many tokens of context
 _MAX_TABLES = 64
@@ -66,7 +67,7 @@ class CostCurve:
         if predicted <= 0.0 or ms <= 0.0:
             return
         ratio = min(4.0, max(0.25, ms / predicted))
-        for sums in (self._overall, self._bands.setdefault(num_rows.bit_length(), [0.0, 0.0])):
+        for sums in (self._overall, self._bands.setdefault(_band(num_rows), [0.0, 0.0])):
             sums[0] = sums[0] * _DECAY + ratio
             sums[1] = sums[1] * _DECAY + 1.0
         self._num_observed += 1
@@ -76,7 +77,7 @@ class CostCurve:
     def correction(self, num_rows: int) -> float:
         """Return measured over predicted time for passes of about `num_rows` tokens."""
         overall = self._overall[0] / self._overall[1]
-        ratio, weight = self._bands.get(num_rows.bit_length(), (0.0, 0.0))
+        ratio, weight = self._bands.get(_band(num_rows), (0.0, 0.0))
         return (ratio + _PRIOR_PASSES * overall) / (weight + _PRIOR_PASSES)
 
     def to_json(self) -> str:
@@ -95,8 +96,8 @@ class CostCurve:
 
     def _build(self, size: int, context: int) -> list[float]:
         column = self._column(context)
-        corrections = [self.correction(1 << band) for band in range(size.bit_length())]
-        ms = [self._at(column, rows) * corrections[rows.bit_length() - 1] for rows in range(1, size + 1)]
+        corrections = [self.correction(1 << band) for band in range(_band(size) + 1)]
+        ms = [self._at(column, rows) * corrections[_band(rows)] for rows in range(1, size + 1)]
         return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_rows: int, num_context: int) -> float:
@@ -132,6 +133,11 @@ def profile_cost(
         for point in points:
             samples[point].append(measure(*point))
     return CostCurve(rows, contexts, [[statistics.median(samples[r, c]) for c in contexts] for r in rows])
+
+
+def _band(num_rows: int) -> int:
+    """Return the band of row counts above one power of two and up to the next: forwards that pad, pad to its end."""
+    return (num_rows - 1).bit_length()
 
 
 def _ascends(values: Sequence[int]) -> bool:

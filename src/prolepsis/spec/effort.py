@@ -67,6 +67,7 @@ class Effort:
             beside = [self._gains(offer.survivals, offer.free, prices.row) for offer in offers]
             depth, _ = self._best(beside, prices.ms)
             if depth:
+                depth = depth if self.cost.is_known else min(depth, _PROBE_DEPTH)
                 self._probes.restart()
                 return self._decision(beside, depth, prices.ms)
         if self._probes.due(_at(gains, _PROBE_DEPTH)):

@@ -14,6 +14,10 @@ class LevelCost:
         self.sample_ms = 0.0
         self._weight = self._n = self._nn = self._ms = self._nms = 0.0  # decayed sums
 
+    @property
+    def is_known(self) -> bool:
+        return self._weight > 0.0
+
     def learn(self, num_samples: int, num_levels: int, ms: float) -> None:
         """Learn that a call for so many samples that drafted `num_levels` deep took `ms`."""
         if num_levels <= 0 or ms <= 0.0:
