@@ -151,4 +151,4 @@ def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
         assert outputs(events) == plain
         assert isinstance(terminals(events)["a"], Finished)
         assert engine.speculation.proposers.failures["scripted"] > 0
-        assert stats_of(events).mode.reason == "no_draft"
+        assert stats_of(events).mode.reason == "resting"

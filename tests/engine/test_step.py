@@ -309,7 +309,9 @@ def test_proposer_that_raises_or_lies_costs_nothing_but_its_drafts() -> None:
         events = run(engine, source)
         assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
         assert engine.speculation.proposers.failures["scripted"] > 0
-        assert stats_of(events).mode.reason == "no_draft"
+        stats = stats_of(events)
+        assert set(stats.plain_steps) <= {"no_draft", "resting", "no_room"}
+        assert stats.mode.reason == max(stats.plain_steps, key=lambda reason: stats.plain_steps[reason])
 
 
 def test_draft_without_pages_is_dropped_and_the_row_stays() -> None:
@@ -321,6 +323,19 @@ def test_draft_without_pages_is_dropped_and_the_row_stays() -> None:
     for source in sources:
         assert outputs(events)[source.request_id, 0] == reference(source, noise_key(0, 0))
         assert terminals(events)[source.request_id].stats.num_preemptions == 0
+
+
+def test_every_decoding_step_has_a_draft_or_a_reason() -> None:
+    hopeless = Scripted(lambda s, n: draft_chain(s, n, wrong_from=0) if len(s.tokens) % 2 else None)
+    sources = [request(str(i), [i + 1] * 20, LONG) for i in range(4)]
+    for room in (Room(proposers=[hopeless]), Room(num_pages=8, max_model_len=64, proposers=[hopeless])):
+        for end in terminals(run(build(room), *sources)).values():
+            stats = end.stats
+            prefills = 1 + stats.num_preemptions
+            assert sum(stats.plain_steps.values()) + stats.num_drafts >= stats.num_steps - prefills
+            assert sum(stats.plain_steps.values()) + stats.num_drafts < stats.num_steps
+            assert stats.plain_steps["no_draft"] > 0
+            assert stats.plain_steps["no_room"] > 0, "the last token of an answer needs no draft"
 
 
 def test_effective_mode_says_why() -> None:

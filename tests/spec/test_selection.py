@@ -68,13 +68,13 @@ def test_hopeless_drafts_are_declined_and_cost_no_rows() -> None:
     drafts = [_step(proposers, sample, [1]) for _ in range(300)]
     assert drafts[0] is not None
     assert drafts[-1] is None
-    assert proposers.declined == [True]
+    assert proposers.plain == ["not_worth_it"]
 
 
-def test_no_draft_is_not_declined() -> None:
+def test_no_draft_is_told_from_one_not_worth_it() -> None:
     proposers = _set(Scripted(lambda sample, limit: None))
     assert proposers.propose([FakeSample([1])], [4], PLAN) == [None]
-    assert proposers.declined == [False]
+    assert proposers.plain == ["no_draft"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,26 @@ def test_a_forced_sample_has_its_draft_verified_at_any_price() -> None:
     assert plain is None
     assert forced is not None
     assert forced.tokens == (1, 2, 3)
-    assert proposers.declined == [True, False]
+    assert proposers.plain == ["not_worth_it", None]
+
+
+def test_each_sample_learns_why_it_got_no_draft() -> None:
+    ticks = iter(range(10**9))
+    slow = Scripted(_always((2,), "slow"), "slow", free=False)
+    proposers = ProposerSet(
+        [Scripted(_raise, "bad"), Scripted(lambda sample, limit: None, "mute"), slow],
+        Window(flat_cost()),
+        AcceptanceEstimator(),
+        VOCAB,
+        clock=lambda: next(ticks) / 20.0,  # each call takes 50 ms
+    )
+    names = [("bad",), ("mute",), ("slow",), ("mute", "slow"), None, None]
+    samples = [FakeSample([0], key=str(i)) for i in range(len(names))]
+    for _ in range(10):
+        proposers.propose(samples, [4] * 5 + [0], PLAN, None, names)
+    assert proposers.plain == ["resting", "no_draft", "too_costly", "too_costly", "too_costly", "no_room"]
+    proposers.propose(samples[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), names[1:3])
+    assert proposers.plain == ["no_draft", "no_room"]
 
 
 def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> None:

@@ -21,6 +21,7 @@ def ended() -> RequestStats:
         first_token_s=0.6,
         total_s=1.0,
         mode=EffectiveMode("on", "speculating", 1),
+        plain_steps={"no_draft": 3, "too_costly": 1},
     )
 
 
@@ -35,6 +36,13 @@ def test_speculation_is_counted_by_proposer_and_position() -> None:
     for position, accepted in (("0", 2), ("1", 2), ("2", 0)):
         value = sample(metrics, f"{stem}_accepted_tokens_per_pos_total", proposer="suffix", position=position)
         assert value == accepted
+
+
+def test_plain_steps_are_counted_by_reason() -> None:
+    metrics = Metrics()
+    metrics.request_ended(ended(), "finished")
+    name = "prolepsis_spec_decode_num_plain_steps_total"
+    assert [sample(metrics, name, reason=reason) for reason in ("no_draft", "too_costly")] == [3, 1]
 
 
 def test_drafts_in_shadow_are_counted_apart() -> None:

@@ -19,6 +19,7 @@ def figures(stats: RequestStats) -> dict[str, object]:
         "total_ms": round(1e3 * stats.total_s, 1),
         "mode": stats.mode.mode,
         "reason": stats.mode.reason,
+        "plain_steps": dict(stats.plain_steps),
         "proposers": {name: _proposer(counts) for name, counts in sorted(stats.proposers.items())},
     }
 
@@ -32,6 +33,7 @@ def print_stats(stats: RequestStats) -> None:
     """Print the figures on standard error: the request's line by line, a table of its proposers where any drafted."""
     values = figures(stats)
     values.pop("proposers")
+    values["plain_steps"] = ", ".join(f"{count} {reason}" for reason, count in stats.plain_steps.items()) or None
     print_facts(list(values.items()), stderr())
     if stats.proposers:
         columns = ["proposer", "drafts", "drafted", "accepted", "rate", "length", "by position"]

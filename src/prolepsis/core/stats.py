@@ -6,11 +6,22 @@ from itertools import groupby
 from typing import Literal
 
 Mode = Literal["on", "off", "shadow"]
+PlainReason = Literal[
+    "no_draft",  # proposers were asked, none had a draft
+    "not_worth_it",  # there was a draft, but verifying it was not worth its rows
+    "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
+    "resting",  # nobody was asked: the proposers rest after failures
+    "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
+]
+"""Why a decoding step, which might have speculated, was plain for one sample."""
+
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
     "compared",  # drafts were compared with the plain answer, none was verified
-    "no_draft",  # allowed, but no proposer had a draft worth verifying
-    "not_worth_it",  # drafts existed, the cost curve said no every time
+    "no_draft",  # these four, where no draft was verified: the most frequent `PlainReason` of its steps
+    "not_worth_it",
+    "too_costly",
+    "resting",
     "requested_off",  # the caller turned it off
     "plan_off",  # the plan's ceiling is 0
     "no_decode",  # the request ended before a step that could have drafted
@@ -82,6 +93,8 @@ class RequestStats:
     """Verified drafts by proposer."""
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
+    plain_steps: dict[PlainReason, int] = field(default_factory=dict)
+    """Decoding steps of its samples that might have speculated and did not; others were not to, or computed prompt."""
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     queue_s: float = 0.0

@@ -46,8 +46,8 @@ def count_emitted(row: Row, tokens: Sequence[int], now: float) -> None:
     stats.num_output_tokens += len(tokens)
     if stats.first_token_s is None:
         stats.first_token_s = now - request.arrival
-    request.could_draft |= row.asked
-    request.declined |= row.declined
+    if row.plain is not None:
+        stats.plain_steps[row.plain] = stats.plain_steps.get(row.plain, 0) + 1
     if row.draft is not None:
         path = row.draft.follow(tokens)
         count_draft(stats.proposers, row.draft.credits(path), len(path))
@@ -91,6 +91,9 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
         return "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
         return _OFF_BY_OVERLOAD.get(plan.reason, "plan_off")
-    if request.declined:
-        return "not_worth_it"
-    return "no_draft" if request.could_draft else "no_decode"
+    frequent: EffectiveReason = "no_decode"
+    steps = 0
+    for plain, count in request.stats.plain_steps.items():
+        if plain != "no_room" and count > steps:
+            frequent, steps = plain, count
+    return frequent

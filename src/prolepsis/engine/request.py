@@ -109,10 +109,6 @@ class Request:
     forked: bool = False
     """The first sample computed the prompt, the others share its pages."""
     num_running: int = 0
-    could_draft: bool = False
-    """Some step could have drafted for it."""
-    declined: bool = False
-    """Drafts existed, but verifying them was not worth it."""
 
     @property
     def request_id(self) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import TokenLogprobs
+from prolepsis.core.stats import PlainReason
 from prolepsis.engine.request import Sample
 from prolepsis.spec.draft import Draft
 
@@ -19,10 +20,8 @@ class Row:
     start: int
     num_tokens: int
     draft: Draft | None = None
-    asked: bool = False
-    """Proposers were asked for a draft."""
-    declined: bool = False
-    """There was a draft, but verifying it was not worth it."""
+    plain: PlainReason | None = None
+    """Why it has no draft though it might have had one."""
     shadow: Draft | None = None
     """Compared with what is emitted, and no part of the pass."""
 

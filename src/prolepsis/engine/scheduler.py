@@ -172,7 +172,7 @@ class Scheduler:
         return [
             row
             if row.draft is None or self._paging.grow(row.sample, row.start + row.num_rows)
-            else replace(row, draft=None)
+            else replace(row, draft=None, plain="no_room")
             for row in rows
         ]
 

@@ -26,10 +26,10 @@ class Speculation:
         """Return the rows with drafts where a proposer has one worth verifying."""
         num_rows = sum(row.num_tokens for row in rows)
         room = self._max_step_tokens - num_rows
-        if plan.num_speculative_tokens == 0 or room <= 0 or not self.proposers.names:
+        if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0 or not self.proposers.names:
             return list(rows)
         decoding = [row for row in rows if row.num_tokens == 1 and row.sample.key in self._told]
-        load = StepLoad(num_rows, sum(row.start for row in rows), room)
+        load = StepLoad(num_rows, sum(row.start for row in rows), max(0, room))
         decoding = self._with_shadows(self._with_drafts(decoding, plan, load), plan, load)
         drafted = {row.sample.key: row for row in decoding}
         return [drafted.get(row.sample.key, row) for row in rows]
@@ -51,15 +51,13 @@ class Speculation:
     def _with_drafts(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
         choices = [row.sample.request.source.speculation for row in rows]
         limits = [0 if choice.shadow else self._limit(row.sample) for row, choice in zip(rows, choices, strict=True)]
-        if not any(limits):
-            return rows
         limits = [min(limit, load.max_draft_tokens) for limit in limits]
         samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
         forced = [choice.forced for choice in choices]
         drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         return [
-            replace(row, draft=_within_end(row, draft), asked=True, declined=declined) if limit else row
-            for row, draft, declined, limit in zip(rows, drafts, self.proposers.declined, limits, strict=True)
+            replace(row, draft=_within_end(row, draft), plain=plain) if choice.enabled and not choice.shadow else row
+            for row, choice, draft, plain in zip(rows, choices, drafts, self.proposers.plain, strict=True)
         ]
 
     def _with_shadows(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
@@ -75,8 +73,8 @@ class Speculation:
         samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
         drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
         return [
-            replace(row, shadow=_within_end(row, draft), asked=True) if limit else row
-            for row, draft, limit in zip(rows, drafts, limits, strict=True)
+            replace(row, shadow=_within_end(row, draft), plain=plain) if is_due else row
+            for row, is_due, draft, plain in zip(rows, due, drafts, self.proposers.plain, strict=True)
         ]
 
     def _limit(self, sample: Sample) -> int:

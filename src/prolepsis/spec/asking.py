@@ -28,7 +28,7 @@ class Asking:
 
         `prices` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
         """
-        asked = [t for t in turns if t.limit > 0 and (t.allowed is None or self.proposer.name in t.allowed)]
+        asked = [turn for turn in turns if turn.allows(self.proposer.name)]
         if not asked:
             return 0.0
         if self._effort is not None and prices is not None:
@@ -45,6 +45,8 @@ class Asking:
         offers = [self._offer(turn, alive, prices.row) for turn in turns]
         decision = effort.decide(alive[:longest], offers, prices)
         asked = [turn for turn, does in zip(turns, decision.asked, strict=True) if does]
+        for turn, does in zip(turns, decision.asked, strict=True):
+            turn.spared |= not does
         if not asked:
             return 0.0
         threshold = effort.threshold(len(asked), prices) / max(_LEAST_RATE, alive[1] / alive[0])
@@ -60,6 +62,8 @@ class Asking:
         self, turns: Sequence[Turn], depths: Sequence[int], threshold: float = 0.0
     ) -> tuple[Sequence[Draft | None], float]:
         """Return the drafts and, of a costly proposer, the milliseconds they took."""
+        for turn in turns:
+            turn.asked = True
         before = self.proposer.seconds
         drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
         if self._effort is None:

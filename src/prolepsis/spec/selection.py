@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import ProposerCounts, count_draft
+from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
@@ -46,8 +46,8 @@ class ProposerSet:
         assert len(set(self.names)) == len(self.names), "proposers have different names"
         self.counts = {name: ProposerCounts() for name in self.names}
         """Verified drafts of each proposer."""
-        self.declined: list[bool] = []
-        """For each sample of the last `propose`: there was a draft, but no node of it was worth verifying."""
+        self.plain: list[PlainReason | None] = []
+        """For each sample of the last call: why it got no draft; None where it got one."""
         contained = [ContainedProposer(p, vocab_size, clock) for p in proposers]
         self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
         self._window = window
@@ -83,9 +83,9 @@ class ProposerSet:
         plan's ceiling is applied here. `load` None: the pass holds just these samples. `allowed[i]` None: every
         proposer of the plan. `forced[i]`: what is drafted is verified, whether or not the cost curve says that it pays.
         """
-        self.declined = [False] * len(samples)
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
+            self.plain = ["no_room"] * len(samples)
             return [None] * len(samples)
         self._num_proposed += 1
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
@@ -93,7 +93,10 @@ class ProposerSet:
             turn.forced = must
         load = load or _own_load(samples, ceiling)
         spent_ms = self._contest(turns, plan, load)
-        return self._cut(turns, load, spent_ms, fixed=plan.fixed_depth is not None)
+        fixed = plan.fixed_depth is not None
+        drafts = self._cut(turns, load, spent_ms, fixed=fixed)
+        self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
+        return drafts
 
     def propose_shadow(
         self,
@@ -109,15 +112,20 @@ class ProposerSet:
         """
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
+            self.plain = ["no_room"] * len(samples)
             return [None] * len(samples)
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
             turn.judged = True
         spent_ms = self._contest(turns, plan, load)
-        if plan.fixed_depth is not None:
-            return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
-        cut = self._keep(turns, load, spent_ms)
-        return [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
+        fixed = plan.fixed_depth is not None
+        if fixed:
+            drafts = _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
+        else:
+            cut = self._keep(turns, load, spent_ms)
+            drafts = [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
+        self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
+        return drafts
 
     def observe(self, draft: Draft, path: Sequence[int]) -> None:
         """Count a verified draft whose nodes `path`, from the root down, were emitted."""
@@ -166,8 +174,13 @@ class ProposerSet:
         spent_ms = 0.0
         for asking in self._asking:
             proposer = asking.proposer
-            if (plan.proposers is None or proposer.name in plan.proposers) and not proposer.resting():
+            if plan.proposers is not None and proposer.name not in plan.proposers:
+                continue
+            if not proposer.resting():
                 spent_ms += asking.ask(turns, prices)
+                continue
+            for turn in turns:
+                turn.rested |= turn.allows(proposer.name)
         return spent_ms
 
     def _prices(self, num_plain: int, load: StepLoad) -> Prices:
@@ -182,7 +195,6 @@ class ProposerSet:
         speedup = cut.tokens_per_ms / self._window.plain_pace(load, len(turns))
         self._speedup = _DECAY * self._speedup + (1.0 - _DECAY) * speedup
         drafts = [turn.draft if turn.forced else _selected(turn, n) for turn, n in zip(turns, cut.nodes, strict=True)]
-        self.declined = [turn.draft is not None and draft is None for turn, draft in zip(turns, drafts, strict=True)]
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
     def _keep(self, turns: Sequence[Turn], load: StepLoad, spent_ms: float) -> Cut:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prolepsis.core.stats import PlainReason
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
 
@@ -31,6 +32,30 @@ class Turn:
     forced: bool = False
     """Its draft is verified whole, whatever it is worth."""
     best: Rated | None = None
+    asked: bool = False
+    """Some proposer was asked for it."""
+    spared: bool = False
+    """A costly proposer was not, since that was not worth its time."""
+    rested: bool = False
+    """A proposer that may draft for it rests."""
+
+    def allows(self, proposer: str) -> bool:
+        return self.limit > 0 and (self.allowed is None or proposer in self.allowed)
+
+    def plain(self, draft: Draft | None, *, weighed: bool) -> PlainReason | None:
+        """Return why the sample is decoded plainly where `draft`, what is verified of its best, is None.
+
+        `weighed`: drafts are verified where they are worth it; else only for want of room they are not.
+        """
+        if draft is not None:
+            return None
+        if self.best is not None:
+            return "not_worth_it" if weighed and not self.forced else "no_room"
+        if self.limit <= 0:
+            return "no_room"
+        if self.spared:
+            return "too_costly"
+        return "resting" if self.rested and not self.asked else "no_draft"
 
     @property
     def draft(self) -> Draft | None:

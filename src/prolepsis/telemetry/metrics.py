@@ -57,6 +57,7 @@ class Metrics:
         """Count one accepted request, whatever its end."""
         self._requests.ended(stats, outcome)
         self.spec_decode.count(stats.proposers)
+        self.spec_decode.count_plain(stats.plain_steps)
         self._shadow.count(stats.shadow)
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter
 
-from prolepsis.core.stats import ProposerCounts
+from prolepsis.core.stats import PlainReason, ProposerCounts
 
 
 class ShadowCounters:
@@ -37,9 +37,15 @@ class SpecDecodeCounters:
         self._drafts = counter("num_drafts", "Drafts verified", "proposer")
         self._draft_tokens = counter("num_draft_tokens", "Draft tokens verified", "proposer")
         self._accepted = counter("num_accepted_tokens", "Draft tokens accepted", "proposer")
+        self._plain_steps = counter("num_plain_steps", "Decoding steps of a sample without a draft, by why", "reason")
         self._accepted_per_pos = counter(
             "num_accepted_tokens_per_pos", "Draft tokens accepted by position in the draft", "proposer", "position"
         )
+
+    def count_plain(self, steps: Mapping[PlainReason, int]) -> None:
+        """Add one request's decoding steps without a draft."""
+        for reason, count in steps.items():
+            self._plain_steps.labels(reason).inc(count)
 
     def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
         """Add one request's counts."""
