@@ -18,10 +18,10 @@ def trees(draw: st.DrawFn, name: str = "p", max_size: int = 7, num_tokens: int =
     return Draft(tuple(nodes[i][0] for i in order), tuple(place[nodes[i][1]] for i in order), name)
 
 
-def rates(draft: Draft) -> st.SearchStrategy[list[float]]:
+def rates(draft: Draft, least: float = 0.02) -> st.SearchStrategy[list[float]]:
     """Return a strategy of conditional rates, one a node."""
     size = len(draft.tokens)
-    return st.lists(st.floats(0.02, 0.998), min_size=size, max_size=size)
+    return st.lists(st.floats(least, 0.998), min_size=size, max_size=size)
 
 
 def paths(draft: Draft) -> dict[tuple[int, ...], int]:

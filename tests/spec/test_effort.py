@@ -1,8 +1,11 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prolepsis.spec.effort import Decision, Effort, Offer, Prices
+from tests.spec.reference import best_net, net
 
 GOOD = Offer((0.8, 0.64, 0.5, 0.4))
 BAD = Offer((0.05, 0.01))
@@ -36,6 +39,29 @@ def test_the_rule_of_the_closed_form() -> None:
         threshold = num_samples * PRICES.row + ms * PRICES.ms
         pays = [num_samples * alive > threshold for alive in GOOD.survivals]
         assert _depth(effort, *[GOOD] * num_samples) == sum(pays)
+
+
+falling = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda chances: tuple(sorted(chances, reverse=True)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.builds(Offer, falling, falling), min_size=1, max_size=4),
+    st.floats(0.0, 0.4),
+    st.floats(0.01, 1.0),
+    st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5.0)), min_size=1, max_size=5),
+)
+def test_finds_the_best_depth_and_samples_of_all(
+    offers: list[Offer], row: float, ms: float, calls: list[tuple[int, float]]
+) -> None:
+    effort, prices = Effort(), Prices(row, ms)
+    for num_samples, call_ms in calls:
+        effort.cost.learn(num_samples, 1, call_ms)
+    decision = effort.decide((1.0,) * 4, offers, prices)  # switched on for the first 32 steps
+    cost = effort.cost.fixed_ms, effort.cost.sample_ms
+    asked = [offer for offer, does in zip(offers, decision.asked, strict=True) if does]
+    chosen = net(asked, decision.depth, prices, *cost) if decision.depth else 0.0
+    assert chosen == pytest.approx(best_net(offers, prices, *cost), abs=1e-9)
 
 
 def test_samples_share_the_cost_of_a_level() -> None:

@@ -1,39 +1,62 @@
 import math
-from itertools import product
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prolepsis.spec.acceptance import survivals
 from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.merging import merge
+from prolepsis.spec.turn import Rated
 from prolepsis.spec.window import StepLoad, Window
+from tests.spec.drafts import rates, trees
+from tests.spec.reference import best_pace, closed_sets, pace
 
-survivals = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda s: tuple(sorted(s, reverse=True)))
-increments = st.lists(st.floats(0.0, 3.0), min_size=13, max_size=13)
+increments = st.lists(st.floats(0.0, 3.0), min_size=24, max_size=24)
 
 
 def _load(num_samples: int, budget: int = 1000) -> StepLoad:
     return StepLoad(num_samples, 0, budget)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(survivals, min_size=1, max_size=3), increments, st.integers(0, 12))
-def test_finds_the_best_of_all_cuts(drafts: list[tuple[float, ...]], increments: list[float], budget: int) -> None:
-    ms = [10.0]
-    for step in increments:
-        ms.append(ms[-1] + step)
-    window = Window(CostCurve(range(1, 17), (0,), [[m] for m in [*ms, ms[-1], ms[-1]]]), min_gain=0.0)
-    base, table = len(drafts), window.cost.table(16, 0)
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[Draft | None], list[tuple[float, ...]]]:
+    """Return drafts of up to three samples with their survivals: none, chains and trees, or two merged into one."""
+    drafts: list[Draft | None] = []
+    alive: list[tuple[float, ...]] = []
+    for _ in range(draw(st.integers(1, 3))):
+        rated: list[Rated] = []
+        for name in draw(st.sampled_from([(), ("a",), ("a", "b")])):
+            draft = draw(trees(name, max_size=4))
+            rated.append(Rated(draft, survivals(draft, draw(rates(draft, least=0.3))), 0.0))
+        if len(rated) == 2:
+            union = merge(rated[0], rated[1], limit=5)
+            rated = [Rated(union, union.survival, 0.0)]
+        drafts.append(rated[0].draft if rated else None)
+        alive.append(rated[0].survivals if rated else ())
+    return drafts, alive
 
-    def rate(sizes: tuple[int, ...]) -> float:
-        tokens = base + sum(sum(draft[:size]) for draft, size in zip(drafts, sizes, strict=True))
-        return tokens / (table[base + sum(sizes)] + 0.7)
 
-    every = product(*(range(len(draft) + 1) for draft in drafts))
-    optimum = max(rate(sizes) for sizes in every if sum(sizes) <= budget)
-    cut = window.cut(drafts, _load(base, budget))
-    assert cut.nodes == [list(range(len(nodes))) for nodes in cut.nodes]  # chains are cut to prefixes
-    assert rate(tuple(len(nodes) for nodes in cut.nodes)) == pytest.approx(optimum)
+@settings(max_examples=150, deadline=None)
+@given(batches(), increments, st.integers(0, 12), st.integers(0, 5), st.floats(0.0, 5.0))
+def test_finds_the_best_of_all_choices(
+    batch: tuple[list[Draft | None], list[tuple[float, ...]]],
+    increments: list[float],
+    budget: int,
+    num_prefill: int,
+    spent_ms: float,
+) -> None:
+    drafts, alive = batch
+    cost = CostCurve(range(1, 26), (0,), [[m] for m in accumulate([10.0, *increments])])
+    load = StepLoad(len(drafts) + num_prefill, 0, budget)
+    cut = Window(cost, overhead_ms=0.7, min_gain=0.0).cut(alive, load, spent_ms)
+    for draft, kept in zip(drafts, cut.nodes, strict=True):
+        assert draft is None or tuple(kept) in set(closed_sets(draft)), "a node comes with its parent"
+    assert sum(map(len, cut.nodes)) <= budget
+    optimum = best_pace(drafts, alive, cost, load, 0.7 + spent_ms)
+    assert pace(cut.nodes, alive, cost, load, 0.7 + spent_ms) == pytest.approx(optimum)
     assert cut.tokens_per_ms == pytest.approx(optimum)
 
 

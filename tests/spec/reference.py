@@ -1,0 +1,65 @@
+"""What window and effort decide, by trying everything: the plain statement of what the fast ones must find."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from prolepsis.spec.cost import CostCurve
+from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.effort import Offer, Prices
+from prolepsis.spec.window import StepLoad
+
+
+def closed_sets(draft: Draft | None) -> Iterator[tuple[int, ...]]:
+    """Yield every set of nodes that holds each node's parent with it."""
+    nodes = range(len(draft.tokens) if draft else 0)
+    for size in range(len(nodes) + 1):
+        for kept in combinations(nodes, size):
+            if draft is None or all(draft.parents[node] in (ROOT, *kept) for node in kept):
+                yield kept
+
+
+def pace(
+    kept: Sequence[Sequence[int]],
+    survivals: Sequence[Sequence[float]],
+    cost: CostCurve,
+    load: StepLoad,
+    step_ms: float,  # outside the pass
+) -> float:
+    """Return the expected tokens of decoding per millisecond that is spent on it."""
+    tokens = len(survivals) + sum(survivals[s][node] for s, nodes in enumerate(kept) for node in nodes)
+    prefill_ms = cost.ms(load.num_rows, load.num_context) - cost.ms(len(survivals), load.num_context)
+    rows = load.num_rows + sum(map(len, kept))
+    return tokens / (cost.ms(rows, load.num_context) - prefill_ms + step_ms)
+
+
+def best_pace(
+    drafts: Sequence[Draft | None],
+    survivals: Sequence[Sequence[float]],
+    cost: CostCurve,
+    load: StepLoad,
+    step_ms: float,
+) -> float:
+    """Return the highest pace of all choices within the budget."""
+    choices = product(*(closed_sets(draft) for draft in drafts))
+    fitting = (kept for kept in choices if sum(map(len, kept)) <= load.max_draft_tokens)
+    return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
+
+
+def best_net(offers: Sequence[Offer], prices: Prices, fixed_ms: float, sample_ms: float) -> float:
+    """Return the most tokens that any depth for any samples gains over what that costs; 0 for asking nobody."""
+    deepest = max((len(offer.survivals) for offer in offers), default=0)
+    asked = [subset for size in range(1, len(offers) + 1) for subset in combinations(offers, size)]
+    nets = (net(subset, depth, prices, fixed_ms, sample_ms) for subset in asked for depth in range(1, deepest + 1))
+    return max(0.0, max(nets, default=0.0))
+
+
+def net(asked: Sequence[Offer], depth: int, prices: Prices, fixed_ms: float, sample_ms: float) -> float:
+    """Return what drafting `depth` levels for `asked` gains beside their free drafts, less its price."""
+    total = -depth * fixed_ms * prices.ms
+    for offer in asked:
+        levels = sum(alive > prices.row for alive in offer.survivals[:depth])  # none is drafted below
+        free = [*offer.free, *[0.0] * levels]
+        for alive, taken in zip(offer.survivals[:levels], free, strict=False):
+            total += max(0.0, alive * (1.0 - taken) - prices.row)
+        total -= levels * sample_ms * prices.ms
+    return total
