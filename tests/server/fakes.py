@@ -9,7 +9,7 @@ from prolepsis.core.events import Aborted, Event, Failed, Finished, TokenLogprob
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
 END = 256
 INFO = EngineInfo(
@@ -115,6 +115,9 @@ class FakeEngine:
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
+
+    async def swap_head(self, name: str) -> HeadSwapped:
+        return HeadSwapped(None, name, 0)
 
     def health(self) -> EngineHealth:
         detail = "serving" if self.ready else "preparing the forward for 8 rows"

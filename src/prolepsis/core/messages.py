@@ -24,4 +24,13 @@ class ApplyPlan:
     plan: SpecPlan
 
 
-Message = Submit | Abort | ApplyPlan
+@dataclass(frozen=True, slots=True)
+class SwapHead:
+    """Draft with another head from the next step on: the one that was loaded under `ticket` (`engine.head_bay`)."""
+
+    name: str
+    """NAME@VERSION, or "none"."""
+    ticket: int
+
+
+Message = Submit | Abort | ApplyPlan | SwapHead

@@ -1,6 +1,7 @@
 """From a configuration to an engine: the one place that puts the engine room together."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import structlog
@@ -11,10 +12,11 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.exactness import Exactness, decide
 from prolepsis.engine.exit_search import kept_layer, layer_file
+from prolepsis.engine.head_bay import HeadBay
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
-from prolepsis.engine.runner import Runner
+from prolepsis.engine.runner import Runner, require_features
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
@@ -24,6 +26,7 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.kv.plan import parse_bytes, plan_pages
 from prolepsis.models.draft_head import DraftHead, HeadInfo
+from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.early_exit import EarlyExit
 from prolepsis.models.exits import make_exit
 from prolepsis.models.heads import head_for
@@ -81,6 +84,8 @@ def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -
     names = proposer_names(config)
     target = load_model(config)
     draft = load_model(config, config.draft_model) if DRAFT_MODEL in names else None
+    if draft is not None and config.draft_model is not None:
+        warn_of_other_target(config.draft_model, target, config.model_dir)
     head = head_for(config.draft_head, target, config.model_dir) if names else None
     if head is None and DRAFT_HEAD in names:
         raise ConfigError(
@@ -97,8 +102,12 @@ def assemble(
     *,
     head: DraftHead | None = None,
     consumers: Sequence[FeatureConsumer] = (),
+    find_head: Callable[[str], DraftHead | None] | None = None,
 ) -> Engine:
-    """Return an engine around loaded models; `consumers` see the target's hidden states, as the head does."""
+    """Return an engine around loaded models; `consumers` see the target's hidden states, as the head does.
+
+    `find_head` loads the heads that are put in later by name; default: those of the registry.
+    """
     model, info = target.model, target.model.info
     max_model_len = context_length(config, info.max_positions)
     exactness = exactness_of(model, config)
@@ -111,9 +120,12 @@ def assemble(
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
-    heads = [Head(head, num_pages=num_pages, max_samples=config.max_requests)] if head else []
+    place = partial(Head, num_pages=num_pages, max_samples=config.max_requests)
+    heads = [place(head)] if head else []
+    find_head = find_head or partial(head_for, target=target, root=config.model_dir)
+    bay = HeadBay(lambda name: place(found) if (found := find_head(name)) else None, model, *heads)
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
-    scheduler = Scheduler(limits, Paging(pool, _copier(cache, *heads)), target.tokenizer, grammars)
+    scheduler = Scheduler(limits, Paging(pool, _copier(cache, bay)), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
     exits = [EarlyExitProposer(early, cache, first_page=num_pages, max_samples=exit_samples)] if early else []
     proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *exits, *heads]
@@ -122,6 +134,8 @@ def assemble(
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     showing = Showing([*heads, *consumers])
+    if showing.taps:
+        require_features(model)
     parts = EngineParts(
         info=EngineInfo(
             model=info.name,
@@ -132,13 +146,15 @@ def assemble(
             exactness=exactness.mode,
             exactness_reason=exactness.reason,
             proposers=chosen.names,
+            draft_head=bay.label,
         ),
         scheduler=scheduler,
         speculation=Speculation(chosen, max_step_tokens=config.max_step_tokens, max_model_len=max_model_len),
-        runner=Runner(model, cache, showing.taps),
+        runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),
         observer=observer,
         showing=showing,
+        heads=bay if config.num_speculative_tokens else None,
         preparing=lambda: preparation(model),
     )
     return Engine(parts)
@@ -202,7 +218,7 @@ def _beside(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo
     return [*([draft.model.info] if draft else []), *([head.info] if head else [])]
 
 
-def _copier(*caches: KVCache | Head) -> Callable[[int, int], None]:
+def _copier(*caches: KVCache | HeadBay) -> Callable[[int, int], None]:
     """Return what copies a page in all that have one of its number."""
 
     def copy(source: int, target: int) -> None:

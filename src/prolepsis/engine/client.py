@@ -22,6 +22,8 @@ class EngineInfo:
     exactness: Literal["strict", "normal"]
     exactness_reason: str
     proposers: tuple[str, ...]
+    draft_head: str | None = None
+    """NAME@VERSION of the draft head in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,16 @@ class EngineHealth:
     num_waiting: int = 0
     kv_usage: float = 0.0
     """Share of KV pages in use, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSwapped:
+    """What an exchange of draft heads did; NAME@VERSION each, None for no head."""
+
+    previous: str | None
+    current: str | None
+    step: int
+    """Steps that the engine had run by then."""
 
 
 class EngineClient(Protocol):
@@ -55,6 +67,13 @@ class EngineClient(Protocol):
 
     def apply_plan(self, plan: SpecPlan) -> None:
         """Swap the speculation plan between two steps."""
+
+    async def swap_head(self, name: str) -> HeadSwapped:
+        """Load a draft head ("none", "auto", NAME, NAME@VERSION or a folder) and put it in between two steps.
+
+        Requests in flight go on with the same tokens, and without the head. Raises `ModelError` where it cannot be used
+        and `InvalidParameter` where the engine takes none; the old one stays.
+        """
 
     def health(self) -> EngineHealth: ...
 

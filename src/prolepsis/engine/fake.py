@@ -7,7 +7,7 @@ from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Termin
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
 """Request -> events to yield; a float sleeps so many seconds, an exception is raised."""
@@ -33,6 +33,7 @@ class FakeEngineClient:
         self.aborted: list[str] = []
         """Ids of requests that were aborted, by `abort` or by closing their iterator early."""
         self.plans: list[SpecPlan] = []
+        self.swaps: list[str] = []
         self.closed = False
         self.reported = EngineHealth(alive=True, ready=True, detail="")
         self._script = script
@@ -68,6 +69,10 @@ class FakeEngineClient:
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
+
+    async def swap_head(self, name: str) -> HeadSwapped:
+        self.swaps.append(name)
+        return HeadSwapped(None, None if name == "none" else name, 0)
 
     def health(self) -> EngineHealth:
         return self.reported

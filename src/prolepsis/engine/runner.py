@@ -11,29 +11,29 @@ from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import FeatureModel, KVCache, TargetModel
 
 
+def require_features(model: TargetModel) -> None:
+    """Raise `ModelLoadError` for a model that cannot show its hidden states."""
+    if not isinstance(model, FeatureModel):
+        raise ModelLoadError(f"the forward {model.info.forward} shows no hidden states; allowed: native, lean")
+
+
 class Runner:
-    """Runs the target model over its paged cache; `taps` are the layers whose input somebody wants to see.
+    """Runs the target model over its paged cache."""
 
-    Raises `ModelLoadError` for taps on a model that cannot show its hidden states.
-    """
-
-    def __init__(self, model: TargetModel, cache: KVCache, taps: tuple[int, ...] = ()) -> None:
-        if taps and not isinstance(model, FeatureModel):
-            raise ModelLoadError(f"the forward {model.info.forward} shows no hidden states; allowed: native, lean")
+    def __init__(self, model: TargetModel, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self._taps = taps
 
     @torch.no_grad()
-    def forward(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor | None]:
-        """Compute the rows' tokens and drafts.
+    def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+        """Compute the rows' tokens and drafts; `taps` are the layers whose input somebody wants to see.
 
         Returns logits [sum of kept, vocab] float32 of each row that samples, its last token and its nodes; and features
         [tokens of all rows, taps * hidden] bfloat16, None without taps.
         """
         batch = pack([_sequence(row) for row in rows])
-        if self._taps and isinstance(self.model, FeatureModel):
-            return self.model.forward_features(batch, self.cache, self._taps)
+        if taps and isinstance(self.model, FeatureModel):
+            return self.model.forward_features(batch, self.cache, taps)
         return self.model.forward(batch, self.cache), None
 
     def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:

@@ -219,6 +219,10 @@ class Scheduler:
                     self._ended.append(sample)
             self._say_goodbye(request, Failed(request.request_id, error, request.stats), now)
 
+    def forget_prefixes(self) -> None:
+        """Let no request find the pages of an earlier one any more."""
+        self._paging.pool.drop_cached()
+
     @property
     def kv_usage(self) -> float:
         """Share of KV pages held by samples, 0 to 1."""

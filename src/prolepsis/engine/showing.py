@@ -19,8 +19,17 @@ class Showing:
 
     def __init__(self, consumers: Sequence[FeatureConsumer] = ()) -> None:
         self.consumers = tuple(consumers)
-        self.taps = tuple(tap for consumer in consumers for tap in consumer.taps)
         self.num_failures = 0
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose input somebody wants to see, consumer by consumer."""
+        return tuple(tap for consumer in self.consumers for tap in consumer.taps)
+
+    def exchange(self, old: FeatureConsumer | None, new: FeatureConsumer | None) -> None:
+        """Between two steps, show the hidden states to `new` in the place of `old`."""
+        others = tuple(consumer for consumer in self.consumers if consumer is not old)
+        self.consumers = (*([new] if new is not None else []), *others)
 
     def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
         """Show what the step computed; to be called before it is committed."""

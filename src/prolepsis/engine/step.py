@@ -2,20 +2,22 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import structlog
 from torch import Tensor
 
-from prolepsis.core.errors import EngineDead, EngineError, UserError
+from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
 from prolepsis.core.events import Event, Failed
-from prolepsis.core.messages import Abort, ApplyPlan, Message, Submit
+from prolepsis.core.messages import Abort, ApplyPlan, Message, Submit, SwapHead
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
+from prolepsis.engine.head_bay import HeadBay
 from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Runner
@@ -47,14 +49,15 @@ class EngineParts:
     verifier: StepVerifier
     observer: EngineObserver | None = None
     showing: Showing = field(default_factory=Showing)
-    """Its taps are the runner's."""
+    heads: HeadBay | None = None
+    """None where no draft head can be put in."""
     preparing: Callable[[], str] = str
     """Says what the model still prepares in the background; empty when it is ready."""
 
 
 class Engine:
-    """Serves requests step by step. Everything but `send`, `validate`, `compile`, `health` and `info` belongs
-    to one thread.
+    """Serves requests step by step. Everything but `send`, `validate`, `compile`, `prepare_head`, `health` and `info`
+    belongs to one thread.
 
     Each accepted request gets exactly one terminal event. A step that raises fails the requests it was for; several in
     a row, or page accounting that does not add up, and the engine is dead: all its requests fail with `EngineDead`.
@@ -69,7 +72,8 @@ class Engine:
         self.speculation = parts.speculation
         self.runner = parts.runner
         self._verifier = parts.verifier
-        self._showing = parts.showing
+        self.showing = parts.showing
+        self._heads = parts.heads
         self._preparing = parts.preparing
         self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
@@ -88,11 +92,11 @@ class Engine:
                 return self._take_events()
             rows = self.scheduler.attach(self.speculation.propose(rows, self.scheduler.plan))
             lap("propose")
-            logits, features = self.runner.forward(rows)
+            logits, features = self.runner.forward(rows, self.showing.taps)
             lap("forward")
             verdicts = self._verify(rows, logits)
             lap("verify")
-            self._showing.show(rows, verdicts, features)
+            self.showing.show(rows, verdicts, features)
             self._commit(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
             lap("commit")
             self._observe(rows, lap)
@@ -128,6 +132,15 @@ class Engine:
         """
         return self.scheduler.compile(request)
 
+    def prepare_head(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
+        """Load a draft head, from any thread but the engine's; return the message to send, and what comes of it.
+
+        Raises `ModelError` where the head cannot be used, `InvalidParameter` where the engine takes none.
+        """
+        if self._heads is None:
+            raise InvalidParameter("this engine drafts nothing (num_speculative_tokens is 0)", param="draft_head")
+        return self._heads.prepare(name)
+
     def health(self) -> EngineHealth:
         """Return how the engine is, from any thread."""
         scheduler, dead = self.scheduler, self.dead
@@ -148,10 +161,16 @@ class Engine:
             self.scheduler.abort(request_id, reason, self.clock())
         return self._take_events()
 
+    def close_heads(self) -> None:
+        """Put in no draft head any more: whoever waits for one learns it."""
+        if self._heads is not None:
+            self._heads.close(self.dead or EngineDead("the engine is closed"))
+
     def die(self, error: BaseException | str) -> None:
         """Serve nothing any more: fail every request."""
         self.dead = EngineDead(f"the engine ended: {error}")
         log.error("engine_dead", error=str(error))
+        self.close_heads()
         self.scheduler.abandon(self.dead, self.clock())
 
     def _drain(self) -> None:
@@ -166,6 +185,8 @@ class Engine:
                 self.scheduler.abort(request_id, reason, self.clock())
             case ApplyPlan(plan):
                 self.scheduler.plan = plan
+            case SwapHead():
+                self._swap_head(message)
 
     def _submit(self, request: GenerateRequest, arrival: float) -> None:
         """Accept or refuse; whoever sent it without `validate` still gets a terminal event."""
@@ -181,6 +202,15 @@ class Engine:
         except Exception as error:  # contained: one request that cannot even be opened must not take the engine along
             log.exception("submit_failed")
             self._refused.append(Failed(request.request_id, EngineError(f"not accepted: {error!r}"), RequestStats()))
+
+    def _swap_head(self, message: SwapHead) -> None:
+        assert self._heads is not None, "who loads a head has a place for it"
+        proposers = self.speculation.proposers
+        tell = self._heads.put(message, proposers, self.showing, self.timings.num_steps)
+        if tell is not None:
+            self.scheduler.forget_prefixes()
+            self.info = replace(self.info, draft_head=self._heads.label, proposers=proposers.names)
+            tell()
 
     def _verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
         verdicts = self._verifier.verify(rows, logits)

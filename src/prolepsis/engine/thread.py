@@ -11,7 +11,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.step import Engine
 
 
@@ -29,6 +29,7 @@ class ThreadEngineClient:
         self._thread = threading.Thread(target=self._run, name="prolepsis-engine", daemon=True)
         self._closing = threading.Event()
         self._stopped = asyncio.Event()
+        self._swapping = asyncio.Lock()
         self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
 
     @property
@@ -74,6 +75,17 @@ class ThreadEngineClient:
         """Swap the speculation plan between two steps."""
         self.engine.send(ApplyPlan(plan))
 
+    async def swap_head(self, name: str) -> HeadSwapped:
+        """Load a draft head in a thread of its own and put it in between two steps; one after the other."""
+        async with self._swapping:
+            if self._closing.is_set():
+                raise EngineDead("the engine is closed")
+            loop = asyncio.get_running_loop()
+            message, done = await loop.run_in_executor(self._compilers, self.engine.prepare_head, name)
+            self._start()
+            self.engine.send(message)
+            return await asyncio.wrap_future(done)
+
     def health(self) -> EngineHealth:
         """Return how the engine is; closed counts as not alive."""
         if self._closing.is_set():
@@ -107,6 +119,7 @@ class ThreadEngineClient:
         except BaseException as error:  # contained: whoever waits must learn that nothing comes any more
             engine.die(error)
         self._hand_over(engine.abort_all("shutdown"))
+        engine.close_heads()
         self._call(self._end)
 
     def _hand_over(self, events: list[Event]) -> None:

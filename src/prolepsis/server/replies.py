@@ -238,6 +238,7 @@ class Ready(Reply):
     exactness: Literal["strict", "normal"]
     exactness_reason: str
     proposers: list[str]
+    draft_head: str | None
     num_running: int
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)

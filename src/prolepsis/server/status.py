@@ -76,6 +76,7 @@ def _readiness(room: Room) -> Json:
         "exactness": info.exactness,
         "exactness_reason": info.exactness_reason,
         "proposers": info.proposers,
+        "draft_head": info.draft_head,
         "num_running": health.num_running,
         "num_waiting": health.num_waiting,
         "kv_usage": health.kv_usage,

@@ -130,6 +130,11 @@ class AcceptanceEstimator:
                 pool = self._pools[draft.proposer] = _Cell(self._prior)
             pool.record(min(depth, _MAX_POSITION), hit)
 
+    def forget(self, proposer: str) -> None:
+        """Start over with a proposer that was exchanged for another of its name."""
+        self._pools.pop(proposer, None)
+        self._cells.pop(proposer, None)
+
     def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
         """Return the decayed hits and trials of one position."""
         cell = self._cells.get(proposer, {}).get(bucket)

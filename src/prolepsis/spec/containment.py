@@ -39,6 +39,11 @@ class ContainedProposer:
         self._failed_in_row = 0
         self._rest = 0
 
+    def succeed(self, other: "ContainedProposer | None") -> None:
+        """Go on with the counters of the proposer in whose place this one is put."""
+        if other is not None:
+            self.num_failures, self.seconds = other.num_failures, other.seconds
+
     def resting(self) -> bool:
         """Return whether this step passes without it, counting the step."""
         if self._rest:

@@ -58,6 +58,13 @@ class Scoreboard:
         self._pending.pop(sample.key, None)
         self._tilts.pop(sample.key, None)
 
+    def forget(self, proposer: str) -> None:
+        """Forget the drafts of a proposer that was exchanged, and how requests fared with it."""
+        for key, pending in self._pending.items():
+            self._pending[key] = [entry for entry in pending if entry.draft.proposer != proposer]
+        for tilts in self._tilts.values():
+            tilts.pop(proposer, None)
+
     def _judge(self, entry: _Pending, tokens: Sequence[int]) -> bool:
         """Advance one draft over the known tokens; return whether it is still undecided."""
         parents = entry.draft.parents

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
@@ -10,6 +11,7 @@ from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
+from prolepsis.spec.merging import MERGED
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Turn
@@ -50,7 +52,10 @@ class ProposerSet:
         """For each sample of the last call: why it got no draft; None where it got one."""
         contained = [ContainedProposer(p, vocab_size, clock) for p in proposers]
         self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
+        self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock)
+        self._taken_out: dict[str, ContainedProposer] = {}
         self._window = window
+        self._acceptance = acceptance
         self._board = Scoreboard(acceptance)
         self._asking = [Asking(proposer, acceptance, self._board) for proposer in self._proposers]
         self._speedup = 1.0
@@ -66,6 +71,27 @@ class ProposerSet:
     def seconds(self) -> dict[str, float]:
         """Time spent inside each proposer."""
         return {p.name: p.seconds for p in self._proposers}
+
+    def exchange(self, name: str, proposer: Proposer | None) -> None:
+        """Between two steps, put `proposer` in the place of the one called `name`, or take that out.
+
+        What was learnt of its drafts is forgotten, also of those merged with others'; counters go on.
+        """
+        assert proposer is None or proposer.name == name, "a proposer is exchanged for one of its name"
+        self._taken_out.update({old.name: old for old in self._proposers if old.name == name})
+        self._proposers = [other for other in self._proposers if other.name != name]
+        self._asking = [asking for asking in self._asking if asking.proposer.name != name]
+        for forgotten in (name, MERGED):
+            self._acceptance.forget(forgotten)
+            self._board.forget(forgotten)
+        if proposer is not None:
+            contained = self._contain(proposer)
+            contained.succeed(self._taken_out.pop(name, None))
+            assert not contained.free, "a free proposer is asked before the others"
+            self._proposers.append(contained)
+            self._asking.append(Asking(contained, self._acceptance, self._board))
+            self.counts.setdefault(name, ProposerCounts())
+        self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
     def propose(
         self,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.server.door.response_cache import Answer, replayed
 
 
@@ -59,6 +59,9 @@ class Watched:
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self._client.apply_plan(plan)
+
+    async def swap_head(self, name: str) -> HeadSwapped:
+        return await self._client.swap_head(name)
 
     def health(self) -> EngineHealth:
         return self._client.health()

@@ -61,6 +61,11 @@ class Head:
         ]
 
     @property
+    def label(self) -> str:
+        """NAME@VERSION of the head."""
+        return self._head.info.name
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Layers of the target whose input it sees (`spec.features.FeatureConsumer`)."""
         return self._head.info.taps
@@ -77,7 +82,7 @@ class Head:
         for part in shown:
             state = self._slots.add(part)
             end = part.start + len(part.tokens)
-            if end // PAGE_SIZE > state.written // PAGE_SIZE:
+            if state is not None and end // PAGE_SIZE > state.written // PAGE_SIZE:
                 tokens = [*part.sample.tokens[state.written : part.start], *part.tokens]
                 tokens = tokens[max(0, state.written - part.start) :]
                 inputs.append(SequenceInput(tokens, state.written, list(part.sample.pages), keep_last=0))

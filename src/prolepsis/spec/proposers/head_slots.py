@@ -1,4 +1,9 @@
-"""Which slots of which sample a draft head has written, and the target's hidden states that wait to be."""
+"""Which slots of which sample a draft head has written, and the target's hidden states that wait to be.
+
+Pages outlive heads: the target's prefix index finds pages that were filled before a head was put in, and requests go on
+while heads are exchanged. So each page is marked as this head's own or not, and a sample any of whose pages is not has
+no slots: its hidden states are let go, and what it fills is marked as foreign too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +20,8 @@ from prolepsis.spec.proposer import SampleView
 class HeadState:
     """Slots `0 : written` of a sample hold the head's K/V; `waiting` are features from token `written - 1` on."""
 
+    start: int
+    """The first slot that was written for this sample; those before are in pages that others wrote."""
     written: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
 
@@ -36,20 +43,24 @@ class HeadSlots:
 
     def __init__(self, num_pages: int, feature_size: int) -> None:
         self._states: dict[str, HeadState] = {}
+        self._own = bytearray(num_pages)
         self._size = (num_pages, feature_size)
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
 
-    def add(self, shown: Shown) -> HeadState:
-        """Take in the features of a sample's next tokens; return its state."""
+    def add(self, shown: Shown) -> HeadState | None:
+        """Take in the features of a sample's next tokens; return its state, None where slots before are foreign."""
         if self._tails is None:
             self._tails = shown.features.new_zeros(self._size)
         state = self._states.get(shown.sample.key)
         if state is None or state.seen != shown.start:  # new, preempted, or forked from a sibling
-            state = HeadState(shown.start, [_before(shown, self._tails)])
-            self._states[shown.sample.key] = state
-        state.waiting.append(shown.features)
-        for position in _page_ends(shown.start, len(shown.tokens)):
-            self._tails[shown.sample.pages[position // PAGE_SIZE]] = shown.features[position - shown.start]
+            state = self._begin(shown, self._tails)
+        end = shown.start + len(shown.tokens)
+        for page in shown.sample.pages[shown.start // PAGE_SIZE : -(-end // PAGE_SIZE)]:
+            self._own[page] = state is not None
+        if state is not None:
+            state.waiting.append(shown.features)
+            for position in _page_ends(shown.start, len(shown.tokens)):
+                self._tails[shown.sample.pages[position // PAGE_SIZE]] = shown.features[position - shown.start]
         return state
 
     def get(self, sample: SampleView) -> HeadState | None:
@@ -61,10 +72,27 @@ class HeadSlots:
         """Forget a sample; unknown ones are ignored."""
         self._states.pop(key, None)
 
+    def lose(self, sample: SampleView) -> None:
+        """Forget a sample whose slots may be half written: nobody goes on from them."""
+        state = self._states.pop(sample.key, None)
+        for page in sample.pages[state.start // PAGE_SIZE if state else 0 :]:
+            self._own[page] = False
+
     def copy_page(self, source: int, target: int) -> None:
-        """The page was copied: so are its last features."""
+        """The page was copied: so are its last features, and whose it is."""
+        self._own[target] = self._own[source]
         if self._tails is not None:
             self._tails[target] = self._tails[source]
+
+    def _begin(self, shown: Shown, tails: Tensor) -> HeadState | None:
+        """Return a state that goes on from the pages before, None where one of them is not this head's."""
+        before = shown.sample.pages[: -(-shown.start // PAGE_SIZE)]
+        if not all(self._own[page] for page in before):
+            self._states.pop(shown.sample.key, None)
+            return None
+        state = HeadState(shown.start, shown.start, [_before(shown, tails)])
+        self._states[shown.sample.key] = state
+        return state
 
 
 def _before(shown: Shown, tails: Tensor) -> Tensor:  # [1, feature_size]

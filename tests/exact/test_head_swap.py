@@ -1,0 +1,238 @@
+"""Draft heads exchanged while requests are served: no token changes, no request is lost, no slot of another is read."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import EngineDead, InvalidParameter, ModelLoadError
+from prolepsis.core.events import Event, Finished
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.stats import ProposerCounts
+from prolepsis.engine.build import assemble
+from prolepsis.engine.client import HeadSwapped
+from prolepsis.engine.step import Engine
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.draft_head import DraftHead
+from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
+from tests.fakes import drain, outputs, submit, terminals
+from tests.models.kernels import why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+
+HEAD = "draft_head"
+OTHER_PROMPT = tuple(3 + (11 * i) % 150 for i in range(40))
+ROOMY = CONFIG.model_copy(update={"kv_memory": "2MiB", "max_requests": 8})
+DEEP = SpecPlan(fixed_depth=6)
+
+
+def oracle(name: str, taps: tuple[int, ...] = (0, 1, 2)) -> Oracle:
+    texts = [(*prompt, *plain(kind, prompt=prompt)[0]) for kind in PARAMS for prompt in (PROMPT, OTHER_PROMPT)]
+    return Oracle(texts, name, taps)
+
+
+def room(heads: Mapping[str, DraftHead], first: DraftHead | None = None, config: EngineConfig = ROOMY) -> Engine:
+    """Return an engine that finds `heads` by name, and none under "none"; others cannot be loaded."""
+
+    def find(name: str) -> DraftHead | None:
+        if name == "none":
+            return None
+        if name not in heads:
+            raise ModelLoadError(f"{name} is damaged")
+        return heads[name]
+
+    engine = assemble(config, target(), head=first, find_head=find)
+    engine.send(ApplyPlan(DEEP))
+    return engine
+
+
+def swap(engine: Engine, name: str) -> HeadSwapped:
+    """Put another head in, as between any two steps."""
+    message, done = engine.prepare_head(name)
+    engine.send(message)
+    engine.wait()
+    return done.result(timeout=1)
+
+
+def steps(engine: Engine, count: int) -> list[Event]:
+    return [event for _ in range(count) for event in engine.step()]
+
+
+def counts(engine: Engine) -> ProposerCounts:
+    return engine.speculation.proposers.counts[HEAD]
+
+
+def check(engine: Engine, events: list[Event], names: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """All requests finished, with the tokens of plain decoding; `names`: request -> (parameters, prompt).
+
+    No head was shown or read what it should not: an `Oracle` raises then, which the engine contains and counts.
+    """
+    assert not any(engine.speculation.proposers.failures.values())
+    assert engine.showing.num_failures == 0
+    assert {name for name, end in terminals(events).items() if isinstance(end, Finished)} == set(names)
+    texts = outputs(events)
+    for request_id, (kind, prompt) in names.items():
+        assert texts[request_id, 0] == plain(kind, prompt=prompt)[0], request_id
+
+
+@pytest.mark.parametrize("taps", [(0, 1, 2), (1,), (2, 0)])
+def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_requests(taps: tuple[int, ...]) -> None:
+    old, new = oracle("old"), oracle("new", taps)
+    engine = room({"new": new}, old)
+    assert engine.info.draft_head == "old"
+    submit(engine, *(ask(kind) for kind in PARAMS))
+    events = steps(engine, 12)
+    assert counts(engine).num_accepted > 0
+    assert swap(engine, "new").previous == "old"
+    assert (engine.info.draft_head, engine.info.proposers) == ("new", (HEAD,))
+    before, seen = counts(engine).num_drafts, old.num_checked
+    events += steps(engine, 3)
+    assert counts(engine).num_drafts == before, "requests in flight go on without the head"
+    late = {f"late-{kind}": (kind, PROMPT) for kind in PARAMS}
+    submit(engine, *(ask(kind, name) for name, (kind, _) in late.items()))
+    events += drain(engine)
+    check(engine, events, {**{kind: (kind, PROMPT) for kind in PARAMS}, **late})
+    assert old.num_checked == seen, "the old head sees nothing any more"
+    assert new.num_checked > len(PROMPT)
+    assert counts(engine).num_accepted > before // 2
+    for name in late:
+        assert terminals(events)[name].stats.num_accepted > 5, "the new head drafts for new requests"
+
+
+def test_pages_of_before_the_swap_make_a_request_undraftable_and_never_wrong() -> None:
+    engine = room({"new": oracle("new")}, oracle("old"))
+    submit(engine, ask("greedy"))
+    events = steps(engine, 6)
+    swap(engine, "new")
+    events += drain(engine)  # its later pages are offered again, behind pages that are not
+    submit(engine, ask("sampled", "finds-nothing"))
+    events += drain(engine)
+    submit(engine, ask("greedy", "finds-both"))
+    events += drain(engine)
+    check(
+        engine,
+        events,
+        {"greedy": ("greedy", PROMPT), "finds-nothing": ("sampled", PROMPT), "finds-both": ("greedy", PROMPT)},
+    )
+    ends = terminals(events)
+    assert ends["finds-nothing"].stats.num_cached_tokens == 0, "the prefix index was emptied"
+    assert ends["finds-nothing"].stats.num_accepted > 5
+    assert ends["finds-both"].stats.num_cached_tokens >= 64
+
+
+def test_from_none_to_a_head_and_back() -> None:
+    head = oracle("head")
+    engine = room({"head": head})
+    assert (engine.info.draft_head, engine.info.proposers) == (None, ())
+    submit(engine, ask("greedy"))
+    events = steps(engine, 5)
+    assert swap(engine, "head") == HeadSwapped(None, "head", 5)
+    submit(engine, ask("sampled"))
+    events += steps(engine, 20)
+    assert counts(engine).num_accepted > 0
+    drafted = counts(engine).num_drafts
+    assert swap(engine, "none").current is None
+    assert (engine.info.draft_head, engine.info.proposers) == (None, ())
+    submit(engine, ask("truncated"))
+    events += drain(engine)
+    check(engine, events, {kind: (kind, PROMPT) for kind in ("greedy", "sampled", "truncated")})
+    assert counts(engine).num_drafts == drafted, "counters stay where they were"
+    swap(engine, "head")
+    submit(engine, ask("ends"))
+    check(engine, drain(engine), {"ends": ("ends", PROMPT)})
+    assert counts(engine).num_drafts > drafted, "and go on"
+
+
+def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None:
+    heads = {name: oracle(name, taps) for name, taps in {"a": (0, 1, 2), "b": (2,), "c": (0, 1)}.items()}
+    small = CONFIG.model_copy(update={"kv_memory": "160KiB"})
+    engine = room(heads, heads["a"], small)
+    names = {f"{kind}-{i}": (kind, prompt) for i, prompt in enumerate((PROMPT, OTHER_PROMPT)) for kind in PARAMS}
+    submit(engine, *(ask(kind, name, prompt=prompt) for name, (kind, prompt) in names.items()))
+    events: list[Event] = []
+    for name in ("b", "c", "none", "a", "b", "none", "c"):
+        events += steps(engine, 9)
+        swap(engine, name)
+        engine.scheduler.check()
+    events += drain(engine)
+    check(engine, events, names)
+
+
+def test_what_was_learnt_of_the_old_head_is_forgotten() -> None:
+    engine = room({"new": oracle("new")}, oracle("old"))
+    submit(engine, ask("greedy"))
+    drain(engine)
+    acceptance = engine.speculation.proposers._acceptance
+    assert acceptance.survival(HEAD, 1) != (0.6,)
+    swap(engine, "new")
+    assert acceptance.survival(HEAD, 1) == (0.6,), "the prior"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ThreadEngineClient]:
+    client = ThreadEngineClient(room({"new": oracle("new")}, oracle("old")))
+    yield client
+    await client.close()
+
+
+async def collect(client: ThreadEngineClient, kind: str, request_id: str) -> list[Event]:
+    return [event async for event in client.generate(ask(kind, request_id))]
+
+
+async def test_a_client_swaps_while_requests_stream(client: ThreadEngineClient) -> None:
+    first = [asyncio.create_task(collect(client, kind, kind)) for kind in PARAMS]
+    await asyncio.sleep(0.05)
+    swapped = await client.swap_head("new")
+    assert (swapped.previous, swapped.current, client.info.draft_head) == ("old", "new", "new")
+    events = [event for part in await asyncio.gather(*first) for event in part]
+    events += await collect(client, "greedy", "late")
+    check(client.engine, events, {**{kind: (kind, PROMPT) for kind in PARAMS}, "late": ("greedy", PROMPT)})
+
+
+async def test_a_head_that_cannot_be_loaded_leaves_the_old_one_in_place(client: ThreadEngineClient) -> None:
+    serving = asyncio.create_task(collect(client, "greedy", "a"))
+    await asyncio.sleep(0)
+    with pytest.raises(ModelLoadError, match="broken is damaged"):
+        await client.swap_head("broken")
+    assert client.info.draft_head == "old"
+    check(
+        client.engine,
+        [*await serving, *await collect(client, "sampled", "b")],
+        {"a": ("greedy", PROMPT), "b": ("sampled", PROMPT)},
+    )
+    assert counts(client.engine).num_accepted > 20
+
+
+async def test_a_head_is_loaded_beside_the_engine_thread() -> None:
+    threads: list[str] = []
+
+    def find(name: str) -> DraftHead | None:
+        threads.append(threading.current_thread().name)
+        return oracle(name)
+
+    client = ThreadEngineClient(assemble(ROOMY, target(), find_head=find))
+    await asyncio.gather(client.swap_head("a"), client.swap_head("b"))
+    assert client.info.draft_head in ("a", "b")
+    assert all(name.startswith("compile") for name in threads)
+    await client.close()
+    with pytest.raises(EngineDead):
+        await client.swap_head("c")
+
+
+async def test_whoever_waits_for_a_swap_learns_that_the_engine_died(client: ThreadEngineClient) -> None:
+    message, done = client.engine.prepare_head("new")
+    client.engine.die("test")
+    with pytest.raises(EngineDead):
+        done.result(timeout=1)
+    client.engine.send(message)
+    with pytest.raises(EngineDead):
+        await client.swap_head("new")
+
+
+def test_an_engine_that_drafts_nothing_takes_no_head() -> None:
+    engine = assemble(ROOMY.model_copy(update={"num_speculative_tokens": 0}), target())
+    with pytest.raises(InvalidParameter, match="num_speculative_tokens is 0"):
+        engine.prepare_head("any")
