@@ -1,0 +1,53 @@
+"""A proposer in the place of another: what is kept and what is forgotten."""
+
+import pytest
+
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import Window
+from tests.spec.samples import FakeSample
+
+
+class Costly:
+    """Proposes nothing, and raises where it is told of tokens if it is `broken`."""
+
+    name = "costly"
+    free = False
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def propose(self, samples: object, limits: object) -> list[Draft | None]:
+        return []
+
+    def commit(self, sample: object, num_new: int) -> None:
+        if self.broken:
+            raise RuntimeError("broken")
+
+    def forget(self, sample: object) -> None: ...
+
+
+def test_counters_go_on_and_estimates_start_over() -> None:
+    acceptance = AcceptanceEstimator()
+    proposers = ProposerSet([Costly(broken=True)], Window(flat_cost()), acceptance, 24)
+    draft = chain((1, 2), "costly")
+    acceptance.record(draft, 0, 0, hit=False)
+    proposers.observe(draft, (0,))
+    proposers.commit(FakeSample([1, 2, 3]), 1)
+    assert acceptance.survival("costly", 1)[0] < 0.6
+    proposers.exchange("costly", None)
+    assert (proposers.names, proposers.failures) == ((), {})
+    proposers.exchange("costly", Costly())
+    assert (proposers.names, proposers.failures) == (("costly",), {"costly": 1})
+    assert proposers.counts["costly"].num_accepted == 1
+    assert acceptance.survival("costly", 1) == (0.6,)
+    proposers.commit(FakeSample([1, 2, 3]), 1)
+    assert proposers.failures == {"costly": 1}, "the new one is sound"
+
+
+def test_a_proposer_is_exchanged_for_one_of_its_name() -> None:
+    proposers = ProposerSet([], Window(flat_cost()), AcceptanceEstimator(), 24)
+    with pytest.raises(AssertionError, match="of its name"):
+        proposers.exchange("other", Costly())
