@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +18,12 @@ from prolepsis.engine.client import HeadSwapped
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.draft_head import DraftHead
+from prolepsis.models.head_exchange import record_checksum
+from prolepsis.models.head_file import WEIGHTS
+from prolepsis.models.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
 from tests.fakes import drain, outputs, submit, terminals
+from tests.models.heads import save_random_head
 from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
@@ -236,3 +241,30 @@ def test_an_engine_that_drafts_nothing_takes_no_head() -> None:
     engine = assemble(ROOMY.model_copy(update={"num_speculative_tokens": 0}), target())
     with pytest.raises(InvalidParameter, match="num_speculative_tokens is 0"):
         engine.prepare_head("any")
+
+
+async def test_heads_of_the_registry_are_swapped_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    model = target().model
+    assert isinstance(model, NativeModel)
+    for name in ("a@1", "a@2", "damaged", "other"):
+        identity = "other" if name == "other" else target().identity
+        folder = save_random_head(tmp_path / "heads" / name, model.shape, {"target_fingerprint": identity})
+        record_checksum(folder)
+    weights = tmp_path / "heads" / "damaged" / WEIGHTS
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    client = ThreadEngineClient(assemble(ROOMY.model_copy(update={"model_dir": tmp_path / "models"}), target()))
+    client.apply_plan(DEEP)
+    serving = [asyncio.create_task(collect(client, kind, kind)) for kind in PARAMS]
+    await asyncio.sleep(0.02)
+    assert (await client.swap_head("a")).current == "a@2"
+    with pytest.raises(ModelLoadError, match="is damaged: its SHA-256"):
+        await client.swap_head("damaged")
+    with pytest.raises(ModelLoadError, match="with fingerprint other; this one's is tiny"):
+        await client.swap_head("other")
+    assert (await client.swap_head("a@1")).previous == "a@2"
+    events = [event for part in await asyncio.gather(*serving) for event in part]
+    events += await collect(client, "sampled", "late")
+    check(client.engine, events, {**{kind: (kind, PROMPT) for kind in PARAMS}, "late": ("sampled", PROMPT)})
+    assert client.info.draft_head == "a@1"
+    assert counts(client.engine).num_drafts > 0
+    await client.close()
