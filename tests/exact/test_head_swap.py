@@ -18,12 +18,11 @@ from prolepsis.engine.client import HeadSwapped
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.draft_head import DraftHead
-from prolepsis.models.head_exchange import record_checksum
 from prolepsis.models.head_file import WEIGHTS
 from prolepsis.models.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
 from tests.fakes import drain, outputs, submit, terminals
-from tests.models.heads import save_random_head
+from tests.models.heads import record_checksum, save_random_head
 from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")

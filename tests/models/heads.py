@@ -1,5 +1,6 @@
 """Random draft heads for tiny targets."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_file import HeadConfig, HeadWeights, offsets, save_head, tensor_shapes
+from prolepsis.models.head_file import CONFIG, HeadConfig, HeadWeights, head_checksum, offsets, save_head, tensor_shapes
 from prolepsis.models.lean_shape import LeanShape
 
 DRAFT_VOCAB = 64
@@ -45,3 +46,10 @@ def save_random_head(folder: Path, target: LeanShape, provenance: Mapping[str, A
     }
     save_head(folder, config, weights, layer)
     return folder
+
+
+def record_checksum(folder: Path) -> None:
+    """Write the checksum of a head's weights into its configuration, as its trainer does."""
+    document = json.loads((folder / CONFIG).read_text())
+    document["prolepsis"]["sha256"] = head_checksum(folder)
+    (folder / CONFIG).write_text(json.dumps(document))

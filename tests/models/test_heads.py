@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models import heads
 from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
-from prolepsis.models.head_exchange import export_head, import_head, record_checksum, remove_head
+from prolepsis.models.head_exchange import export_head, import_head, remove_head
 from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, read_config
 from prolepsis.models.heads import find_head, fitting_head, head_folder, head_for, list_heads, open_head
 from prolepsis.models.lean import LeanModel
@@ -21,7 +21,7 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.models.weights import open_checkpoint
 from tests.fakes import Letters, TableModel
-from tests.models.heads import save_random_head
+from tests.models.heads import record_checksum, save_random_head
 from tests.models.tiny import save_tiny
 
 

@@ -80,15 +80,6 @@ def remove_head(name: str, root: Path | None = None) -> HeadEntry:
     return entry
 
 
-def record_checksum(folder: Path) -> None:
-    """Write the checksum of a head's weights into its configuration, where loading compares it."""
-    document = json.loads((folder / CONFIG).read_text())
-    document[KEY] = {**document.get(KEY, {}), "sha256": head_checksum(folder)}
-    part = folder / f"{CONFIG}.part"
-    part.write_text(json.dumps(document, indent=2) + "\n")
-    part.replace(folder / CONFIG)
-
-
 def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None:
     """Copy configuration, with top-level `changes`, and weights to the new folder `home`, whole or not at all."""
     if home.exists():
