@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.effort import Offer, Prices
+from prolepsis.spec.effort import Offer, Step
 from prolepsis.spec.window import StepLoad
 
 
@@ -45,21 +45,22 @@ def best_pace(
     return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
 
 
-def best_net(offers: Sequence[Offer], prices: Prices, fixed_ms: float, sample_ms: float) -> float:
-    """Return the most tokens that any depth for any samples gains over what that costs; 0 for asking nobody."""
+def best_drafting_pace(offers: Sequence[Offer], step: Step, fixed_ms: float, sample_ms: float) -> float:
+    """Return the highest pace that any depth for any samples has; asking nobody is one of the choices."""
     deepest = max((len(offer.survivals) for offer in offers), default=0)
-    asked = [subset for size in range(1, len(offers) + 1) for subset in combinations(offers, size)]
-    nets = (net(subset, depth, prices, fixed_ms, sample_ms) for subset in asked for depth in range(1, deepest + 1))
-    return max(0.0, max(nets, default=0.0))
+    asked = [subset for size in range(len(offers) + 1) for subset in combinations(offers, size)]
+    depths = range(deepest + 1)
+    return max(drafting_pace(subset, depth, step, fixed_ms, sample_ms) for subset in asked for depth in depths)
 
 
-def net(asked: Sequence[Offer], depth: int, prices: Prices, fixed_ms: float, sample_ms: float) -> float:
-    """Return what drafting `depth` levels for `asked` gains beside their free drafts, less its price."""
-    total = -depth * fixed_ms * prices.ms
+def drafting_pace(asked: Sequence[Offer], depth: int, step: Step, fixed_ms: float, sample_ms: float) -> float:
+    """Return tokens per ms where `depth` levels are drafted for `asked`, beside free drafts, rows at their price."""
+    row = step.prices.row
+    tokens, ms = step.tokens, step.num_samples / step.plain.ms + depth * fixed_ms
     for offer in asked:
-        levels = sum(alive > prices.row for alive in offer.survivals[:depth])  # none is drafted below
+        levels = sum(alive > row for alive in offer.survivals[:depth])  # none is drafted below
         free = [*offer.free, *[0.0] * levels]
         for alive, taken in zip(offer.survivals[:levels], free, strict=False):
-            total += max(0.0, alive * (1.0 - taken) - prices.row)
-        total -= levels * sample_ms * prices.ms
-    return total
+            tokens += max(0.0, alive * (1.0 - taken) - row)
+        ms += levels * sample_ms
+    return tokens / ms

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import Effort, Offer, Prices
+from prolepsis.spec.effort import Effort, Offer, Prices, Step
 from prolepsis.spec.rating import Rating, levels
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Turn
@@ -32,18 +32,20 @@ class Asking:
         if not asked:
             return 0.0
         if self._effort is not None and prices is not None:
-            return self._ask_where_it_pays(self._effort, asked, prices)
+            step = Step(prices, len(turns), sum(turn.worth for turn in turns))
+            return self._ask_where_it_pays(self._effort, asked, step)
         drafts, ms = self._draft(asked, [turn.limit for turn in asked])
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
                 self._rating.compete(turn, draft, prices.row if prices else 0.0)
         return ms
 
-    def _ask_where_it_pays(self, effort: Effort, turns: Sequence[Turn], prices: Prices) -> float:
+    def _ask_where_it_pays(self, effort: Effort, turns: Sequence[Turn], step: Step) -> float:
+        prices = step.prices
         longest = max(turn.limit for turn in turns)
         alive = self._acceptance.survival(self.proposer.name, max(2, longest))
         offers = [self._offer(turn, alive, prices.row) for turn in turns]
-        decision = effort.decide(alive[:longest], offers, prices)
+        decision = effort.decide(alive[:longest], offers, step)
         asked = [turn for turn, does in zip(turns, decision.asked, strict=True) if does]
         for turn, does in zip(turns, decision.asked, strict=True):
             turn.spared |= not does
@@ -51,11 +53,11 @@ class Asking:
             return 0.0
         threshold = effort.threshold(len(asked), prices) / max(_LEAST_RATE, alive[1] / alive[0])
         drafts, ms = self._draft(asked, [min(decision.depth, turn.limit) for turn in asked], threshold)
-        before = sum(turn.worth for turn in asked)
+        gained = 0.0
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
-                self._rating.join(turn, draft, prices.row)
-        effort.learn(decision.gain, sum(turn.worth for turn in asked) - before)
+                gained += self._rating.join(turn, draft, prices.row)
+        effort.learn(decision.gain, gained)
         return ms
 
     def _draft(

@@ -6,13 +6,18 @@ agreement and by what its proposer's rate says; the acceptance estimator learns 
 """
 
 from dataclasses import dataclass
+from math import log
 
 from prolepsis.spec.draft import ROOT, Draft, principal_first
 from prolepsis.spec.turn import Rated
 
 MERGED = "merged"
 """Signs merged drafts; their nodes' proposers are in `Draft.sources`."""
-_LEVELS = 8  # steps of a rate, in buckets; a rate is below 1
+_LEVELS = 17  # steps of a rate's log-odds, in buckets: chains multiply rates near 1, where a step must be small
+_GRID = 256
+_LEVEL = [  # by rate in steps of the grid
+    min(8, max(-8, round(2.0 * log((i + 0.5) / (_GRID - i - 0.5))))) + 8 for i in range(_GRID)
+]
 _SHARED, _FIRST, _SECOND, _CONTESTED = 0, 1, 2, 2  # kinds of nodes; contested ones follow those that stand alone
 
 
@@ -55,7 +60,7 @@ class _Nodes:
         kind = self.kinds[node]
         if kind != _SHARED and self.parents[node] in self.contested:
             kind += _CONTESTED
-        return kind * _LEVELS + int(_LEVELS * self.rates[node])
+        return kind * _LEVELS + _LEVEL[int(_GRID * self.rates[node])]
 
 
 def _union(first: Rated, second: Rated, floor: float) -> _Nodes:

@@ -36,18 +36,23 @@ class Rating:
             turn.best = rated
         return rated
 
-    def join(self, turn: Turn, draft: Draft, price: float) -> None:
-        """Merge `draft` with the best so far, where both say something.
+    def join(self, turn: Turn, draft: Draft, price: float) -> float:
+        """Merge `draft` with the best so far, where both say something; return what its own nodes are worth then.
 
         The merged tree has estimates of its own, that know whether its parts agree. Whatever one part alone would be
         worth by them is in it, so it is kept: the window cuts what is not worth its row.
         """
         other = turn.best
         rated = self.compete(turn, draft, price)
-        if other is not None and rated is not None:
+        if rated is None:
+            return 0.0
+        if other is not None:
             union = merge(other, rated, turn.limit, 0.0 if turn.forced else _FLOOR * price)
             if union.tokens:
-                turn.best = self._rated(turn, union, 1.0, price)
+                turn.best = merged = self._rated(turn, union, 1.0, price)
+                own = zip(merged.survivals, union.sources, strict=True)
+                return value([alive for alive, source in own if source == draft.proposer], price)
+        return rated.worth
 
     def _rated(self, turn: Turn, draft: Draft, tilt: float, price: float) -> Rated:
         """Rate a draft for its sample; what the grammar forces is as good as accepted."""

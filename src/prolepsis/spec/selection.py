@@ -19,7 +19,6 @@ from prolepsis.spec.window import Cut, StepLoad, Window
 
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
-_DECAY = 0.9  # of the speedup, per step
 
 
 class ProposerSet:
@@ -58,7 +57,6 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance)
         self._asking = [Asking(proposer, acceptance, self._board) for proposer in self._proposers]
-        self._speedup = 1.0
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
 
@@ -210,16 +208,14 @@ class ProposerSet:
         return spent_ms
 
     def _prices(self, num_plain: int, load: StepLoad) -> Prices:
-        """Return what time is worth, at the pace that speculation has had lately."""
-        pace = self._window.plain_pace(load, num_plain) * self._speedup
+        """Return what time is worth where all is decoded plainly."""
+        pace = self._window.plain_pace(load, num_plain)
         return Prices(self._window.marginal_ms(load) * pace, pace)
 
     def _cut(self, turns: Sequence[Turn], load: StepLoad, spent_ms: float, *, fixed: bool) -> list[Draft | None]:
         if fixed:
             return _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
         cut = self._keep(turns, load, spent_ms)
-        speedup = cut.tokens_per_ms / self._window.plain_pace(load, len(turns))
-        self._speedup = _DECAY * self._speedup + (1.0 - _DECAY) * speedup
         drafts = [turn.draft if turn.forced else _selected(turn, n) for turn, n in zip(turns, cut.nodes, strict=True)]
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
