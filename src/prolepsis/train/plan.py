@@ -1,0 +1,121 @@
+"""Prediction before training: acceptance at larger budgets from small runs, and what is best at a given cost.
+
+Legend: D tokens of text, a_j acceptance rate of drafted token j, k drafted tokens, c cost of a draft step and v(k) of
+verifying k drafts, both in plain steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+
+CEILING = 0.95
+"""No acceptance rate is predicted above this."""
+Points = NDArray[np.float64]
+
+EXPONENTS = tuple(np.linspace(0.05, 1.5, 59).tolist())
+DEFAULT_EXPONENT = 0.3
+"""Where points cannot tell: two of them, or points that do not rise."""
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """a(D) = ceiling - drop * D ** -exponent, D in units of the smallest run."""
+
+    ceiling: float
+    drop: float
+    exponent: float
+    unit: float
+
+    def at(self, tokens: float) -> float:
+        """Return the rate predicted at `tokens`, in [0, CEILING]."""
+        return float(np.clip(self.ceiling - self.drop * (tokens / self.unit) ** -self.exponent, 0.0, CEILING))
+
+
+def fit(tokens: Sequence[float], rates: Sequence[float]) -> Curve:
+    """Return the curve nearest to the points by least squares; raises `ValueError` for fewer than two points.
+
+    The exponent is searched on a grid; ceiling and drop follow linearly, the ceiling kept in [best rate, CEILING].
+    """
+    if len(tokens) != len(rates) or len(tokens) < 2:
+        raise ValueError(f"{len(tokens)} runs; allowed: two or more")
+    unit = min(tokens)
+    x, y = np.asarray(tokens, dtype=float) / unit, np.asarray(rates, dtype=float)
+    exponents = EXPONENTS if len(tokens) > 2 else (DEFAULT_EXPONENT,)
+    fits = [_linear(x, y, exponent, unit) for exponent in exponents]
+    errors = [sum((curve.at(t) - rate) ** 2 for t, rate in zip(tokens, rates, strict=True)) for curve in fits]
+    return fits[int(np.argmin(errors))]
+
+
+def _linear(
+    x: Points,
+    y: Points,
+    exponent: float,
+    unit: float,
+) -> Curve:
+    basis = x**-exponent
+    centred = basis - basis.mean()
+    drop = max(0.0, -float(centred @ (y - y.mean())) / max(float(centred @ centred), 1e-12))
+    ceiling = float(np.clip(y.mean() + drop * basis.mean(), y.max(), CEILING))
+    if drop and ceiling == CEILING:
+        drop = max(0.0, float(basis @ (ceiling - y)) / float(basis @ basis))
+    return Curve(ceiling, drop, exponent, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What speculation costs, in milliseconds at batch 1."""
+
+    plain: float
+    """A pass of one token."""
+    row: float
+    """Each further token of a pass."""
+    draft: float
+    """A draft step without its output head."""
+    draft_per_1k: float
+    """The output head, for each thousand tokens of the draft vocabulary."""
+
+    def drafting(self, vocab: int) -> float:
+        """Return the milliseconds of one draft step."""
+        return self.draft + self.draft_per_1k * vocab / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The best depth and draft vocabulary, and what they promise."""
+
+    depth: int
+    vocab: int
+    tokens: float
+    """Expected tokens of a step."""
+    speedup: float
+
+
+def expected_tokens(rates: Sequence[float], depth: int) -> float:
+    """Return 1 + the sum over j <= depth of a_1 * ... * a_j; the last rate known stands for those after it."""
+    padded = [*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth]
+    return 1.0 + float(sum(accumulate(padded, mul)))
+
+
+def speedup(rates: Sequence[float], depth: int, cost: StepCost, vocab: int) -> float:
+    """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3)."""
+    step = cost.plain + depth * (cost.row + cost.drafting(vocab))
+    return expected_tokens(rates, depth) * cost.plain / step
+
+
+def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, float], cost: StepCost) -> Choice:
+    """Return the best depth and vocabulary; rates scale with the share of tokens that a vocabulary covers."""
+    base = coverage.get(trained_vocab) or max(coverage.values())
+    best: Choice | None = None
+    for vocab, share in coverage.items():
+        scaled = [min(CEILING, rate * share / base) for rate in rates]
+        for depth in range(1, MAX_DEPTH + 1):
+            gain = speedup(scaled, depth, cost, vocab)
+            if best is None or gain > best.speedup:
+                best = Choice(depth, vocab, expected_tokens(scaled, depth), gain)
+    assert best is not None, "a draft vocabulary to choose from"
+    return best

@@ -1,0 +1,138 @@
+"""Training-time test: the head drafts as it will when it serves, on known text (EAGLE-3, arXiv 2503.01840, section 3).
+
+An anchor is a slot a that takes true hidden states. Step 0 is the anchor itself; step j sits at slot a + j, takes the
+known token a + j and, as g, what step j - 1 of the same anchor put out. It sees the true keys of slots <= a, then the
+keys of steps 1..j of its own anchor: exactly what drafting j tokens after a sees, where those drafted were right.
+
+Legend: n slots of a document, r anchors alive at a step, h query heads, k key/value heads, e head dimension.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prolepsis.train.head import Head
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One document in a batch: its slots are `start : end` of the flat tensors, its anchors begin at slot `first`."""
+
+    start: int
+    end: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """Documents one after another, N slots in all."""
+
+    embeddings: Tensor  # [N, d] of the slots' tokens
+    features: Tensor  # [N, taps * d] of the slots' tokens
+    passages: tuple[Passage, ...]
+
+    @property
+    def num_anchors(self) -> int:
+        return sum(p.end - p.first for p in self.passages)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What step j of every anchor alive put out; row i sits at slot `slots[i]` and guesses the token after it."""
+
+    out: Tensor  # [R, d]: what the logits are of
+    slots: Tensor  # [R] int64
+
+
+def unroll(head: Head, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
+    """Yield steps 0 .. `num_steps` - 1; an anchor leaves when its step would sit past the end of its document."""
+    positions = torch.cat([torch.arange(p.end - p.start) for p in batch.passages]).to(batch.features.device)
+    rotary = head.rotary(positions)
+    g = shifted(head.fuse(batch.features), batch.passages)
+    x = head.enter(batch.embeddings, g)
+    keys, values = head.keys_values(x, rotary)
+    slots = anchors(batch.passages, 0, x.device)
+    g, x = g[slots], x[slots]
+    simulated: list[tuple[Tensor, Tensor]] = []  # keys and values [r, k, e] of steps 1..j, for anchors still alive
+    for step in range(num_steps):
+        if step > 0:
+            alive = survivors(batch.passages, step, slots.device)
+            slots = slots[alive] + 1
+            g = g[alive]
+            x = head.enter(batch.embeddings[slots], g)
+            simulated = [(k[alive], v[alive]) for k, v in simulated]
+            simulated.append(head.keys_values(x, rotary[:, slots]))
+        if not len(slots):
+            return
+        queries = head.queries(x, rotary[:, slots])
+        mixed = attend(queries, keys, values, simulated, batch.passages)
+        out, g = head.leave(g, mixed)
+        yield Step(out, slots)
+
+
+def shifted(fused: Tensor, passages: Sequence[Passage]) -> Tensor:
+    """Return g of each slot: of the token before it, zero for a document's first; [N, d] to [N, d]."""
+    g = torch.nn.functional.pad(fused[:-1], (0, 0, 1, 0))
+    keep = torch.ones(len(fused), 1, dtype=fused.dtype, device=fused.device)
+    keep[[p.start for p in passages]] = 0
+    return g * keep
+
+
+def anchors(passages: Sequence[Passage], step: int, device: torch.device) -> Tensor:
+    """Return the anchors whose step `step` lies inside their document."""
+    return torch.cat([torch.arange(p.first, max(p.first, p.end - step), device=device) for p in passages])
+
+
+def survivors(passages: Sequence[Passage], step: int, device: torch.device) -> Tensor:
+    """Return which rows of step `step` - 1 go on to `step`: all but the last of each document."""
+    kept, row = [], 0
+    for p in passages:
+        before = max(0, p.end - p.first - step + 1)
+        kept.append(torch.arange(row, row + max(0, before - 1), device=device))
+        row += before
+    return torch.cat(kept)
+
+
+def attend(
+    queries: Tensor,  # [R, h, e]
+    keys: Tensor,  # [N, k, e] of true slots
+    values: Tensor,
+    simulated: Sequence[tuple[Tensor, Tensor]],
+    passages: Sequence[Passage],
+) -> Tensor:  # [R, h * e]
+    """Attend, document by document, to true slots up to each row's anchor and to its own simulated steps."""
+    mixed, row = [], 0
+    for p in passages:
+        count = max(0, p.end - p.first - len(simulated))
+        if not count:
+            continue
+        rows = slice(row, row + count)
+        own = [(k[rows], v[rows]) for k, v in simulated]
+        last = p.first + count
+        mixed.append(_attend_one(queries[rows], keys[p.start : last], values[p.start : last], own))
+        row += count
+    return torch.cat(mixed)
+
+
+def _attend_one(queries: Tensor, keys: Tensor, values: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Row i is anchored at slot n - r + i of the n `keys` given."""
+    (r, h, e), (n, k, _) = queries.shape, keys.shape
+    grouped = (queries * e**-0.5).view(r, k, h // k, e).permute(1, 2, 0, 3)  # [k, h / k, r, e]
+    scores = torch.matmul(grouped.flatten(1, 2), keys.permute(1, 2, 0)).view(k, h // k, r, n)
+    unseen = torch.ones(r, n, dtype=torch.bool, device=keys.device).triu(n - r + 1)
+    scores = scores.masked_fill(unseen, -torch.inf)
+    if own:
+        own_keys = torch.stack([key for key, _ in own]).permute(2, 1, 0, 3)  # [k, r, j, e]
+        own_values = torch.stack([value for _, value in own]).permute(2, 1, 0, 3)
+        per_row = grouped.transpose(1, 2)  # [k, r, h / k, e]
+        own_scores = torch.matmul(per_row, own_keys.transpose(2, 3)).transpose(1, 2)  # [k, h / k, r, j]
+        weights = torch.softmax(torch.cat([scores, own_scores], dim=-1), dim=-1)
+        true_weights, own_weights = torch.split(weights, [n, len(own)], dim=-1)
+        mixed = torch.matmul(true_weights.flatten(1, 2), values.transpose(0, 1)).view(k, h // k, r, e)
+        mixed = mixed + torch.matmul(own_weights.transpose(1, 2), own_values).transpose(1, 2)
+    else:
+        weights = torch.softmax(scores, dim=-1)
+        mixed = torch.matmul(weights.flatten(1, 2), values.transpose(0, 1)).view(k, h // k, r, e)
+    return mixed.permute(2, 0, 1, 3).reshape(r, h * e)

@@ -1,0 +1,72 @@
+"""A tiny head, a tiny target's ends, and random documents for them."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from prolepsis.models.head_file import HeadConfig, HeadWeights
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.train.batches import TargetEnds
+from prolepsis.train.documents import Document
+from prolepsis.train.head import Head
+from tests.models.heads import random_head
+
+HIDDEN, VOCAB = 32, 160
+SHAPE = LeanShape(
+    hidden=HIDDEN,
+    layers=4,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=48,
+    eps=1e-5,
+    inv_freq=(1.0, 0.3, 0.1, 0.03),
+    attention_scaling=1.0,
+    qkv_bias=False,
+    qk_norm=False,
+    tied=True,
+    max_positions=512,
+    vocab=VOCAB,
+)
+
+
+def tiny_head(**flags: Any) -> Head:
+    """Return a random float32 head for a target of shape `SHAPE`."""
+    config, weights = random_head(SHAPE, **flags)
+    return Head(config, wide(weights))
+
+
+def wide(weights: HeadWeights) -> HeadWeights:
+    """Return `weights` in float32."""
+    values = {name: getattr(weights, name) for name in HeadWeights.__slots__}
+    return HeadWeights(**{n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()})
+
+
+def tiny_ends(head: Head, seed: int = 5) -> TargetEnds:
+    """Return random weights of the target's ends, cut to the vocabulary of `head`."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
+    norm = torch.rand(HIDDEN, generator=generator) + 0.5
+    return TargetEnds(embedding, norm, embedding[head.weights.target_ids], SHAPE.eps)
+
+
+def random_document(
+    length: int, response_start: int, *, number: int = 1, seed: int = 0, kind: str = "chat"
+) -> Document:
+    """Return a document of random tokens and hidden states of three taps and the last layer."""
+    generator = torch.Generator().manual_seed(1000 * seed + number)
+    return Document(
+        number=number,
+        kind=kind,
+        greedy=True,
+        tokens=torch.randint(VOCAB, (length,), generator=generator, dtype=torch.int32),
+        response_start=response_start,
+        features=torch.randn(length, 4 * HIDDEN, generator=generator).bfloat16(),
+    )
+
+
+def with_config(head: Head, **changes: Any) -> Head:
+    """Return `head` with another configuration."""
+    config: HeadConfig = replace(head.config, **changes)
+    return Head(config, head.weights)

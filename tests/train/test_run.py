@@ -1,0 +1,102 @@
+"""From data to an exported head with report, end to end, on a tiny target."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.models.head_file import head_fault, load_head
+from prolepsis.models.heads import find_head
+from prolepsis.train.plan import StepCost
+from prolepsis.train.planning import predict, prediction_check, small_run
+from prolepsis.train.run import HeadPlan, HeadTraining
+from prolepsis.train.shards import Manifest, ShardWriter
+from prolepsis.train.target import Target, open_target
+from prolepsis.train.trainer import TrainSettings
+from prolepsis.train.workplace import Workplace
+from tests.train.documents import random_document
+from tests.train.targets import save_target
+
+SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
+
+
+@pytest.fixture
+def workplace(target: Target, tmp_path: Path) -> Workplace:
+    place = Workplace(tmp_path / "out")
+    place.begin(resume=False)
+    hidden, vocab = target.shape.hidden, target.shape.vocab
+    manifest = Manifest(target.name, target.identity, target.recorded_taps, hidden, vocab)
+    writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
+    for number in range(0, 45):
+        document = random_document(20, 5, number=number)
+        features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
+        object.__setattr__(document, "features", features)
+        writer.add(document)
+    writer.flush()
+    return place
+
+
+def test_a_training_leaves_a_head_that_serves_and_a_report(workplace: Workplace, target: Target) -> None:
+    training = HeadTraining(workplace, target, HeadPlan(draft_vocab=96, settings=SETTINGS))
+    steps = list(training.steps())
+    assert steps[-1].measured is not None
+    config, weights = load_head(workplace.head)
+    assert config.draft_vocab == 96
+    assert head_fault(config, target.shape, target.shape.layers) is None
+    torch.testing.assert_close(weights.fc, training.head.weights.fc.detach().bfloat16())
+    entry = find_head(str(workplace.head))
+    assert entry.target_fingerprint == target.identity
+    assert entry.provenance.acceptance["all"].trials[0] > 0
+    assert "Held-out acceptance" in workplace.report.read_text()
+    assert "Draft head" in (workplace.head / "README.md").read_text()
+    result = json.loads(workplace.result.read_text())
+    assert result["history"][-1]["step"] == steps[-1].step
+    assert result["data"]["documents"] == 45
+
+
+def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(workplace: Workplace, target: Target) -> None:
+    plan = HeadPlan(draft_vocab=96, settings=SETTINGS)
+    training = HeadTraining(workplace, target, plan)
+    for done in training.steps():
+        if done.measured is not None:
+            break
+    resumed = HeadTraining(workplace, target, plan)
+    assert next(resumed.steps()).step == done.step + 1
+    workplace.checkpoint.unlink()
+    given = HeadTraining(workplace, target, HeadPlan(init=workplace.head, settings=SETTINGS))
+    _, stored = load_head(workplace.head)
+    torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
+
+
+def test_data_of_another_target_are_refused(workplace: Workplace, target: Target, tmp_path: Path) -> None:
+    manifest = json.loads((workplace.data / "manifest.json").read_text())
+    (workplace.data / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "other"}))
+    with pytest.raises(ConfigError, match="not of"):
+        HeadTraining(workplace, target, HeadPlan(settings=SETTINGS))
+
+
+def test_a_folder_in_use_is_only_resumed_when_asked(workplace: Workplace) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        workplace.begin(resume=False)
+    workplace.begin(resume=True)
+
+
+def test_small_runs_predict_larger_ones(workplace: Workplace, target: Target) -> None:
+    runs = []
+    for size in (300, 600):
+        place, plan = small_run(workplace, size, 2.0)
+        plan = HeadPlan(draft_vocab=96, max_tokens=plan.max_tokens, settings=SETTINGS)
+        list(HeadTraining(place, target, plan).steps())
+        runs.append(place.read_result())
+    assert runs[0]["data"]["tokens"] < runs[1]["data"]["tokens"]
+    [prediction] = predict(runs, [10_000], StepCost(17.0, 0.3, 0.6, 0.1))
+    assert len(prediction.rates) == 4
+    assert 1.0 <= prediction.length <= 4.0
+    assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]

@@ -1,0 +1,79 @@
+"""The target writes its own data: what is recorded is what a pass over the text computes; it can be gone on with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.models.batch import SequenceInput, pack
+from prolepsis.models.lean import LeanModel
+from prolepsis.models.load import load_model
+from prolepsis.train import generation
+from prolepsis.train.documents import Document
+from prolepsis.train.generation import DataRequest, generate, plain
+from prolepsis.train.shards import read_manifest, shards_of
+from prolepsis.train.synthesis import SynthesisLimits
+from tests.train.targets import config_of, save_target
+
+TAPS = (2, 2, 1, 4)
+LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    return config_of(save_target(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward as it is: nothing is compiled in the background."""
+    monkeypatch.setattr("prolepsis.models.load.compiler_missing", lambda: "not for a test")
+    monkeypatch.setattr(generation, "CONTEXT", 400)
+
+
+def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRequest:
+    return DataRequest(folder, tokens, TAPS, prompts, limits=LIMITS, tokens_per_shard=400)
+
+
+def _documents(folder: Path) -> list[Document]:
+    return [shard.read(index) for shard in shards_of(folder) for index in range(len(shard))]
+
+
+def test_recorded_features_are_those_of_a_pass_over_the_text(config: EngineConfig, tmp_path: Path) -> None:
+    told: list[int] = []
+    generate(config, _request(tmp_path, 1200), told.append)
+    documents = _documents(tmp_path)
+    assert told[-1] == sum(len(d.tokens) for d in documents) >= 1200
+    model = load_model(plain(config)).model
+    assert isinstance(model, LeanModel)
+    for document in documents[:6]:
+        count = len(document.tokens)
+        cache = model.make_cache(16)
+        batch = pack([SequenceInput(document.tokens.tolist(), 0, list(range(16)), keep_last=count)])
+        logits, features = model.forward_features(batch, cache, TAPS)
+        torch.testing.assert_close(document.features, features, rtol=0.1, atol=0.05)  # bf16, other chunks
+        if document.greedy:
+            likeliest = logits.argmax(-1)[document.response_start - 1 : -1]
+            same = likeliest == document.tokens[document.response_start :]
+            assert same.float().mean() > 0.9
+
+
+def test_generation_goes_on_where_it_stopped(config: EngineConfig, tmp_path: Path) -> None:
+    generate(config, _request(tmp_path, 500), lambda _: None)
+    before = {shard.file: shard.file.read_bytes() for shard in shards_of(tmp_path)}
+    generate(config, _request(tmp_path, 1000), lambda _: None)
+    documents = _documents(tmp_path)
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert len({d.number for d in documents}) == len(documents)
+    assert sum(len(d.tokens) for d in documents) >= 1000
+    assert read_manifest(tmp_path).taps == TAPS
+
+
+def test_the_users_prompts_come_first(config: EngineConfig, tmp_path: Path) -> None:
+    generate(config, _request(tmp_path, 300, ("What is a bell?", "Name a colour.")), lambda _: None)
+    given = [d for d in _documents(tmp_path) if d.kind == "given"]
+    tokenizer = load_model(plain(config)).tokenizer
+    texts = " ".join(tokenizer.decode(d.tokens[: d.response_start].tolist()) for d in given)
+    assert "What is a bell?" in texts
+    assert "Name a colour." in texts
