@@ -37,13 +37,3 @@ def test_a_sample_that_began_before_this_head_has_no_slots_and_marks_what_it_fil
     assert show(slots, late, 60, 36) is None, "page 2 changed hands"
     assert show(slots, sample("hit", 2, 3), PAGE_SIZE, 1) is None
     assert show(slots, sample("anew", 0, 1), 0, 40) is not None, "pages written again are this head's"
-
-
-def test_nobody_goes_on_from_slots_that_may_be_half_written() -> None:
-    slots = HeadSlots(8, 1)
-    show(slots, sample("front", 0), 0, PAGE_SIZE)
-    half = sample("a", 0, 1, 2)
-    assert show(slots, half, PAGE_SIZE, 40) is not None
-    slots.lose(half)
-    assert show(slots, half, 72, 1) is None
-    assert show(slots, sample("other", 0, 3), PAGE_SIZE, 1) is not None, "the page before was whole"

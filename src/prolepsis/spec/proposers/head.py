@@ -5,7 +5,8 @@ when a page becomes full and may be shared; so a sample that never drafts costs 
 tokens go to pages of the head's own behind those of the pool, with a copy of the sample's last page in front.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -88,7 +89,8 @@ class Head:
                 inputs.append(SequenceInput(tokens, state.written, list(part.sample.pages), keep_last=0))
                 features.append(state.take(len(tokens)))
         if inputs:
-            self._head.committed(pack(inputs), self._cache, _joined(features), 1)
+            with self._forgetting([part.sample for part in shown]):
+                self._head.committed(pack(inputs), self._cache, _joined(features), 1)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         """Return a chain or tree of at most `limits[i]` nodes for each sample whose hidden states are known."""
@@ -101,9 +103,10 @@ class Head:
         drafts: list[Draft | None] = [None] * len(samples)
         turns = self._start(samples, depths, limits, threshold)
         if turns:
-            self._first_level(turns)
-            while growing := [turn for turn in turns if turn.tree.ask()]:
-                self._next_level(growing)
+            with self._forgetting([turn.sample for turn in turns]):
+                self._first_level(turns)
+                while growing := [turn for turn in turns if turn.tree.ask()]:
+                    self._next_level(growing)
         for turn in turns:
             drafts[turn.index] = turn.tree.draft(self.name)
         return drafts
@@ -113,6 +116,16 @@ class Head:
 
     def forget(self, sample: SampleView) -> None:
         self._slots.drop(sample.key)
+
+    @contextmanager
+    def _forgetting(self, samples: Sequence[SampleView]) -> Iterator[None]:
+        """Forget what is known of `samples` where a pass over them fails: their slots may be half written."""
+        try:
+            yield
+        except Exception:
+            for sample in samples:
+                self._slots.drop(sample.key)
+            raise
 
     def _start(
         self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float

@@ -20,8 +20,6 @@ from prolepsis.spec.proposer import SampleView
 class HeadState:
     """Slots `0 : written` of a sample hold the head's K/V; `waiting` are features from token `written - 1` on."""
 
-    start: int
-    """The first slot that was written for this sample; those before are in pages that others wrote."""
     written: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
 
@@ -72,12 +70,6 @@ class HeadSlots:
         """Forget a sample; unknown ones are ignored."""
         self._states.pop(key, None)
 
-    def lose(self, sample: SampleView) -> None:
-        """Forget a sample whose slots may be half written: nobody goes on from them."""
-        state = self._states.pop(sample.key, None)
-        for page in sample.pages[state.start // PAGE_SIZE if state else 0 :]:
-            self._own[page] = False
-
     def copy_page(self, source: int, target: int) -> None:
         """The page was copied: so are its last features, and whose it is."""
         self._own[target] = self._own[source]
@@ -90,7 +82,7 @@ class HeadSlots:
         if not all(self._own[page] for page in before):
             self._states.pop(shown.sample.key, None)
             return None
-        state = HeadState(shown.start, shown.start, [_before(shown, tails)])
+        state = HeadState(shown.start, [_before(shown, tails)])
         self._states[shown.sample.key] = state
         return state
 
