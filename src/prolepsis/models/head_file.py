@@ -129,6 +129,7 @@ def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_conf
     part = folder / f"{WEIGHTS}.part"
     save_file(tensors, part, {"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(_document(config, layer_config), indent=2) + "\n")
+    part.chmod(0o644)  # the library writes for the owner only
     part.replace(folder / WEIGHTS)
 
 

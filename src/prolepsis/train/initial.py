@@ -4,7 +4,8 @@ Ridge regression gives the target's last state after token s from the embedding 
 s - 1. The part of the hidden states becomes fc. The part of the embedding, cut to the rank that values have, becomes
 values and output projection of one head in each group; that head looks at its own slot alone, another one of the group
 at the slots around it, the others anywhere. Norms begin as the inverse spread of what they are given, since hidden
-states have a few dimensions a hundred times larger than the others.
+states have a few dimensions a hundred times larger than the others. All of it is scaled by the target's final norm:
+what a drafted slot is fed back has passed the head's own, and should look like what fc puts out.
 
 Legend: n rows, d hidden size, e head dimension, x the layer's normed input [n, 2d].
 """
@@ -51,12 +52,13 @@ def initial_weights(
         features, input_norm = whitened(features, eps)
     embeddings, embed_norm = whitened(rows.embeddings, eps)
     linear = ridge(torch.cat([features, embeddings], dim=1), rows.states)
-    fc, of_embedding = linear[:, :-d].contiguous(), linear[:, -d:]
+    fc, of_embedding = ends.final_norm[:, None] * linear[:, :-d], linear[:, -d:]
     g = features @ fc.t()
     normed, hidden_norm = whitened(g, eps)
     mean = torch.cat([embeddings, normed], dim=1).mean(0)
     q, k = focused(config, mean / mean.square().sum(), random)
     values, out = low_rank(of_embedding, config.shape.kv_heads * config.shape.head_dim)
+    out = ends.final_norm[:, None] * out
     _, post_norm = whitened(g + embeddings @ (out @ values).t(), eps)
     d2t, t2d = offsets(target_ids, config.shape.vocab)
     wide = config.shape.intermediate
@@ -73,7 +75,7 @@ def initial_weights(
         gate=random(wide, d, 0.04),
         up=random(wide, d, 0.04),
         down=random(d, wide, 0.01),
-        norm=ends.final_norm.clone(),
+        norm=torch.full((d,), float((rows.states * ends.final_norm).square().mean().sqrt())),
         lm_head=ends.head.clone(),
         d2t=d2t,
         t2d=t2d,

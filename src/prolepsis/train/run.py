@@ -103,6 +103,8 @@ class HeadTraining:
                 "epochs": settings.epochs,
                 "anchors_per_step": settings.anchors_per_step,
                 "steps_of_training_time_test": objective.num_steps,
+                "share_of_first_step_alone": objective.warm_up,
+                "noise": objective.noise,
                 "step_decay": objective.step_decay,
                 "prompt_epochs": settings.prompt_epochs,
                 "output_head_trained": settings.train_output_head,

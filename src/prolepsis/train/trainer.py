@@ -84,7 +84,7 @@ class Trainer:
         for tensor in self._trained:
             tensor.requires_grad_(True)
         self._optimisers = make_optimisers(self._trained, head.weights.lm_head, settings.rates)
-        self._workers = GradientWorkers(settings.workers, ends, settings.objective, settings.dtype)
+        self._workers = GradientWorkers(settings.workers, ends, settings.dtype)
         self._held_out = [d for d in read(library.held_out) if d.greedy][: settings.held_out_documents]
         self._step = self._anchors = 0
         self._losses: list[float] = []
@@ -158,8 +158,10 @@ class Trainer:
         return self._preamble if epoch < self.settings.prompt_epochs else None
 
     def _one(self, documents: list[Document], num_steps: int) -> StepDone:
-        set_rate(self._optimisers, self._step / num_steps)
-        result: Result = self._workers.run(self.head, self._trained, documents)
+        progress = self._step / num_steps
+        set_rate(self._optimisers, progress)
+        objective = self.settings.objective.at(progress)
+        result: Result = self._workers.run(self.head, self._trained, documents, objective)
         apply(self._optimisers, self._trained, result.gradients)
         self._step += 1
         self._anchors += result.rows[0]

@@ -6,7 +6,7 @@ the cores; documents are independent.
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from prolepsis.train.documents import Document
 from prolepsis.train.fused_losses import fused_soft_cross_entropy
 from prolepsis.train.head import Head
 from prolepsis.train.losses import feature_distance
-from prolepsis.train.unroll import unroll
+from prolepsis.train.unroll import FlatBatch, unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,18 @@ class Objective:
     """What is summed up over the steps of the training-time test."""
 
     num_steps: int = 3
+    warm_up: float = 0.3
+    """For this share of the training only the first step: it is learnt several times faster alone."""
     step_decay: float = 0.8
     """Weight of step j is step_decay ** j."""
     feature_weight: float = 0.0
     """Of the distance to the target's own states, beside the cross entropy."""
+    noise: float = 0.0
+    """Standard deviation of the factor on each hidden state and embedding: makes few texts do for longer."""
+
+    def at(self, progress: float) -> "Objective":
+        """Return what counts at `progress` (0 to 1) of the training."""
+        return replace(self, num_steps=1) if progress < self.warm_up else self
 
 
 @dataclass(slots=True)
@@ -49,34 +57,36 @@ def trained_tensors(head: Head, *, frozen: Sequence[str] = ()) -> list[Tensor]:
 class GradientWorkers:
     """Computes gradients of a batch on `num_workers` threads."""
 
-    def __init__(self, num_workers: int, ends: TargetEnds, objective: Objective, dtype: torch.dtype) -> None:
+    def __init__(self, num_workers: int, ends: TargetEnds, dtype: torch.dtype) -> None:
         self._pool = ThreadPoolExecutor(num_workers, "gradients", lambda: torch.set_num_threads(1))
         self._num_workers = num_workers
         self._ends = ends
-        self._objective = objective
         self._dtype = dtype
 
-    def run(self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document]) -> Result:
+    def run(self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective) -> Result:
         """Return the sums over `documents`; the gradient is of the loss per anchor."""
         parts = spread(documents, self._num_workers)
         num_anchors = sum(anchors(document) for document in documents)
-        work = [self._pool.submit(self._part, head, trained, part, num_anchors) for part in parts]
+        work = [self._pool.submit(self._part, head, trained, part, objective) for part in parts]
         results = [part.result() for part in work]
         total = results[0]
+        total.loss, total.gradients = total.loss / num_anchors, [g / num_anchors for g in total.gradients]
         for result in results[1:]:
-            total.loss += result.loss
+            total.loss += result.loss / num_anchors
             total.right = [a + b for a, b in zip(total.right, result.right, strict=True)]
             total.rows = [a + b for a, b in zip(total.rows, result.rows, strict=True)]
             for own, other in zip(total.gradients, result.gradients, strict=True):
-                own.add_(other)
+                own.add_(other, alpha=1 / num_anchors)
         return total
 
-    def _part(self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document], num_anchors: int) -> Result:
+    def _part(
+        self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective
+    ) -> Result:
         batch = lay_flat(documents, self._ends, len(head.config.taps))
         with torch.autocast(batch.tokens.device.type, self._dtype, enabled=self._dtype != torch.float32):
-            loss, right, rows = loss_of(head, batch, self._ends, self._objective)
-        gradients = torch.autograd.grad(loss / num_anchors, list(trained))
-        return Result(float(loss.detach()) / num_anchors, right, rows, [g.clone() for g in gradients])
+            loss, right, rows = loss_of(head, batch, self._ends, objective)
+        gradients = torch.autograd.grad(loss, list(trained))
+        return Result(float(loss.detach()), right, rows, list(gradients))
 
 
 def loss_of(head: Head, batch: Batch, ends: TargetEnds, objective: Objective) -> tuple[Tensor, list[int], list[int]]:
@@ -87,7 +97,8 @@ def loss_of(head: Head, batch: Batch, ends: TargetEnds, objective: Objective) ->
         counts = batch.covered(head.weights.t2d).float()
     loss = torch.zeros((), device=wanted.device)
     right, rows = [0] * objective.num_steps, [0] * objective.num_steps
-    for j, step in enumerate(unroll(head, batch.flat, objective.num_steps)):
+    flat = blurred(batch.flat, objective.noise)
+    for j, step in enumerate(unroll(head, flat, objective.num_steps)):
         at = batch.row_of[step.slots]
         weights = counts[step.slots] * objective.step_decay**j
         entropy, guesses = fused_soft_cross_entropy(step.out, head.weights.lm_head, wanted[at], weights)
@@ -97,6 +108,17 @@ def loss_of(head: Head, batch: Batch, ends: TargetEnds, objective: Objective) ->
         right[j] = int((guesses == likeliest[at]).sum())
         rows[j] = len(at)
     return loss, right, rows
+
+
+def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
+    """Return `flat` with each input multiplied by 1 + noise * N(0, 1)."""
+    if not noise:
+        return flat
+
+    def blur(x: Tensor) -> Tensor:
+        return x * (1.0 + noise * torch.randn_like(x))
+
+    return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
 
 
 def spread(documents: Sequence[Document], num_parts: int) -> list[list[Document]]:
