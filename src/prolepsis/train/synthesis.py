@@ -88,9 +88,7 @@ class Synthesiser:
             self._answer(plan, plan.opener)
             return
         prompt = turn_prefix(self._tokenizer, plan.system, plan.opener)
-        params = SamplingParams(
-            temperature=0.9, top_p=0.95, max_tokens=self._limits.turn_tokens, seed=plan.number, stop=()
-        )
+        params = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=self._limits.turn_tokens, seed=plan.number)
         self._submit(f"turn-{plan.number}", Writing(plan, prompt, plan.opener, answering=False), params)
 
     def _answer(self, plan: PromptPlan, user: str) -> None:
