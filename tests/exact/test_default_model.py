@@ -14,6 +14,7 @@ from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.heads import head_for
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.store import resolve
 from prolepsis.models.weights import open_checkpoint
@@ -22,7 +23,7 @@ from prolepsis.spec.divergence import classify
 from tests.exact.conftest import CONFIG
 
 pytestmark = pytest.mark.real_model
-NUM_TOKENS = 112
+NUM_TOKENS = 48
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.8, max_tokens=NUM_TOKENS, ignore_eos=True)
 KINDS = (
@@ -50,7 +51,7 @@ def prompts(loaded: LoadedModel) -> list[tuple[int, ...]]:
 
 def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) -> Outcome:
     async def run() -> Outcome:
-        client = ThreadEngineClient(assemble(CONFIG, loaded))
+        client = ThreadEngineClient(assemble(CONFIG, loaded, head=head_for("auto", loaded)))
         assert client.info.exactness == "strict" or "native" not in client.info.forward
         try:
             found = await in_flight([lambda r=request: ask(client, r) for request in requests], limit)  # type: ignore[misc]
@@ -70,13 +71,13 @@ def requests_of(prompts: list[tuple[int, ...]], *, speculate: bool) -> list[Gene
     ]
 
 
-def test_ten_thousand_mixed_tokens_equal_plain_decoding(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
+def test_four_thousand_mixed_tokens_equal_plain_decoding(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
     if "native" not in loaded.model.info.forward:
         pytest.skip(f"{loaded.model.info.forward} is not held to bitwise equality")
     plain = answers(loaded, requests_of(prompts, speculate=False), limit=16)
     speculated = answers(loaded, requests_of(prompts, speculate=True)[::-1], limit=7)
-    assert sum(map(len, plain.tokens)) >= 10_000
-    assert speculated.num_accepted > 1_000
+    assert sum(map(len, plain.tokens)) >= 4_000
+    assert speculated.num_accepted > 400
     assert speculated.tokens[::-1] == plain.tokens
 
 
