@@ -6,6 +6,7 @@ prefill chunk, after a prefix-cache hit and on any branch of a tree.
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class NativeModel:
         cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
         self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
         for layer in lean_layers(checkpoint, shape):
-            self._add(layer)
+            add_layer(self.decoder, layer)
         ends = lean_ends(checkpoint, shape)
         self.decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
         self._info = ModelInfo(
@@ -78,19 +79,6 @@ class NativeModel:
             page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self.decoder.weight_bytes(),
             eos_token_ids=checkpoint.eos_token_ids,
-        )
-
-    def _add(self, layer: LeanLayer) -> None:
-        self.decoder.add_layer(
-            layer.qkv.bfloat16(),
-            layer.o.bfloat16(),
-            layer.gate_up.bfloat16(),
-            layer.down.bfloat16(),
-            layer.input_norm.float(),
-            layer.post_norm.float(),
-            _float(layer.qkv_bias),
-            _float(layer.q_norm),
-            _float(layer.k_norm),
         )
 
     @property
@@ -107,24 +95,43 @@ class NativeModel:
 
     def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
-        assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
         features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
-        logits: Tensor = self.decoder.forward(
-            batch.token_ids,
-            batch.positions,
-            batch.parents,
-            batch.starts,
-            batch.cached,
-            batch.pages,
-            batch.logit_rows,
-            cache.tensor,
-            list(taps),
-            features,
-        )
+        logits: Tensor = self.decoder.forward(*operands(batch, cache), list(taps), features)
         return logits, features
 
 
-def _float(tensor: Tensor | None) -> Tensor | None:
+def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
+    """Return what every pass of a decoder takes first: the batch's tensors and the cache's."""
+    assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.parents,
+        batch.starts,
+        batch.cached,
+        batch.pages,
+        batch.logit_rows,
+        cache.tensor,
+    )
+
+
+def add_layer(decoder: Any, layer: LeanLayer) -> None:
+    """Give a decoder its next layer: matrices in bfloat16, the rest in float32."""
+    decoder.add_layer(
+        layer.qkv.bfloat16(),
+        layer.o.bfloat16(),
+        layer.gate_up.bfloat16(),
+        layer.down.bfloat16(),
+        layer.input_norm.float(),
+        layer.post_norm.float(),
+        as_float(layer.qkv_bias),
+        as_float(layer.q_norm),
+        as_float(layer.k_norm),
+    )
+
+
+def as_float(tensor: Tensor | None) -> Tensor | None:
+    """Return an optional tensor in float32."""
     return None if tensor is None else tensor.float()
 
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from prolepsis.models.batch import Batch
-from prolepsis.models.native import NativeCache, NativeModel
+from prolepsis.models.native import NativeModel, operands
 from prolepsis.models.protocol import KVCache
 
 
@@ -17,19 +17,7 @@ class NativeExit:
 
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
         """Run a pass of the first layers (`EarlyExit.logits`)."""
-        assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
-        logits: Tensor = self._decoder.forward(
-            batch.token_ids,
-            batch.positions,
-            batch.parents,
-            batch.starts,
-            batch.cached,
-            batch.pages,
-            batch.logit_rows,
-            cache.tensor,
-            [],
-            None,
-        )
+        logits: Tensor = self._decoder.forward(*operands(batch, cache), [], None)
         return logits
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:

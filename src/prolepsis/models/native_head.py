@@ -7,7 +7,8 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import Batch
 from prolepsis.models.draft_head import Candidates, HeadInfo
 from prolepsis.models.head_file import HeadConfig, HeadWeights
-from prolepsis.models.native import WIDTH, NativeCache, NativeModel
+from prolepsis.models.lean_shape import LeanLayer
+from prolepsis.models.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands
 from prolepsis.models.protocol import PAGE_SIZE, KVCache
 
 
@@ -35,21 +36,22 @@ class NativeHead:
             weights.fc.bfloat16(),
             weights.embed_norm.float(),
             weights.hidden_norm.float(),
-            None if weights.input_norm is None else weights.input_norm.float(),
+            as_float(weights.input_norm),
             config.norm_before_residual,
             config.norm_output,
         )
-        self._decoder.add_layer(
-            torch.cat([weights.q, weights.k, weights.v]).bfloat16(),
-            weights.o.bfloat16(),
-            torch.cat([weights.gate, weights.up]).bfloat16(),
-            weights.down.bfloat16(),
-            weights.embed_norm.float(),
-            weights.post_norm.float(),
-            None,
-            None,
-            None,
+        layer = LeanLayer(
+            qkv=torch.cat([weights.q, weights.k, weights.v]),
+            qkv_bias=None,
+            o=weights.o,
+            gate_up=torch.cat([weights.gate, weights.up]),
+            down=weights.down,
+            input_norm=weights.embed_norm,
+            post_norm=weights.post_norm,
+            q_norm=None,
+            k_norm=None,
         )
+        add_layer(self._decoder, layer)
         self._decoder.set_output(weights.lm_head.bfloat16(), weights.norm.float())
         self._info = HeadInfo(
             name=name,
@@ -80,19 +82,7 @@ class NativeHead:
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
-        assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
-        logits, after = self._decoder.draft(
-            batch.token_ids,
-            batch.positions,
-            batch.parents,
-            batch.starts,
-            batch.cached,
-            batch.pages,
-            batch.logit_rows,
-            cache.tensor,
-            features,
-            states,
-        )
+        logits, after = self._decoder.draft(*operands(batch, cache), features, states)
         return logits, after
 
     def _candidates(
