@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from prolepsis.models.head_file import HeadConfig, HeadWeights
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.models.lean_shape import LeanShape
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.documents import Document
-from prolepsis.train.head import Head
 from tests.models.heads import random_head
 
 HIDDEN, VOCAB = 32, 160
@@ -31,10 +31,10 @@ SHAPE = LeanShape(
 )
 
 
-def tiny_head(**flags: Any) -> Head:
+def tiny_head(**flags: Any) -> HeadLayer:
     """Return a random float32 head for a target of shape `SHAPE`."""
     config, weights = random_head(SHAPE, **flags)
-    return Head(config, wide(weights))
+    return HeadLayer(config, wide(weights))
 
 
 def wide(weights: HeadWeights) -> HeadWeights:
@@ -43,7 +43,7 @@ def wide(weights: HeadWeights) -> HeadWeights:
     return HeadWeights(**{n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()})
 
 
-def tiny_ends(head: Head, seed: int = 5) -> TargetEnds:
+def tiny_ends(head: HeadLayer, seed: int = 5) -> TargetEnds:
     """Return random weights of the target's ends, cut to the vocabulary of `head`."""
     generator = torch.Generator().manual_seed(seed)
     embedding = torch.randn(VOCAB, HIDDEN, generator=generator)
@@ -66,7 +66,7 @@ def random_document(
     )
 
 
-def with_config(head: Head, **changes: Any) -> Head:
+def with_config(head: HeadLayer, **changes: Any) -> HeadLayer:
     """Return `head` with another configuration."""
     config: HeadConfig = replace(head.config, **changes)
-    return Head(config, head.weights)
+    return HeadLayer(config, head.weights)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.batches import lay_flat
-from prolepsis.train.head import Head
 from prolepsis.train.unroll import unroll
 from tests.train.documents import SHAPE, random_document, tiny_ends, tiny_head
 
@@ -15,7 +15,7 @@ STEPS = 4
 class Drafter:
     """Drafts after a prefix, slot by slot: true hidden states first, then its own outputs."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: HeadLayer) -> None:
         self.head = head
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []

@@ -10,8 +10,8 @@ from torch import Tensor
 from prolepsis.models.batch import Batch
 from prolepsis.models.draft_head import Candidates, HeadInfo
 from prolepsis.models.head_file import HeadConfig, HeadWeights
-from prolepsis.models.lean import LeanModel, after_attention, rms_norm, rotate
-from prolepsis.models.lean_shape import LeanLayer
+from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.lean import LeanModel
 from prolepsis.models.paged_attention import Scoring, paged_attention, plan_attention
 from prolepsis.models.plain_cache import LayerKV, PlainCache, page_bytes
 from prolepsis.models.protocol import KVCache
@@ -22,22 +22,10 @@ class LeanHead:
 
     def __init__(self, name: str, config: HeadConfig, weights: HeadWeights, target: LeanModel) -> None:
         device, dtype = target.device, target.dtype
-        self._config = config
         self._target = target
         placed = {f.name: _placed(getattr(weights, f.name), device, dtype) for f in fields(HeadWeights)}
-        self._weights = w = HeadWeights(**placed)  # type: ignore[arg-type]  # only input_norm may be None
-        self._qkv = torch.cat([w.q, w.k, w.v])
-        self._layer = LeanLayer(
-            qkv=self._qkv,
-            qkv_bias=None,
-            o=w.o,
-            gate_up=torch.cat([w.gate, w.up]),
-            down=w.down,
-            input_norm=w.embed_norm,
-            post_norm=w.post_norm,
-            q_norm=None,
-            k_norm=None,
-        )
+        w = HeadWeights(**placed)  # type: ignore[arg-type]  # only input_norm may be None
+        self._layer = HeadLayer(config, w)
         self._target_ids = weights.target_ids.to(device)
         self._kv = [LayerKV(config.shape.kv_heads, config.shape.head_dim, config.shape.head_dim)]
         self._scoring = Scoring(scale=config.shape.head_dim**-0.5)
@@ -47,7 +35,7 @@ class LeanHead:
             feature_size=weights.fc.shape[1],
             num_candidates=config.draft_vocab,
             page_bytes=page_bytes(self._kv, dtype),
-            weight_bytes=sum(int(t.nbytes) for t in (w.fc, self._qkv, w.o, self._layer.gate_up, w.down, w.lm_head)),
+            weight_bytes=sum(int(t.nbytes) for t in (w.fc, w.q, w.k, w.v, w.o, w.gate, w.up, w.down, w.lm_head)),
         )
 
     @property
@@ -72,29 +60,19 @@ class LeanHead:
     ) -> tuple[Tensor, Tensor]:
         """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
         assert isinstance(cache, PlainCache), "a cache made by this head"
-        config, target, w = self._config, self._target, self._weights
-        shape = config.shape
-        g = self._start(features) if features is not None else states
-        assert g is not None, "a head takes features or states"
-        g = g.to(target.dtype)
+        target, layer = self._target, self._layer
+        given = features if features is not None else states
+        assert given is not None, "a head takes features or states"
+        given = given.to(target.device, target.dtype)
+        g = layer.fuse(given) if features is not None else given
         plan = plan_attention(batch, target.device)
-        embedded = rms_norm(target.ends.embedding[batch.token_ids.to(target.device)], w.embed_norm, shape.eps)
-        normed = rms_norm(g, w.hidden_norm, shape.eps)
-        heads = F.linear(torch.cat([embedded, normed], dim=1), self._qkv).view(len(g), -1, shape.head_dim)
-        q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
+        x = layer.enter(target.ends.embedding[batch.token_ids.to(target.device)], g)
         rotary = target.rotary(batch.positions.to(target.device))
-        cache.write(0, plan.slots, rotate(k, rotary), v)
-        mixed = paged_attention(rotate(q, rotary), cache, 0, plan, self._scoring)
-        x = after_attention(normed if config.norm_before_residual else g, mixed, self._layer, shape)
-        x = x[batch.logit_rows.to(target.device)]
-        out = rms_norm(x, w.norm, shape.eps)
-        return F.linear(out, w.lm_head).float(), (out if config.norm_output else x).float()
-
-    def _start(self, features: Tensor) -> Tensor:  # [T, F] -> [T, hidden]
-        given, norm = features.to(self._target.device, self._target.dtype), self._weights.input_norm
-        if norm is not None:
-            given = rms_norm(given, norm, self._config.shape.eps)
-        return F.linear(given, self._weights.fc)
+        cache.write(0, plan.slots, *layer.keys_values(x, rotary))
+        mixed = paged_attention(layer.queries(x, rotary), cache, 0, plan, self._scoring)
+        rows = batch.logit_rows.to(target.device)
+        out, after = layer.leave(g[rows], mixed[rows].flatten(1))
+        return F.linear(out, layer.weights.lm_head).float(), after.float()
 
     def _candidates(self, found: tuple[Tensor, Tensor], count: int) -> Candidates:
         logits, states = found

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.batches import Batch, TargetEnds, lay_flat
 from prolepsis.train.documents import Document
-from prolepsis.train.head import Head
 from prolepsis.train.unroll import unroll
 
 DEPTH = 5
@@ -36,7 +36,7 @@ class Counts:
 
 
 @torch.no_grad()
-def measure(head: Head, documents: Iterable[Document], ends: TargetEnds, num_taps: int) -> dict[str, Counts]:
+def measure(head: HeadLayer, documents: Iterable[Document], ends: TargetEnds, num_taps: int) -> dict[str, Counts]:
     """Draft greedily from every anchor of greedy documents; return counts by prompt kind and, under "all", of all.
 
     The document is what the target says greedily, so a drafted token is accepted where it is the document's. As long
@@ -50,7 +50,7 @@ def measure(head: Head, documents: Iterable[Document], ends: TargetEnds, num_tap
     return dict(counts)
 
 
-def _count(head: Head, batch: Batch, into: list[Counts]) -> None:
+def _count(head: HeadLayer, batch: Batch, into: list[Counts]) -> None:
     target_ids = head.weights.target_ids
     alive = torch.ones(batch.flat.num_anchors, dtype=torch.bool)
     for j, step in enumerate(unroll(head, batch.flat, DEPTH)):

@@ -5,14 +5,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from prolepsis.models.head_file import head_checksum, save_head
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.acceptance import Counts
-from prolepsis.train.head import Head
 from prolepsis.train.target import Target
 from prolepsis.train.workplace import Workplace
 
 
 def export(
-    workplace: Workplace, head: Head, target: Target, by_kind: Mapping[str, Counts], said: Mapping[str, Any]
+    workplace: Workplace, head: HeadLayer, target: Target, by_kind: Mapping[str, Counts], said: Mapping[str, Any]
 ) -> None:
     """Write the head with its provenance (`models.provenance`); `said` is how it was trained, plain JSON values."""
     provenance: dict[str, Any] = {

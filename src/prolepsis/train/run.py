@@ -12,9 +12,9 @@ from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.head_file import HeadWeights, load_head
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.batches import Library
 from prolepsis.train.export import export
-from prolepsis.train.head import Head
 from prolepsis.train.initial import initial_weights
 from prolepsis.train.plots import draw
 from prolepsis.train.report import DataFigures, Outcome, write_report, write_result
@@ -119,14 +119,14 @@ class HeadTraining:
             by_kind=self.trainer.by_kind,
         )
 
-    def _first_head(self, counts: Tensor, needed: Sequence[int]) -> Head:
+    def _first_head(self, counts: Tensor, needed: Sequence[int]) -> HeadLayer:
         if self._plan.init is not None:
             return self._given_head(self._plan.init)
         ids = self._vocabulary(counts, needed)
         config = self._target.head_config(len(ids))
         documents = (shard.read(index) for shard, index in self.library.training)
         ends = self._target.ends_for(ids)
-        return Head(config, initial_weights(config, ends, documents, ids, self._plan.settings.seed))
+        return HeadLayer(config, initial_weights(config, ends, documents, ids, self._plan.settings.seed))
 
     def _vocabulary(self, counts: Tensor, needed: Sequence[int]) -> Tensor:
         file = self._workplace.vocabulary
@@ -136,7 +136,7 @@ class HeadTraining:
         file.write_text(json.dumps(ids.tolist()))
         return ids
 
-    def _given_head(self, folder: Path) -> Head:
+    def _given_head(self, folder: Path) -> HeadLayer:
         config, stored = load_head(folder)
         for name in ("hidden", "vocab", "inv_freq"):
             if getattr(config.shape, name) != getattr(self._target.shape, name):
@@ -145,4 +145,4 @@ class HeadTraining:
             raise ConfigError(f"{folder} reads layers {config.taps}; the data hold {self._target.taps}", param="init")
         values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
         wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
-        return Head(config, HeadWeights(**wide))
+        return HeadLayer(config, HeadWeights(**wide))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.acceptance import Counts, measure
 from prolepsis.train.batches import Library, TargetEnds, anchors_of, groups, read
 from prolepsis.train.documents import Document
-from prolepsis.train.head import Head
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
 from prolepsis.train.training_step import GradientWorkers, Objective, Result, trained_tensors
 
@@ -69,7 +69,7 @@ class Trainer:
     """Owns a head's weights while they are trained."""
 
     def __init__(
-        self, head: Head, ends: TargetEnds, library: Library, settings: TrainSettings, preamble: int = 1
+        self, head: HeadLayer, ends: TargetEnds, library: Library, settings: TrainSettings, preamble: int = 1
     ) -> None:
         """`preamble` tokens at the front of all prompts are the template's own."""
         self.head = head

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.batches import Batch, TargetEnds, lay_flat
 from prolepsis.train.documents import Document
 from prolepsis.train.fused_losses import fused_soft_cross_entropy
-from prolepsis.train.head import Head
 from prolepsis.train.losses import feature_distance
 from prolepsis.train.unroll import FlatBatch, unroll
 
@@ -48,7 +48,7 @@ class Result:
     gradients: list[Tensor]
 
 
-def trained_tensors(head: Head, *, frozen: Sequence[str] = ()) -> list[Tensor]:
+def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:
     """Return the tensors that training changes, in the order of the fields of `HeadWeights`."""
     values = [(f.name, getattr(head.weights, f.name)) for f in fields(head.weights) if f.name not in frozen]
     return [value for _, value in values if isinstance(value, Tensor) and value.is_floating_point()]
@@ -63,7 +63,9 @@ class GradientWorkers:
         self._ends = ends
         self._dtype = dtype
 
-    def run(self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective) -> Result:
+    def run(
+        self, head: HeadLayer, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective
+    ) -> Result:
         """Return the sums over `documents`; the gradient is of the loss per anchor."""
         parts = spread(documents, self._num_workers)
         num_anchors = sum(anchors(document) for document in documents)
@@ -80,7 +82,7 @@ class GradientWorkers:
         return total
 
     def _part(
-        self, head: Head, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective
+        self, head: HeadLayer, trained: Sequence[Tensor], documents: Sequence[Document], objective: Objective
     ) -> Result:
         batch = lay_flat(documents, self._ends, len(head.config.taps))
         with torch.autocast(batch.tokens.device.type, self._dtype, enabled=self._dtype != torch.float32):
@@ -89,7 +91,9 @@ class GradientWorkers:
         return Result(float(loss.detach()), right, rows, list(gradients))
 
 
-def loss_of(head: Head, batch: Batch, ends: TargetEnds, objective: Objective) -> tuple[Tensor, list[int], list[int]]:
+def loss_of(
+    head: HeadLayer, batch: Batch, ends: TargetEnds, objective: Objective
+) -> tuple[Tensor, list[int], list[int]]:
     """Return the loss summed over anchors and steps, and (right guesses, rows) of each step."""
     with torch.no_grad():
         wanted = batch.probabilities(ends)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.train.head import Head
+from prolepsis.models.head_layer import HeadLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Step:
     slots: Tensor  # [R] int64
 
 
-def unroll(head: Head, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
+def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
     """Yield steps 0 .. `num_steps` - 1; an anchor leaves when its step would sit past the end of its document."""
     positions = torch.cat([torch.arange(p.end - p.start) for p in batch.passages]).to(batch.features.device)
     rotary = head.rotary(positions)

@@ -1,4 +1,4 @@
-"""The head's arithmetic in torch, slot by slot; `models.head_file.HeadConfig` says what a slot is.
+"""A draft head's arithmetic in torch, slot by slot, for serving and training; `HeadConfig` says what a slot is.
 
 Legend: n slots, d hidden size, h query heads, k key/value heads, e head dimension.
 """
@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.models.head_file import HeadConfig, HeadWeights
-from prolepsis.models.lean import rms_norm
+from prolepsis.models.lean import rms_norm, rotate
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class HeadLayer:
     """A head's configuration and weights, ready to compute."""
 
     config: HeadConfig
@@ -58,10 +58,3 @@ class Head:
         shape = self.config.shape
         angles = positions[:, None].float() * torch.tensor(shape.inv_freq, device=positions.device)
         return torch.stack([angles.cos(), angles.sin()])[:, :, None] * shape.attention_scaling
-
-
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Rotate the pairs (i, i + e / 2) of each head of `x` ([n, heads, e])."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = rotary.to(x.dtype)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
