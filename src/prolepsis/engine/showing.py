@@ -56,9 +56,10 @@ def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Te
         path = verdict.path if verdict is not None and row.draft is not None else ()
         if path and row.draft is not None:
             tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
-            is_chain = path[-1] == len(path) - 1
-            places = [*range(row.num_tokens), *(row.num_tokens + node for node in path)]
-            seen = features[first : end + len(path)] if is_chain else features[first : first + row.num_rows][places]
+            if path[-1] == len(path) - 1:  # the principal chain: its rows follow on
+                seen = features[first : end + len(path)]
+            else:
+                seen = features[[*range(first, end), *(end + node for node in path)]]
         shown.append(Shown(row.sample, row.start, tokens, seen))
         first += row.num_rows
     return shown

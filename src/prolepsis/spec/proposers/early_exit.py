@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.early_exit import EarlyExit
-from prolepsis.models.protocol import PAGE_SIZE, KVCache
+from prolepsis.models.protocol import KVCache
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank
+from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_DEPTH = 16
 """Nodes of a draft at most."""
-SCRATCH_PAGES = -(-(PAGE_SIZE - 1 + MAX_DEPTH) // PAGE_SIZE)
-"""Pages of one sample's drafting: it may begin at the end of one."""
+SCRATCH_PAGES = scratch_pages(MAX_DEPTH)
+"""Pages of one sample's drafting."""
 
 
 @dataclass(slots=True)
@@ -60,11 +61,9 @@ class EarlyExitProposer:
     free = False
 
     def __init__(self, early: EarlyExit, cache: KVCache, *, first_page: int, max_samples: int) -> None:
-        end = first_page + SCRATCH_PAGES * max_samples
-        assert cache.num_pages >= end, f"a cache of {cache.num_pages} pages; needed: {end}"
         self._exit = early
         self._cache = cache
-        self._scratch = [list(range(first, first + SCRATCH_PAGES)) for first in range(first_page, end, SCRATCH_PAGES)]
+        self._scratch = Scratch(cache, first_page=first_page, max_samples=max_samples, max_nodes=MAX_DEPTH)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         """Return a chain of `limits[i]` nodes, `MAX_DEPTH` at most, for each sample."""
@@ -93,12 +92,10 @@ class EarlyExitProposer:
         """Return a chain for each sample that has scratch, with the slots of its last page copied."""
         chains: list[_Chain] = []
         for i, (sample, limit) in enumerate(zip(samples, limits, strict=True)):
-            full, rest = divmod(len(sample.tokens) - 1, PAGE_SIZE)  # all but the last token are computed
-            if limit > 0 and len(chains) < len(self._scratch):
-                scratch = self._scratch[len(chains)]
-                if rest:
-                    self._cache.copy_page(sample.pages[full], scratch[0])
-                chains.append(_Chain(i, sample, min(limit, MAX_DEPTH), [*sample.pages[:full], *scratch]))
+            if limit > 0 and len(chains) < self._scratch.max_samples:
+                computed = len(sample.tokens) - 1  # all but the last token
+                pages = self._scratch.begin(len(chains), sample.pages, computed)
+                chains.append(_Chain(i, sample, min(limit, MAX_DEPTH), pages))
         return chains
 
     def _next_level(self, chains: Sequence[_Chain]) -> None:

@@ -7,7 +7,7 @@ tokens go to pages of the head's own behind those of the pool, with a copy of th
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,10 +20,10 @@ from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from prolepsis.spec.proposers.head_tree import HeadTree, stack
+from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_NODES = 24
 """Nodes of a draft at most."""
-_SCRATCH = -(-MAX_NODES // PAGE_SIZE) + 1  # pages of a sample's drafted tokens: they may begin at the end of one
 
 
 @dataclass(slots=True)
@@ -34,16 +34,12 @@ class _Turn:
     sample: SampleView
     state: HeadState
     tree: HeadTree
-    scratch: list[int]
+    pages: list[int] = field(default_factory=list)
+    """Its full pages, then scratch; once it is known that it drafts a second level."""
 
     @property
     def length(self) -> int:
         return len(self.sample.tokens)
-
-    @property
-    def pages(self) -> list[int]:
-        """Its full pages, then scratch."""
-        return [*self.sample.pages[: self.length // PAGE_SIZE], *self.scratch]
 
 
 class Head:
@@ -54,12 +50,9 @@ class Head:
 
     def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
         self._head = head
-        self._cache = head.make_cache(num_pages + _SCRATCH * max_samples)
+        self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_samples)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
-        self._scratch = [
-            list(range(first, first + _SCRATCH))
-            for first in range(num_pages, num_pages + _SCRATCH * max_samples, _SCRATCH)
-        ]
+        self._scratch = Scratch(self._cache, first_page=num_pages, max_samples=max_samples, max_nodes=MAX_NODES)
 
     @property
     def label(self) -> str:
@@ -134,9 +127,9 @@ class Head:
         for i, sample in enumerate(samples):
             state = self._slots.get(sample)
             limit = min(limits[i], MAX_NODES)
-            if state is not None and min(depths[i], limit) > 0 and len(turns) < len(self._scratch):
+            if state is not None and min(depths[i], limit) > 0 and len(turns) < self._scratch.max_samples:
                 tree = HeadTree(sample, depths[i], limit, threshold)
-                turns.append(_Turn(i, sample, state, tree, self._scratch[len(turns)]))
+                turns.append(_Turn(i, sample, state, tree))
         return turns
 
     def _first_level(self, turns: Sequence[_Turn]) -> None:
@@ -149,9 +142,8 @@ class Head:
         found = self._head.committed(pack(inputs), self._cache, _joined(features), CANDIDATES)
         for row, turn in enumerate(turns):
             turn.tree.grow(found.tokens[row : row + 1], found.logprobs[row : row + 1], found.states[row : row + 1])
-            full, rest = divmod(turn.length, PAGE_SIZE)
-            if rest and turn.tree.depth > 1:
-                self._cache.copy_page(turn.sample.pages[full], turn.scratch[0])
+            if turn.tree.depth > 1:
+                turn.pages = self._scratch.begin(row, turn.sample.pages, turn.length)
 
     def _next_level(self, turns: Sequence[_Turn]) -> None:
         """Take the candidates after the nodes just asked; the K/V of those before are written again beside them."""
