@@ -1,6 +1,5 @@
 """Early exit through the whole engine: its drafts share the target's cache and change no token of anybody."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,13 +8,10 @@ from typing import cast
 import pytest
 import torch
 
-from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.events import Event, Finished
-from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.exit_search import keep_layer, layer_file
 from prolepsis.engine.step import Engine
@@ -24,22 +20,16 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.models.native import NativeModel
 from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.models.weights import open_checkpoint
-from tests.fakes import Letters, drain, outputs, submit, terminals
+from tests.exact.oracle import CONFIG as TINY_CONFIG
+from tests.exact.oracle import PARAMS, ask
+from tests.exact.oracle import serve as serve_all
+from tests.fakes import Letters, outputs, terminals
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 
-CONFIG = EngineConfig(
-    kv_memory="1MiB", max_model_len=192, max_step_tokens=48, max_requests=6, strict="off", threads=2, proposers=()
-)
-PARAMS = {
-    "greedy": SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True),
-    "sampled": SamplingParams(max_tokens=70, seed=11, ignore_eos=True),
-    "truncated": SamplingParams(temperature=0.8, top_k=9, top_p=0.9, max_tokens=70, seed=5, ignore_eos=True),
-    "ends": SamplingParams(max_tokens=70, stop_token_ids=tuple(range(20, 24)), seed=3, ignore_eos=True),
-}
-PROMPT = tuple(3 + (7 * i) % 150 for i in range(75))
+CONFIG = TINY_CONFIG.model_copy(update={"kv_memory": "1MiB"})
 BESIDE: dict[str, tuple[str, ...]] = {"alone": (), "merged": ("prompt_lookup", "suffix")}
 
 
@@ -64,16 +54,9 @@ def with_exit(num_layers: int = 2, **changes: object) -> Engine:
 
 
 def serve(engine: Engine, *sources: GenerateRequest, plan: SpecPlan | None = None) -> list[Event]:
-    engine.send(ApplyPlan(plan or SpecPlan()))
-    submit(engine, *sources)
-    events = drain(engine)
-    assert all(isinstance(end, Finished) for end in terminals(events).values())
+    events = serve_all(engine, *sources, plan=plan)
     assert not any(engine.speculation.proposers.failures.values())
     return events
-
-
-def ask(name: str, request_id: str | None = None, n: int = 1, prompt: Sequence[int] = PROMPT) -> GenerateRequest:
-    return GenerateRequest(request_id or name, tuple(prompt), PARAMS[name], n=n)
 
 
 @cache

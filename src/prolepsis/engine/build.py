@@ -137,17 +137,7 @@ def assemble(
     if showing.taps:
         require_features(model)
     parts = EngineParts(
-        info=EngineInfo(
-            model=info.name,
-            forward=info.forward,
-            vocab_size=info.vocab_size,
-            max_model_len=max_model_len,
-            fingerprint=target.fingerprint,
-            exactness=exactness.mode,
-            exactness_reason=exactness.reason,
-            proposers=chosen.names,
-            draft_head=bay.label,
-        ),
+        info=_described(target, max_model_len, exactness, chosen, bay),
         scheduler=scheduler,
         speculation=Speculation(chosen, max_step_tokens=config.max_step_tokens, max_model_len=max_model_len),
         runner=Runner(model, cache),
@@ -211,6 +201,24 @@ def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
             param="early_exit_layer",
         )
     return make_exit(target.model, num_layers)
+
+
+def _described(
+    target: LoadedModel, max_model_len: int, exactness: Exactness, proposers: ProposerSet, bay: HeadBay
+) -> EngineInfo:
+    """Return what the outside may know of the engine."""
+    info = target.model.info
+    return EngineInfo(
+        model=info.name,
+        forward=info.forward,
+        vocab_size=info.vocab_size,
+        max_model_len=max_model_len,
+        fingerprint=target.fingerprint,
+        exactness=exactness.mode,
+        exactness_reason=exactness.reason,
+        proposers=proposers.names,
+        draft_head=bay.label,
+    )
 
 
 def _beside(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
