@@ -163,6 +163,7 @@ def test_a_peers_tokens_are_compared_with_its_own_plain() -> None:
         (["--peers", "vllm"], "--peer-python vllm=PATH"),
         (["--peers", "vllm", "--temperature", "0.8"], "temperature is 0.8"),
         (["--temperature", "9"], "temperature is 9"),
+        (["--temperature", "1", "--top-p", "0"], "top_p is 0"),
         (["--categories", "nonsense"], "nonsense"),
         (["--json", "/nowhere/at/all/out.json"], "folder does not exist"),
     ],

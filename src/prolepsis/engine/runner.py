@@ -23,6 +23,7 @@ class Runner:
     def __init__(self, model: TargetModel, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
+        self._shows = model.forward_features if isinstance(model, FeatureModel) else None
 
     @torch.no_grad()
     def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
@@ -32,8 +33,8 @@ class Runner:
         [tokens of all rows, taps * hidden] bfloat16, None without taps.
         """
         batch = pack([_sequence(row) for row in rows])
-        if taps and isinstance(self.model, FeatureModel):
-            return self.model.forward_features(batch, self.cache, taps)
+        if taps and self._shows is not None:
+            return self._shows(batch, self.cache, taps)
         return self.model.forward(batch, self.cache), None
 
     def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:

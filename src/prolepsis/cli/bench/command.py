@@ -60,11 +60,12 @@ def bench(
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="rounds of alternation")] = 3,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="nucleus of the sampling")] = 1.0,
     seed: Annotated[int, typer.Option(help="of the first prompt; the others count on from it")] = 0,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the report as JSON to this file")] = None,
 ) -> None:
     """Measure ways of decoding side by side."""
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     params.validate(vocab_size=1)
     if peers and temperature > 0:
         raise ConfigError(f"temperature is {temperature}; allowed with --peers: 0", param="temperature")

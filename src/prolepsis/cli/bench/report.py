@@ -66,6 +66,7 @@ def _settings(setting: Setting, info: EngineInfo, looping: Iterable[str]) -> dic
         "looping": sorted(looping),
         "max_tokens": setting.params.max_tokens,
         "temperature": setting.params.temperature,
+        "top_p": setting.params.top_p,
         "concurrency": list(setting.schedule.concurrency),
         "repeats": setting.schedule.repeats,
         "arms": list(setting.arms),
