@@ -48,6 +48,9 @@ def head(
     muon: Annotated[
         float, typer.Option(min=0.0, help="peak rate of Muon for matrices; 0: AdamW", rich_help_panel=_RECIPE)
     ] = 0.0,
+    noise: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="spread of the factor on inputs", rich_help_panel=_RECIPE)
+    ] = 0.0,
     batch: Annotated[int, typer.Option(min=1, help="answer tokens of a step", rich_help_panel=_RECIPE)] = 768,
     concurrency: Annotated[int, typer.Option(min=1, help="texts generated at once", rich_help_panel=_RECIPE)] = 48,
     seed: Annotated[int, typer.Option(help="of prompts, answers and first weights")] = 0,
@@ -70,7 +73,7 @@ def head(
     recipe = TrainSettings(
         epochs=epochs,
         anchors_per_step=batch,
-        objective=Objective(num_steps=unroll),
+        objective=Objective(num_steps=unroll, noise=noise),
         rates=Rates(adamw=rate, muon=muon or None),
         seed=seed,
         workers=threads or default_threads(),
