@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_file import CONFIG, HeadConfig, HeadWeights, head_checksum, offsets, save_head, tensor_shapes
+from prolepsis.models.head_file import (
+    CONFIG,
+    HeadConfig,
+    HeadWeights,
+    offsets,
+    save_head,
+    tensor_shapes,
+    weights_checksum,
+)
 from prolepsis.models.lean_shape import LeanShape
 
 DRAFT_VOCAB = 64
@@ -51,5 +59,5 @@ def save_random_head(folder: Path, target: LeanShape, provenance: Mapping[str, A
 def record_checksum(folder: Path) -> None:
     """Write the checksum of a head's weights into its configuration, as its trainer does."""
     document = json.loads((folder / CONFIG).read_text())
-    document["prolepsis"]["sha256"] = head_checksum(folder)
+    document["prolepsis"]["sha256"] = weights_checksum(folder)
     (folder / CONFIG).write_text(json.dumps(document))

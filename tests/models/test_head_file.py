@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.head_file import CONFIG, WEIGHTS, head_checksum, head_fault, load_head
+from prolepsis.models.head_file import CONFIG, WEIGHTS, head_fault, load_head, weights_checksum
 from tests.models.heads import save_random_head
 from tests.train.documents import SHAPE
 
@@ -40,7 +40,7 @@ def test_round_trip(folder: Path) -> None:
     assert config.provenance == {"version": 3}
     assert weights.lm_head.dtype == torch.bfloat16
     assert torch.equal(weights.t2d.nonzero().flatten(), weights.target_ids)
-    assert len(head_checksum(folder)) == 64
+    assert len(weights_checksum(folder)) == 64
 
 
 def test_a_head_from_elsewhere_may_lack_the_newer_options(folder: Path) -> None:

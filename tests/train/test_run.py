@@ -9,9 +9,9 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.head_file import head_fault, load_head
 from prolepsis.models.heads import find_head
+from prolepsis.train.head_training import HeadPlan, HeadTraining
 from prolepsis.train.plan import StepCost
 from prolepsis.train.planning import predict, prediction_check, small_run
-from prolepsis.train.run import HeadPlan, HeadTraining
 from prolepsis.train.shards import Manifest, ShardWriter
 from prolepsis.train.target import Target, open_target
 from prolepsis.train.trainer import TrainSettings
@@ -47,15 +47,15 @@ def test_a_training_leaves_a_head_that_serves_and_a_report(workplace: Workplace,
     training = HeadTraining(workplace, target, HeadPlan(draft_vocab=96, settings=SETTINGS))
     steps = list(training.steps())
     assert steps[-1].measured is not None
-    config, weights = load_head(workplace.head)
+    config, weights = load_head(workplace.exported)
     assert config.draft_vocab == 96
     assert head_fault(config, target.shape, target.shape.layers) is None
     torch.testing.assert_close(weights.fc, training.head.weights.fc.detach().bfloat16())
-    entry = find_head(str(workplace.head))
+    entry = find_head(str(workplace.exported))
     assert entry.target_fingerprint == target.identity
     assert entry.provenance.acceptance["all"].trials[0] > 0
     assert "Held-out acceptance" in workplace.report.read_text()
-    assert "Draft head" in (workplace.head / "README.md").read_text()
+    assert "Draft head" in (workplace.exported / "README.md").read_text()
     result = json.loads(workplace.result.read_text())
     assert result["history"][-1]["step"] == steps[-1].step
     assert result["data"]["documents"] == 45
@@ -70,8 +70,8 @@ def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(workplace: W
     resumed = HeadTraining(workplace, target, plan)
     assert next(resumed.steps()).step == done.step + 1
     workplace.checkpoint.unlink()
-    given = HeadTraining(workplace, target, HeadPlan(init=workplace.head, settings=SETTINGS))
-    _, stored = load_head(workplace.head)
+    given = HeadTraining(workplace, target, HeadPlan(init=workplace.exported, settings=SETTINGS))
+    _, stored = load_head(workplace.exported)
     torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
 
 

@@ -6,15 +6,18 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.models.head_layer import HeadLayer
 from prolepsis.train.acceptance import Counts, measure
 from prolepsis.train.batches import Library, TargetEnds
 from prolepsis.train.documents import Document
+from prolepsis.train.head_student import HeadStudent, Objective, drafted
 from prolepsis.train.optimiser import Rates
 from prolepsis.train.shards import ShardWriter
 from prolepsis.train.trainer import Trainer, TrainSettings
-from prolepsis.train.training_step import Objective
 from tests.train.documents import random_document, tiny_ends, tiny_head
 from tests.train.test_shards import MANIFEST
+
+OBJECTIVE = Objective()
 
 
 @pytest.fixture
@@ -26,19 +29,23 @@ def library(tmp_path: Path) -> Library:
     return Library(tmp_path / "data")
 
 
-def _trainer(library: Library, **settings: object) -> Trainer:
+def _head() -> HeadLayer:
     head = tiny_head()
-    recipe = TrainSettings(anchors_per_step=30, workers=2, measure_every=20, **settings)  # type: ignore[arg-type]
-    ends = tiny_ends(head)
-    head.weights.lm_head = ends.head.clone()
+    head.weights.lm_head = tiny_ends(head).head.clone()
     head.weights.t2d = torch.ones_like(head.weights.t2d)  # no row is left out because of its random token
-    return Trainer(head, ends, library, recipe)
+    return head
+
+
+def _trainer(library: Library, head: HeadLayer, objective: Objective = OBJECTIVE, **settings: object) -> Trainer:
+    recipe = TrainSettings(anchors_per_step=30, measure_every=20, **settings)  # type: ignore[arg-type]
+    return Trainer(HeadStudent(head, tiny_ends(head), objective, workers=2), library, recipe)
 
 
 @pytest.mark.parametrize("muon", [None, 5e-3])
 def test_a_few_documents_are_learnt_by_heart(library: Library, muon: float | None) -> None:
     library.training = library.training[:3]
-    trainer = _trainer(library, epochs=100.0, rates=Rates(adamw=1e-2, muon=muon), objective=Objective(num_steps=2))
+    rates = Rates(adamw=1e-2, muon=muon)
+    trainer = _trainer(library, _head(), Objective(num_steps=2), epochs=100.0, rates=rates)
     steps = list(trainer.steps())
     assert len(steps[0].right) == 1
     assert steps[0].right[0] < 0.3
@@ -49,39 +56,42 @@ def test_a_few_documents_are_learnt_by_heart(library: Library, muon: float | Non
 
 
 def test_a_resumed_training_ends_as_one_that_ran_through(library: Library, tmp_path: Path) -> None:
-    through = _trainer(library, epochs=4.0)
+    whole, in_parts = _head(), _head()
+    through = _trainer(library, whole, epochs=4.0)
     list(through.steps())
-    interrupted = _trainer(library, epochs=4.0)
+    interrupted = _trainer(library, _head(), epochs=4.0)
     for done in interrupted.steps():
         if done.step == 7:
             break
     interrupted.save(tmp_path / "checkpoint.pt")
-    resumed = _trainer(library, epochs=4.0)
+    resumed = _trainer(library, in_parts, epochs=4.0)
     resumed.load(tmp_path / "checkpoint.pt")
     list(resumed.steps())
-    torch.testing.assert_close(resumed.head.weights.fc, through.head.weights.fc)
+    torch.testing.assert_close(in_parts.weights.fc, whole.weights.fc)
     assert resumed.history[-1].anchors == through.history[-1].anchors
 
 
 def test_a_broken_checkpoint_is_named(library: Library, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt"):
-        _trainer(library).load(tmp_path / "checkpoint.pt")
+        _trainer(library, _head()).load(tmp_path / "checkpoint.pt")
 
 
 def test_too_little_text_is_said(library: Library) -> None:
     head = tiny_head()
-    trainer = Trainer(head, tiny_ends(head), library, TrainSettings(anchors_per_step=10_000))
+    student = HeadStudent(head, tiny_ends(head), Objective())
+    trainer = Trainer(student, library, TrainSettings(anchors_per_step=10_000))
     with pytest.raises(ConfigError, match="too little text"):
         list(trainer.steps())
 
 
 def test_the_output_head_stays_the_targets(library: Library) -> None:
-    trainer = _trainer(library, epochs=2.0)
-    before = trainer.head.weights.lm_head.clone(), trainer.head.weights.fc.detach().clone()
+    head = _head()
+    trainer = _trainer(library, head, epochs=2.0)
+    before = head.weights.lm_head.clone(), head.weights.fc.detach().clone()
     list(trainer.steps())
-    assert torch.equal(before[0], trainer.head.weights.lm_head)
-    assert not torch.equal(before[1], trainer.head.weights.fc)
+    assert torch.equal(before[0], head.weights.lm_head)
+    assert not torch.equal(before[1], head.weights.fc)
 
 
 def test_rates_and_length_of_counts() -> None:
@@ -94,10 +104,10 @@ def test_measured_acceptance_counts_prefixes_of_right_guesses() -> None:
     head = tiny_head()
     ends = tiny_ends(head)
     document = random_document(20, 6)
-    counts = measure(head, [document], ends, 3)["all"]
+    counts = measure([document], lambda d: drafted(head, d, ends))["all"]
     assert counts.trials[0] == 20 - 6  # the last slot guesses a token that nobody knows
     assert all(later <= hits for later, hits in zip(counts.trials[1:], counts.hits, strict=False))
-    assert measure(head, [_sampled(document)], ends, 3) == {}
+    assert measure([_sampled(document)], lambda d: drafted(head, d, ends)) == {}
 
 
 def _sampled(document: Document) -> Document:

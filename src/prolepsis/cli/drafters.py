@@ -92,15 +92,16 @@ def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
 
 
 def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.models.heads import HeadEntry, check_checksum
+    from prolepsis.models.head_file import weights_checksum
 
-    if not isinstance(entry, HeadEntry) or not entry.provenance.sha256:
+    recorded = entry.provenance.sha256
+    if not recorded:
         return "not recorded"
     try:
-        check_checksum(entry)
+        found = weights_checksum(entry.folder)
     except ModelLoadError:
-        return "differs: the file is damaged"
-    return "matches"
+        found = ""
+    return "matches" if found == recorded else "differs: the file is damaged"
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,6 @@
-"""`prolepsis train`: draft heads for a target of one's own, from the target's own text."""
+"""`prolepsis train`: what drafts for a target of one's own, from the target's own text."""
 
-import re
-from collections.abc import Sequence
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,40 +10,46 @@ import typer
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, quiet_logs, stderr
+from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, quiet_logs
+from prolepsis.cli.training import Text, count, make_text, print_outcome, run_training, training_dtype
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    import torch
-    from rich.progress import Progress
-
-    from prolepsis.train.run import HeadPlan, HeadTraining
+    from prolepsis.train.head_training import HeadPlan, HeadTraining
     from prolepsis.train.workplace import Workplace
 
-app = command_group("Train draft heads from the target's own text, and predict what training will bring.")
+app = command_group("Train what drafts for a target from its own text, and predict what training will bring.")
 
-_TARGET = typer.Option("--target", help="model to train for, as for serve")
 _RECIPE = "Recipe"
+Target = Annotated[str, typer.Option("--target", help="model to train for, as for serve")]
+Tokens = Annotated[str, typer.Option(help="text to generate and train on, e.g. 500k or 10M")]
+Prompts = Annotated[Path | None, typer.Option(help="own prompts, used first: JSON lines with 'prompt'")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what the folder holds")]
+Epochs = Annotated[float, typer.Option(min=0.01, help="passes over the text", rich_help_panel=_RECIPE)]
+Rate = Annotated[float, typer.Option(min=0.0, help="peak rate of AdamW", rich_help_panel=_RECIPE)]
+Concurrency = Annotated[int, typer.Option(min=1, help="texts generated at once", rich_help_panel=_RECIPE)]
+Seed = Annotated[int, typer.Option(help="of prompts, answers and first weights")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")]
 
 
 @app.command(epilog=EPILOG)
 def head(
     *,
     out: Annotated[Path, typer.Option(help="folder for data, checkpoints, head and report")],
-    target: Annotated[str, _TARGET] = DEFAULT_MODEL,
-    tokens: Annotated[str, typer.Option(help="text to generate and train on, e.g. 500k or 10M")] = "10M",
-    prompts: Annotated[Path | None, typer.Option(help="own prompts, used first: JSON lines with 'prompt'")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with what the folder holds")] = False,
+    target: Target = DEFAULT_MODEL,
+    tokens: Tokens = "10M",
+    prompts: Prompts = None,
+    resume: Resume = False,
     init: Annotated[Path | None, typer.Option(help="head to go on from", metavar="HEAD")] = None,
-    epochs: Annotated[float, typer.Option(min=0.01, help="passes over the text", rich_help_panel=_RECIPE)] = 4.0,
+    epochs: Epochs = 4.0,
     draft_vocab: Annotated[
         int, typer.Option(min=64, help="tokens that the head can draft", rich_help_panel=_RECIPE)
     ] = 8192,
     unroll: Annotated[
         int, typer.Option(min=1, max=8, help="steps of the training-time test", rich_help_panel=_RECIPE)
     ] = 3,
-    rate: Annotated[float, typer.Option(min=0.0, help="peak rate of AdamW", rich_help_panel=_RECIPE)] = 2.5e-4,
+    rate: Rate = 2.5e-4,
     muon: Annotated[
         float, typer.Option(min=0.0, help="peak rate of Muon for matrices; 0: AdamW", rich_help_panel=_RECIPE)
     ] = 0.0,
@@ -52,16 +57,16 @@ def head(
         float, typer.Option(min=0.0, max=1.0, help="spread of the factor on inputs", rich_help_panel=_RECIPE)
     ] = 0.0,
     batch: Annotated[int, typer.Option(min=1, help="answer tokens of a step", rich_help_panel=_RECIPE)] = 768,
-    concurrency: Annotated[int, typer.Option(min=1, help="texts generated at once", rich_help_panel=_RECIPE)] = 48,
-    seed: Annotated[int, typer.Option(help="of prompts, answers and first weights")] = 0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")] = None,
+    concurrency: Concurrency = 48,
+    seed: Seed = 0,
+    threads: Threads = None,
 ) -> None:
     """Train a draft head (EAGLE-3): generate text, train on it, export the head with its report at each measurement."""
     from prolepsis.native.processor import default_threads
+    from prolepsis.train.head_student import Objective
+    from prolepsis.train.head_training import HeadPlan
     from prolepsis.train.optimiser import Rates
-    from prolepsis.train.run import HeadPlan
     from prolepsis.train.trainer import TrainSettings
-    from prolepsis.train.training_step import Objective
     from prolepsis.train.workplace import Workplace
 
     quiet_logs()
@@ -69,34 +74,84 @@ def head(
     ensure_model(settings)
     workplace = Workplace(out)
     workplace.begin(resume=resume)
-    _generate(settings.engine, workplace, count(tokens), prompts=prompts, seed=seed, concurrency=concurrency)
+    make_text(settings.engine, workplace, Text(count(tokens), prompts, seed, concurrency))
     recipe = TrainSettings(
         epochs=epochs,
         anchors_per_step=batch,
-        objective=Objective(num_steps=unroll, noise=noise),
         rates=Rates(adamw=rate, muon=muon or None),
         seed=seed,
         workers=threads or default_threads(),
         dtype=training_dtype(),
     )
-    training = _training(settings.engine, workplace, HeadPlan(draft_vocab=draft_vocab, init=init, settings=recipe))
-    _run(training, "training")
-    last = training.trainer.history[-1]
-    print_facts(
-        [
-            ("head", workplace.head),
-            ("report", workplace.report),
-            ("held-out acceptance", " ".join(f"{rate:.3f}" for rate in last.rates)),
-            ("tokens of a step, chain of 3", f"{last.length:.2f}"),
-        ]
+    plan = HeadPlan(draft_vocab=draft_vocab, init=init, objective=Objective(num_steps=unroll, noise=noise), settings=recipe)
+    training = _head_training(settings.engine, workplace, plan)
+    run_training(training, "training")
+    print_outcome(training)
+
+
+@app.command(epilog=EPILOG)
+def draft_model(
+    *,
+    out: Annotated[Path, typer.Option(help="folder for data, checkpoints, model and report; a head's will do")],
+    target: Target = DEFAULT_MODEL,
+    tokens: Tokens = "10M",
+    prompts: Prompts = None,
+    resume: Resume = False,
+    epochs: Epochs = 4.0,
+    layers: Annotated[int, typer.Option(min=1, help="layers of the model", rich_help_panel=_RECIPE)] = 4,
+    hidden: Annotated[int, typer.Option(min=1, help="width of the model", rich_help_panel=_RECIPE)] = 256,
+    loss_vocab: Annotated[
+        int, typer.Option(min=64, help="tokens in the loss of every step", rich_help_panel=_RECIPE)
+    ] = 8192,
+    loss_sample: Annotated[
+        int, typer.Option(min=1, help="others in the loss of a step, drawn anew", rich_help_panel=_RECIPE)
+    ] = 1024,
+    rate: Rate = 2e-3,
+    batch: Annotated[int, typer.Option(min=1, help="tokens of a step", rich_help_panel=_RECIPE)] = 1024,
+    concurrency: Concurrency = 48,
+    seed: Seed = 0,
+    threads: Threads = None,
+) -> None:
+    """Train a draft model: distil the target into a small model with its tokenizer, on the same text as a head."""
+    import torch
+
+    from prolepsis.native.processor import default_threads
+    from prolepsis.train.draft_model_training import DraftModelPlan, DraftModelTraining
+    from prolepsis.train.initial_draft_model import DraftModelSize
+    from prolepsis.train.optimiser import Rates
+    from prolepsis.train.target import open_target
+    from prolepsis.train.trainer import TrainSettings
+    from prolepsis.train.workplace import MODEL, Workplace
+
+    quiet_logs()
+    settings = settings_here(model=target, threads=threads)
+    size = DraftModelSize(layers, hidden)
+    ensure_model(settings)
+    workplace = Workplace(out, MODEL)
+    workplace.begin(resume=resume)
+    make_text(settings.engine, workplace, Text(count(tokens), prompts, seed, concurrency))
+    recipe = TrainSettings(
+        epochs=epochs,
+        anchors_per_step=batch,
+        rates=Rates(adamw=rate),
+        prompt_epochs=math.ceil(epochs),
+        seed=seed,
+        workers=threads or default_threads(),
+        dtype=training_dtype(),
     )
+    torch.set_num_threads(1)  # the workers share a batch by documents
+    opened = open_target(settings.engine.model, settings.engine.model_dir)
+    plan = DraftModelPlan(size, frequent=loss_vocab, sampled=loss_sample, settings=recipe)
+    training = DraftModelTraining(workplace, opened, plan)
+    run_training(training, "training")
+    print_outcome(training)
 
 
 @app.command(epilog=EPILOG)
 def plan(
     *,
     out: Annotated[Path, typer.Option(help="folder of a training with data; small runs go beneath it")],
-    target: Annotated[str, _TARGET] = DEFAULT_MODEL,
+    target: Target = DEFAULT_MODEL,
     sizes: Annotated[
         str, typer.Option(help="tokens of the small runs; data that lack are generated")
     ] = "50k,100k,200k",
@@ -122,12 +177,12 @@ def plan(
         raise InvalidParameter(f"sizes is {sizes!r}; allowed: two or more, e.g. 50k,100k,200k", param="sizes")
     workplace = Workplace(out)
     workplace.begin(resume=True)
-    _generate(settings.engine, workplace, wanted[-1])
+    make_text(settings.engine, workplace, Text(wanted[-1]))
     runs = []
     for size in wanted:
         place, head_plan = small_run(workplace, size, epochs)
         if not place.result.exists():
-            _run(_training(settings.engine, place, head_plan), f"{size:,} tokens")
+            run_training(_head_training(settings.engine, place, head_plan), f"{size:,} tokens")
         runs.append(place.read_result())
     cost = StepCost(plain_ms, row_ms, draft_ms, draft_ms_per_1k)
     predictions = predict(runs, [count(budget) for budget in budgets.split(",")], cost)
@@ -152,76 +207,11 @@ def plan(
         print_facts([(name, str(value)) for name, value in checked.items()])
 
 
-def count(text: str) -> int:
-    """Return the number that `text` stands for, as in 500k or 10M; raises `InvalidParameter` for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)", text.strip())
-    if match is None:
-        raise InvalidParameter(f"{text!r} is no count; allowed: a number, or one such as 500k or 10M", param="tokens")
-    return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
-
-
-def training_dtype() -> "torch.dtype":
-    """Return bfloat16 where matrix products in it are fast (CUDA, AVX-512 BF16, AMX), else float32."""
+def _head_training(config: EngineConfig, workplace: "Workplace", plan: "HeadPlan") -> "HeadTraining":
     import torch
 
-    from prolepsis.native.processor import AVX2_FMA, instruction_sets, processor_flags
-
-    fast = [found for found in instruction_sets(processor_flags()) if found != AVX2_FMA]
-    return torch.bfloat16 if fast else torch.float32
-
-
-def _generate(
-    config: EngineConfig,
-    workplace: "Workplace",
-    tokens: int,
-    *,
-    prompts: Path | None = None,
-    seed: int = 0,
-    concurrency: int = 48,
-) -> None:
-    from prolepsis.train.generation import DataRequest, generate
-    from prolepsis.train.prompts import read_prompts
-    from prolepsis.train.synthesis import SynthesisLimits
-    from prolepsis.train.target import open_target
-
-    given: Sequence[str] = read_prompts(prompts) if prompts else ()
-    request = DataRequest(
-        folder=workplace.data,
-        tokens=tokens,
-        taps=open_target(config.model, config.model_dir).recorded_taps,
-        prompts=given,
-        seed=seed,
-        limits=SynthesisLimits(concurrency=concurrency),
-    )
-    with _bar() as bar:
-        task = bar.add_task("generating", total=tokens, told="")
-        generate(config, request, lambda done: bar.update(task, completed=min(done, tokens)))
-
-
-def _training(config: EngineConfig, workplace: "Workplace", head_plan: "HeadPlan") -> "HeadTraining":
-    import torch
-
-    from prolepsis.train.run import HeadTraining
+    from prolepsis.train.head_training import HeadTraining
     from prolepsis.train.target import open_target
 
     torch.set_num_threads(1)  # the workers share a batch by documents
-    return HeadTraining(workplace, open_target(config.model, config.model_dir), head_plan)
-
-
-def _run(training: "HeadTraining", what: str) -> None:
-    note(f"{what}: {training.library.num_response_tokens:,} answer tokens, {training.trainer.num_steps:,} steps")
-    with _bar() as bar:
-        task = bar.add_task(what, total=training.trainer.num_steps, told="")
-        for done in training.steps():
-            told = f"loss {done.loss:.2f}"
-            if training.trainer.history:
-                last = training.trainer.history[-1]
-                told += f", accepted {' '.join(f'{r:.2f}' for r in last.rates[:3])}, chain of 3: {last.length:.2f}"
-            bar.update(task, completed=done.step, told=told)
-
-
-def _bar() -> "Progress":
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[told]}"), console=stderr())
+    return HeadTraining(workplace, open_target(config.model, config.model_dir), plan)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
-from prolepsis.models.head_file import CONFIG, WEIGHTS, head_checksum, load_head
+from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, weights_checksum
 from prolepsis.models.heads import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
 from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.load import identity_of
@@ -31,7 +31,7 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
         raise ModelLoadError(f"{folder} holds no {CONFIG}; allowed: the folder of an EAGLE-3 head, speculators format")
     check_checksum(source)
     load_head(folder)
-    said = {**source.config.provenance, "version": int(label.partition("@")[2]), "sha256": head_checksum(folder)}
+    said = {**source.config.provenance, "version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
     said.setdefault("source", str(folder.resolve()))
     home = head_folder(root) / label
     copy_head(source, home, {KEY: said})

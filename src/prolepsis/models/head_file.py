@@ -182,8 +182,11 @@ def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str
     return None
 
 
-def head_checksum(folder: Path) -> str:
-    """Return the SHA-256 of a head's weights, in hexadecimal; raises `ModelLoadError` where they cannot be read."""
+def weights_checksum(folder: Path) -> str:
+    """Return the SHA-256, in hexadecimal, of the weights of a head or draft model.
+
+    Raises `ModelLoadError` where they cannot be read.
+    """
     try:
         with (folder / WEIGHTS).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

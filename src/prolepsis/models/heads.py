@@ -13,10 +13,10 @@ from prolepsis.models.head_file import (
     CONFIG,
     WEIGHTS,
     HeadConfig,
-    head_checksum,
     head_fault,
     load_head,
     read_config,
+    weights_checksum,
 )
 from prolepsis.models.lean import LeanModel
 from prolepsis.models.lean_shape import LeanShape
@@ -148,7 +148,7 @@ def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
 def check_checksum(entry: HeadEntry) -> None:
     """Raise `ModelLoadError` where the weights are not those that the checksum was recorded of."""
     recorded = entry.provenance.sha256
-    if recorded and (found := head_checksum(entry.folder)) != recorded:
+    if recorded and (found := weights_checksum(entry.folder)) != recorded:
         raise ModelLoadError(
             f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, {recorded} was recorded; "
             "import or train the head again"

@@ -104,11 +104,26 @@ class Tokenizer:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` naming the file and the fault."""
+    return Tokenizer(tokenizer_parts(path))
+
+
+def tokenizer_parts(path: Path) -> TokenizerParts:
+    """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
     if path.is_dir():
-        return Tokenizer(folder_parts(path))
+        return folder_parts(path)
     from prolepsis.models.gguf_tokenizer import gguf_parts
 
-    return Tokenizer(gguf_parts(path))
+    return gguf_parts(path)
+
+
+def save_tokenizer(path: Path, folder: Path) -> None:
+    """Write the tokenizer of the model at `path` into `folder`, as transformers keeps it."""
+    parts = tokenizer_parts(path)
+    parts.backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **parts.special_tokens}, indent=2))
+    if parts.template:
+        (folder / "chat_template.jinja").write_text(parts.template)
 
 
 def folder_parts(folder: Path) -> TokenizerParts:

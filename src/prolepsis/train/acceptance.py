@@ -1,15 +1,14 @@
 """How many drafted tokens the target would accept, measured on documents that were never trained on."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
+from torch import Tensor
 
-from prolepsis.models.head_layer import HeadLayer
-from prolepsis.train.batches import Batch, TargetEnds, lay_flat
 from prolepsis.train.documents import Document
-from prolepsis.train.unroll import unroll
 
 DEPTH = 5
 
@@ -35,31 +34,37 @@ class Counts:
         return expected
 
 
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """One drafted position of all anchors that reach it: row i belongs to the i-th anchor of the document.
+
+    Of each anchor it is the token drafted where all tokens drafted before it are the document's.
+    """
+
+    right: Tensor  # [r] bool: the token is the document's
+    known: Tensor  # [r] bool: the document has a token there
+
+
 @torch.no_grad()
-def measure(head: HeadLayer, documents: Iterable[Document], ends: TargetEnds, num_taps: int) -> dict[str, Counts]:
+def measure(documents: Iterable[Document], draft: Callable[[Document], Iterable[Drafted]]) -> dict[str, Counts]:
     """Draft greedily from every anchor of greedy documents; return counts by prompt kind and, under "all", of all.
 
     The document is what the target says greedily, so a drafted token is accepted where it is the document's. As long
-    as drafts are right, unrolling along the document is the same as drafting from the head's own tokens.
+    as drafts are right, drafting along the document is the same as drafting from one's own tokens. `draft` yields the
+    drafted positions one after another; each has as many rows as the one before it, or fewer.
     """
     counts: dict[str, Counts] = defaultdict(Counts)
     for document in documents:
         if document.greedy:
-            batch = lay_flat([document], ends, num_taps)
-            _count(head, batch, [counts["all"], counts[document.kind]])
+            _count(draft(document), [counts["all"], counts[document.kind]])
     return dict(counts)
 
 
-def _count(head: HeadLayer, batch: Batch, into: list[Counts]) -> None:
-    target_ids = head.weights.target_ids
-    alive = torch.ones(batch.flat.num_anchors, dtype=torch.bool)
-    for j, step in enumerate(unroll(head, batch.flat, DEPTH)):
-        known = step.slots < len(batch.tokens) - 1  # after the last slot nobody knows what the target said
-        guesses = target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)]
-        right = torch.zeros_like(known)
-        right[known] = guesses[known] == batch.tokens[step.slots[known] + 1]
-        alive = alive[: len(step.slots)]
+def _count(positions: Iterable[Drafted], into: Sequence[Counts]) -> None:
+    alive = torch.ones(0, dtype=torch.bool)
+    for j, drafted in enumerate(islice(positions, DEPTH)):
+        alive = alive[: len(drafted.right)] if j else torch.ones_like(drafted.right)
         for counts in into:
-            counts.trials[j] += int((alive & known).sum())
-            counts.hits[j] += int((alive & right).sum())
-        alive = alive & right
+            counts.trials[j] += int((alive & drafted.known).sum())
+            counts.hits[j] += int((alive & drafted.right).sum())
+        alive = alive & drafted.right

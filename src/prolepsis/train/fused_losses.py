@@ -13,9 +13,13 @@ class _SoftCrossEntropy(torch.autograd.Function):
     """The gradient with respect to the logits is weights * (draft - target)."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # noqa: PLR0917  autograd passes all by position
+        ctx: Any, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor, offsets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         logits = torch.mm(out, lm_head.t().to(out.dtype)).float()
         guesses = logits.argmax(-1)
+        if offsets is not None:
+            logits = logits.add_(offsets)
         agreement = torch.linalg.vecdot(target, logits)
         total = torch.logsumexp(logits, dim=-1)
         loss = ((total - agreement) * weights).sum()
@@ -29,10 +33,12 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_out, grad_head = ctx.saved_tensors
         scale = grads[0]
-        return grad_out * scale, None if grad_head is None else grad_head * scale, None, None
+        return grad_out * scale, None if grad_head is None else grad_head * scale, None, None, None
 
 
-def fused_soft_cross_entropy(out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def fused_soft_cross_entropy(
+    out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor, offsets: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Do `losses.soft_cross_entropy`."""
-    loss, guesses = _SoftCrossEntropy.apply(out, lm_head, target, weights)  # type: ignore[no-untyped-call]
+    loss, guesses = _SoftCrossEntropy.apply(out, lm_head, target, weights, offsets)  # type: ignore[no-untyped-call]
     return loss, guesses

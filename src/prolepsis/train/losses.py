@@ -13,13 +13,15 @@ def soft_cross_entropy(
     lm_head: Tensor,  # [D, d]
     target: Tensor,  # [r, D] probabilities of the target over the draft vocabulary, rows sum to 1
     weights: Tensor,  # [r]
+    offsets: Tensor | None = None,  # [D] to be added to the logits
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of cross entropies, and each row's guess [r] int64.
+    """Return the weighted sum of cross entropies, and each row's guess [r] int64: its likeliest without offsets.
 
     It differs from the KL divergence KL(target || draft) by the target's entropy, which no weight of the head changes.
     """
     logits = F.linear(out, lm_head).float()
-    losses = -(target * F.log_softmax(logits, dim=-1)).sum(-1)
+    moved = logits if offsets is None else logits + offsets
+    losses = -(target * F.log_softmax(moved, dim=-1)).sum(-1)
     return (losses * weights).sum(), logits.argmax(-1)
 
 

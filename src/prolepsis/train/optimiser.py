@@ -26,7 +26,9 @@ def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> li
     """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens."""
     matrices = [t for t in tensors if t.ndim == 2 and t is not head and rates.muon is not None]
     others = [t for t in tensors if not any(t is m for m in matrices)]
-    optimisers: list[Optimizer] = [torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0)]
+    optimisers: list[Optimizer] = [
+        torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    ]
     if matrices and rates.muon is not None:
         optimisers.append(Muon(matrices, lr=rates.muon))
     for optimiser in optimisers:

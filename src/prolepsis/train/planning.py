@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prolepsis.train.head_training import HeadPlan
 from prolepsis.train.plan import Choice, Curve, StepCost, choose, expected_tokens, fit
-from prolepsis.train.run import HeadPlan
 from prolepsis.train.trainer import TrainSettings
 from prolepsis.train.workplace import Workplace
 

@@ -1,27 +1,28 @@
 """The report's pictures; drawn where matplotlib is installed (the extra `train`), left out elsewhere."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prolepsis.train.acceptance import DEPTH
 from prolepsis.train.report import Outcome
+from prolepsis.train.workplace import Workplace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def draw(folder: Path, outcome: Outcome) -> list[str]:
-    """Write the plots of `outcome` to `folder`; return their file names, none without matplotlib."""
+def draw(workplace: Workplace, outcome: Outcome) -> list[str]:
+    """Write the plots of `outcome` beside the report; return their file names, none without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    for name, plot in PLOTS.items():
+    files = {workplace.file(name): plot for name, plot in PLOTS.items()}
+    for file, plot in files.items():
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         plot(figure.add_subplot(), outcome)
-        figure.savefig(folder / name, dpi=110)
-    return list(PLOTS)
+        figure.savefig(file, dpi=110)
+    return [file.name for file in files]
 
 
 def _loss(axes: "Axes", outcome: Outcome) -> None:
@@ -54,7 +55,7 @@ def _by_kind(axes: "Axes", outcome: Outcome) -> None:
 def _coverage(axes: "Axes", outcome: Outcome) -> None:
     sizes = sorted(outcome.data.coverage)
     axes.plot(sizes, [outcome.data.coverage[size] for size in sizes], marker="o")
-    axes.set(xlabel="draft vocabulary", ylabel="share of answer tokens", title="Coverage")
+    axes.set(xlabel="most frequent tokens", ylabel="share of answer tokens", title="Coverage")
 
 
 PLOTS: dict[str, Callable[["Axes", Outcome], None]] = {

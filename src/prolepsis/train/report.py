@@ -10,6 +10,15 @@ from prolepsis.train.workplace import Workplace
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """What is trained, for people to read."""
+
+    name: str
+    about: str
+    """What it is and does, as lines of Markdown."""
+
+
+@dataclass(frozen=True, slots=True)
 class DataFigures:
     """What was trained on."""
 
@@ -20,17 +29,18 @@ class DataFigures:
     by_kind: Mapping[str, int]
     """Documents."""
     coverage: Mapping[int, float]
-    """Share of response tokens held by a draft vocabulary of so many tokens."""
+    """Share of response tokens that are among so many, the most frequent first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """All figures of a training."""
 
+    product: Product
     target: str
     draft_vocab: int
     parameters: int
-    """Of the head, without the embedding it shares with the target."""
+    """Without what it shares with the target."""
     data: DataFigures
     settings: Mapping[str, object]
     seconds: float
@@ -47,16 +57,16 @@ def write_result(workplace: Workplace, outcome: Outcome) -> None:
 
 
 def write_report(workplace: Workplace, outcome: Outcome, plots: Sequence[str]) -> None:
-    """Write the report beside `plots` (file names), and the card into the exported head."""
+    """Write the report beside `plots` (file names), and the card into the export."""
     workplace.report.write_text(report(outcome, plots))
-    (workplace.head / "README.md").write_text(card(outcome))
+    (workplace.exported / "README.md").write_text(card(outcome))
 
 
 def report(outcome: Outcome, plots: Sequence[str]) -> str:
     """Return the report as Markdown."""
     return "\n".join(
         [
-            f"# Training of a draft head for {outcome.target}",
+            f"# Training of a {outcome.product.name} for {outcome.target}",
             "",
             *_facts(outcome),
             "",
@@ -68,7 +78,7 @@ def report(outcome: Outcome, plots: Sequence[str]) -> str:
             "## On the way",
             *_history(outcome.history),
             "",
-            "## Coverage of the draft vocabulary",
+            "## Coverage of the most frequent tokens",
             *_table(
                 ("tokens", "share of response tokens"),
                 [(str(size), f"{share:.2%}") for size, share in outcome.data.coverage.items()],
@@ -80,13 +90,12 @@ def report(outcome: Outcome, plots: Sequence[str]) -> str:
 
 
 def card(outcome: Outcome) -> str:
-    """Return the head's card as Markdown."""
+    """Return the card of what was trained as Markdown."""
     return "\n".join(
         [
-            f"# Draft head (EAGLE-3) for {outcome.target}",
+            f"# {outcome.product.name[0].upper()}{outcome.product.name[1:]} for {outcome.target}",
             "",
-            "One decoder layer that guesses the target's next tokens from its hidden states. It only changes how fast",
-            "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own.",
+            outcome.product.about,
             "",
             *_facts(outcome),
             "",

@@ -22,6 +22,7 @@ class Target:
     """A target as the trainer knows it."""
 
     name: str
+    path: Path
     identity: str
     """`LoadedModel.identity`: of weights and tokenizer."""
     tokenizer: Tokenizer
@@ -72,6 +73,7 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
     layer_config = {key: value for key, value in checkpoint.config.to_dict().items() if key != "architectures"}
     return Target(
         name=name,
+        path=path,
         identity=identity_of(path),
         tokenizer=load_tokenizer(path),
         shape=shape,

@@ -1,35 +1,30 @@
 """The loop: groups of documents, gradients, steps; now and then a measurement, a checkpoint and an export."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_layer import HeadLayer
-from prolepsis.train.acceptance import Counts, measure
-from prolepsis.train.batches import Library, TargetEnds, anchors_of, groups, read
+from prolepsis.train.acceptance import Counts
+from prolepsis.train.batches import Library, anchors_of, groups, read
 from prolepsis.train.documents import Document
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
-from prolepsis.train.training_step import GradientWorkers, Objective, Result, trained_tensors
+from prolepsis.train.student import Moment, Student
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How a head is trained."""
+    """How a student is trained."""
 
     epochs: float = 4.0
     anchors_per_step: int = 768
-    objective: Objective = field(default_factory=Objective)
     rates: Rates = field(default_factory=lambda: Rates(adamw=2.5e-4))
     prompt_epochs: int = 1
     """In so many epochs, prompts are trained on too: most of them are the target's own words."""
-    train_output_head: bool = False
-    """Else the output head stays what the target has: few tokens would spoil it more than they improve it."""
     seed: int = 0
     workers: int = 2
     dtype: torch.dtype = torch.float32
@@ -66,25 +61,18 @@ class StepDone:
 
 
 class Trainer:
-    """Owns a head's weights while they are trained."""
+    """Leads a student through the documents of a library."""
 
-    def __init__(
-        self, head: HeadLayer, ends: TargetEnds, library: Library, settings: TrainSettings, preamble: int = 1
-    ) -> None:
+    def __init__(self, student: Student, library: Library, settings: TrainSettings, preamble: int = 1) -> None:
         """`preamble` tokens at the front of all prompts are the template's own."""
-        self.head = head
         self.settings = settings
         self.library = library
         self.history: list[Measured] = []
         self.by_kind: dict[str, Counts] = {}
         """Of the last measurement."""
-        self._ends = ends
+        self._student = student
         self._preamble = preamble
-        self._trained = trained_tensors(head, frozen=() if settings.train_output_head else ("lm_head",))
-        for tensor in self._trained:
-            tensor.requires_grad_(True)
-        self._optimisers = make_optimisers(self._trained, head.weights.lm_head, settings.rates)
-        self._workers = GradientWorkers(settings.workers, ends, settings.dtype)
+        self._optimisers = make_optimisers(student.trained, student.token_rows, settings.rates)
         self._held_out = [d for d in read(library.held_out) if d.greedy][: settings.held_out_documents]
         self._step = self._anchors = 0
         self._losses: list[float] = []
@@ -120,7 +108,7 @@ class Trainer:
 
     def measure(self) -> Measured:
         """Measure held-out acceptance and add it to the history."""
-        self.by_kind = measure(self.head, self._held_out, self._ends, len(self.head.config.taps))
+        self.by_kind = self._student.measure(self._held_out)
         counts = self.by_kind.get("all", Counts())
         loss = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         self._losses = []
@@ -131,7 +119,7 @@ class Trainer:
         """Write a checkpoint from which `load` goes on."""
         part = file.with_suffix(".part")
         state = {
-            "weights": {name: tensor.detach() for name, tensor in self._tensors().items()},
+            "weights": {name: tensor.detach() for name, tensor in self._student.tensors.items()},
             "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "step": self._step,
             "anchors": self._anchors,
@@ -141,16 +129,16 @@ class Trainer:
         part.replace(file)
 
     def load(self, file: Path) -> None:
-        """Take up a checkpoint; raises `ConfigError` where it is broken or of another head."""
+        """Take up a checkpoint; raises `ConfigError` where it is broken or of another student."""
         try:
             state: dict[str, Any] = torch.load(file, weights_only=True)
             with torch.no_grad():
-                for name, tensor in self._tensors().items():
+                for name, tensor in self._student.tensors.items():
                     tensor.copy_(state["weights"][name])
             for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
         except (OSError, RuntimeError, KeyError, ValueError, UnpicklingError, EOFError) as error:
-            raise ConfigError(f"{file} is no checkpoint of this head: {error}", param="resume") from error
+            raise ConfigError(f"{file} is no checkpoint of this training: {error}", param="resume") from error
         self._step, self._anchors = state["step"], state["anchors"]
         self.history = [Measured(**measured) for measured in state["history"]]
 
@@ -158,11 +146,10 @@ class Trainer:
         return self._preamble if epoch < self.settings.prompt_epochs else None
 
     def _one(self, documents: list[Document], num_steps: int) -> StepDone:
-        progress = self._step / num_steps
-        set_rate(self._optimisers, progress)
-        objective = self.settings.objective.at(progress)
-        result: Result = self._workers.run(self.head, self._trained, documents, objective)
-        apply(self._optimisers, self._trained, result.gradients)
+        moment = Moment(self._step, self._step / num_steps)
+        set_rate(self._optimisers, moment.progress)
+        result = self._student.learn(documents, moment)
+        apply(self._optimisers, self._student.trained, result.gradients)
         self._step += 1
         self._anchors += result.rows[0]
         self._losses.append(result.loss)
@@ -170,7 +157,3 @@ class Trainer:
         due = self._step % self.settings.measure_every == 0 or self._step == num_steps
         measured = self.measure() if due else None
         return StepDone(self._step, num_steps, self._anchors, result.loss, right, measured)
-
-    def _tensors(self) -> dict[str, Tensor]:
-        values = {f.name: getattr(self.head.weights, f.name) for f in fields(self.head.weights)}
-        return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The folder of one training: where data, checkpoint, head and report lie."""
+"""The folder of one training: where data, checkpoint, export and report lie."""
 
 import json
 from dataclasses import dataclass
@@ -7,12 +7,16 @@ from typing import Any
 
 from prolepsis.core.errors import ConfigError
 
+HEAD, MODEL = "head", "model"
+
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """`root` is what the user named."""
+    """`root` is what the user named; a head and a draft model may be trained in one folder, from one text."""
 
     root: Path
+    product: str = HEAD
+    """`HEAD` or `MODEL`: what is trained."""
 
     @property
     def data(self) -> Path:
@@ -20,26 +24,30 @@ class Workplace:
 
     @property
     def checkpoint(self) -> Path:
-        return self.root / "checkpoint.pt"
+        return self.file("checkpoint.pt")
 
     @property
     def vocabulary(self) -> Path:
         """Tokens of the draft vocabulary, fixed when training begins: more data must not change it."""
-        return self.root / "vocabulary.json"
+        return self.file("vocabulary.json")
 
     @property
-    def head(self) -> Path:
-        """The newest export, ready to serve."""
-        return self.root / "head"
+    def exported(self) -> Path:
+        """The newest export, ready to serve: DIR/head or DIR/model."""
+        return self.root / self.product
 
     @property
     def result(self) -> Path:
         """Figures for programs: `prolepsis train plan` compares them with what was predicted."""
-        return self.root / "result.json"
+        return self.file("result.json")
 
     @property
     def report(self) -> Path:
-        return self.root / "report.md"
+        return self.file("report.md")
+
+    def file(self, name: str) -> Path:
+        """Return the file called `name`, with the product in front of the name unless that is a head."""
+        return self.root / (name if self.product == HEAD else f"{self.product}-{name}")
 
     def begin(self, *, resume: bool) -> None:
         """Make the folder; raises `ConfigError` where it holds a training that is not to be resumed."""

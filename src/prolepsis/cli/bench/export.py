@@ -1,14 +1,10 @@
 """A model as a folder of safetensors that transformers, vLLM and optimum-intel load, whatever form it is kept in."""
 
-import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from prolepsis.core.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from prolepsis.models.tokenizer import TokenizerParts
+from prolepsis.models.tokenizer import save_tokenizer
 
 
 def export_model(source: Path, directory: Path) -> Path:
@@ -26,7 +22,7 @@ def export_model(source: Path, directory: Path) -> Path:
     try:
         partial.mkdir(parents=True)
         _write_weights(source, partial)
-        _write_tokenizer(source, partial)
+        save_tokenizer(source, partial)
         partial.rename(directory)
     except OSError as error:
         raise ModelLoadError(f"{directory} cannot be written: {error}") from error
@@ -51,22 +47,3 @@ def _write_weights(source: Path, directory: Path) -> None:
         raise ModelLoadError(f"{source} does not fit: missing {missing}, unexpected {list(fit.unexpected_keys)}")
     model.generation_config.eos_token_id = list(checkpoint.eos_token_ids)
     model.save_pretrained(directory)
-
-
-def _write_tokenizer(source: Path, directory: Path) -> None:
-    parts = _parts(source)
-    parts.backend.save(str(directory / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    (directory / "tokenizer_config.json").write_text(json.dumps({**config, **parts.special_tokens}, indent=2))
-    if parts.template:
-        (directory / "chat_template.jinja").write_text(parts.template)
-
-
-def _parts(source: Path) -> "TokenizerParts":
-    if source.is_dir():
-        from prolepsis.models.tokenizer import folder_parts
-
-        return folder_parts(source)
-    from prolepsis.models.gguf_tokenizer import gguf_parts
-
-    return gguf_parts(source)

@@ -1,0 +1,62 @@
+"""A tiny target, text of a deterministic language, and small trainings of draft models on it."""
+
+from pathlib import Path
+
+import torch
+
+from prolepsis.train.documents import Document
+from prolepsis.train.draft_model_training import DraftModelPlan
+from prolepsis.train.initial_draft_model import DraftModelSize
+from prolepsis.train.optimiser import Rates
+from prolepsis.train.shards import Manifest, ShardWriter
+from prolepsis.train.target import Target
+from prolepsis.train.trainer import TrainSettings
+from prolepsis.train.workplace import MODEL, Workplace
+
+FIRST, LETTERS = 10, 60
+"""The language's tokens: `LETTERS` of them from `FIRST` on."""
+
+
+def next_token(token: int) -> int:
+    """Return the only token that follows `token` in the language."""
+    return FIRST + (7 * (token - FIRST) + 3) % LETTERS
+
+
+def language_document(target: Target, number: int, length: int = 24, response_start: int = 6) -> Document:
+    """Return a document of the language, with hidden states from which the target's head says the next token."""
+    token = FIRST + number % LETTERS
+    tokens = [token]
+    for _ in range(length):
+        tokens.append(next_token(tokens[-1]))
+    hidden = target.shape.hidden
+    features = torch.zeros(length, 4 * hidden)
+    rows = target.ends.embedding.float()[torch.tensor(tokens[1:])]
+    features[:, 3 * hidden :] = rows / target.ends.final_norm.float().clamp_min(0.1)
+    return Document(
+        number, "chat", True, torch.tensor(tokens[:-1], dtype=torch.int32), response_start, features.bfloat16()
+    )
+
+
+def language_workplace(target: Target, root: Path, documents: int = 45) -> Workplace:
+    """Return the folder of a draft model's training, with `documents` of the language as data."""
+    place = Workplace(root, MODEL)
+    place.begin(resume=False)
+    manifest = Manifest(target.name, target.identity, target.recorded_taps, target.shape.hidden, target.shape.vocab)
+    writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
+    for number in range(documents):
+        writer.add(language_document(target, number))
+    writer.flush()
+    return place
+
+
+def tiny_plan(epochs: float = 4.0, frequent: int = 200, sampled: int = 20, measure_every: int = 100) -> DraftModelPlan:
+    """Return a training of one narrow layer."""
+    settings = TrainSettings(
+        epochs=epochs,
+        anchors_per_step=120,
+        rates=Rates(adamw=1e-2),
+        prompt_epochs=100,
+        workers=1,
+        measure_every=measure_every,
+    )
+    return DraftModelPlan(DraftModelSize(layers=1, hidden=32), frequent=frequent, sampled=sampled, settings=settings)

@@ -1,0 +1,171 @@
+"""A draft model's training: what it learns, what it leaves behind, and that it goes on as if never interrupted."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from prolepsis.cli.drafters import described
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.build import assemble
+from prolepsis.models.draft_models import list_draft_models
+from prolepsis.models.head_file import weights_checksum
+from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.provenance import provenance_of
+from prolepsis.train.draft_model_training import DraftModelTraining
+from prolepsis.train.initial_draft_model import DraftModelSize, first_model, narrowed
+from prolepsis.train.target import Target, open_target
+from prolepsis.train.workplace import Workplace
+from tests.exact.oracle import serve
+from tests.fakes import outputs, terminals
+from tests.models.kernels import why_not
+from tests.train.students import FIRST, LETTERS, language_workplace, next_token, tiny_plan
+from tests.train.targets import config_of, save_target
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> DraftModelTraining:
+    place = language_workplace(target, tmp_path_factory.mktemp("root") / "out")
+    training = DraftModelTraining(place, target, tiny_plan(epochs=30.0))
+    list(training.steps())
+    return training
+
+
+def test_a_deterministic_language_is_learnt(trained: DraftModelTraining) -> None:
+    first, last = trained.trainer.history[0], trained.trainer.history[-1]
+    assert last.loss < first.loss
+    assert min(last.rates) > 0.95
+    assert last.length > 3.8
+    with torch.no_grad():
+        tokens = torch.arange(FIRST, FIRST + LETTERS)[:, None]
+        guesses = trained.model(input_ids=tokens, use_cache=False).logits[:, -1].argmax(-1)
+    right = guesses == torch.tensor([next_token(int(token)) for token in tokens])
+    assert right.float().mean() > 0.9, "over the whole vocabulary, tokens that the loss only samples included"
+
+
+def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftModelTraining, target: Target) -> None:
+    folder = trained.workplace.exported
+    said = provenance_of(folder)
+    assert said is not None
+    assert (said.target, said.target_fingerprint) == (target.name, target.identity)
+    assert said.tokenizer_fingerprint == target.tokenizer.fingerprint
+    assert said.sha256 == weights_checksum(folder)
+    assert said.chain_of_3 == pytest.approx(trained.trainer.history[-1].length)
+    assert said.training["settings"]["hidden"] == 32
+    (entry,) = list_draft_models(folder.parent)
+    assert (entry.name, entry.target) == ("model", target.name)
+    assert described(entry)["checksum"] == "matches"
+    assert "Held-out acceptance" in trained.workplace.report.read_text()
+    assert (folder / "README.md").read_text().startswith(f"# Draft model for {target.name}")
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
+
+
+@pytest.mark.parametrize("forward", ["lean", "native"])
+def test_logits_of_the_export_are_the_trained_ones(trained: DraftModelTraining, forward: str) -> None:
+    from prolepsis.models.batch import SequenceInput, pack
+
+    if forward == "native" and why_not() is not None:
+        pytest.skip(f"no native forward here: {why_not()}")
+    model = load_model(_config(trained, forward), str(trained.workplace.exported)).model
+    tokens = [FIRST + i for i in range(9)]
+    logits = model.forward(pack([SequenceInput(tokens, 0, [0], keep_last=9)]), model.make_cache(1))
+    with torch.no_grad():
+        expected = trained.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.25)
+
+
+def _config(trained: DraftModelTraining, forward: str = "lean") -> EngineConfig:
+    config = config_of(Path(trained.target.path))
+    return config.model_copy(
+        update={"forward": forward, "strict": "off", "draft_model": str(trained.workplace.exported)}
+    )
+
+
+@pytest.fixture(scope="module")
+def loaded(trained: DraftModelTraining) -> Iterator[tuple[LoadedModel, LoadedModel]]:
+    threads = torch.get_num_threads()
+    config = _config(trained)
+    yield load_model(config), load_model(config, config.draft_model)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_drafting_with_it_changes_no_token(
+    trained: DraftModelTraining, loaded: tuple[LoadedModel, LoadedModel], temperature: float
+) -> None:
+    config, (model, draft) = _config(trained), loaded
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=24, ignore_eos=True)
+    request = GenerateRequest("r", tuple(range(FIRST, FIRST + 20)), params)
+    alone = serve(assemble(config.model_copy(update={"draft_model": None}), model), request)
+    drafted = serve(assemble(config, model, draft), request, plan=SpecPlan(fixed_depth=3, proposers=("draft_model",)))
+    assert outputs(drafted) == outputs(alone)
+    (end,) = terminals(drafted).values()
+    assert end.stats.num_draft_tokens > 0
+
+
+def test_a_resumed_training_ends_as_one_that_ran_through(target: Target, tmp_path: Path) -> None:
+    weights = []
+    for name, interrupted in (("whole", False), ("parts", True)):
+        place = language_workplace(target, tmp_path / name)
+        training = DraftModelTraining(place, target, tiny_plan(epochs=4.0, frequent=64, sampled=30, measure_every=10))
+        for done in training.steps():
+            if interrupted and done.measured is not None:
+                break
+        if interrupted:
+            training = DraftModelTraining(
+                place, target, tiny_plan(epochs=4.0, frequent=64, sampled=30, measure_every=10)
+            )
+            assert training.trainer.history[-1].step == done.step < training.trainer.num_steps
+            list(training.steps())
+        weights.append(training.model.state_dict())
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, msg=name)
+
+
+def test_data_of_another_target_are_refused(target: Target, tmp_path: Path) -> None:
+    place = language_workplace(target, tmp_path / "out", documents=3)
+    manifest = json.loads((place.data / "manifest.json").read_text())
+    (place.data / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "other"}))
+    with pytest.raises(ConfigError, match="not of"):
+        DraftModelTraining(place, target, tiny_plan())
+
+
+def test_a_head_and_a_draft_model_share_data_and_nothing_else(tmp_path: Path) -> None:
+    head, model = Workplace(tmp_path), Workplace(tmp_path, "model")
+    assert head.data == model.data
+    for name in ("checkpoint", "vocabulary", "exported", "result", "report"):
+        assert getattr(head, name) != getattr(model, name)
+
+
+@pytest.mark.parametrize(("hidden", "layers"), [(48, 1), (0, 1), (64, 0)])
+def test_sizes_that_no_forward_takes_are_refused(hidden: int, layers: int) -> None:
+    with pytest.raises(ConfigError, match="allowed"):
+        DraftModelSize(layers, hidden)
+
+
+def test_a_model_wider_than_its_target_is_refused(target: Target) -> None:
+    with pytest.raises(ConfigError, match="up to the target's 64"):
+        first_model(target, DraftModelSize(1, 96), torch.zeros(target.shape.vocab))
+
+
+def test_a_narrowed_embedding_keeps_what_frequent_tokens_differ_in() -> None:
+    torch.manual_seed(0)
+    embedding = (
+        torch.randn(50, 6) * torch.tensor([3.0, 2.0, 1.0, 0.0, 0.0, 0.0]) @ torch.linalg.qr(torch.randn(6, 6))[0]
+    )
+    narrow = narrowed(embedding, 3, torch.zeros(50))
+    torch.testing.assert_close(narrow @ narrow.t(), embedding @ embedding.t(), rtol=1e-3, atol=1e-3)
+    counts = torch.zeros(50)
+    counts[7] = 1e12
+    assert float(narrowed(embedding, 1, counts)[7].norm()) == pytest.approx(float(embedding[7].norm()), rel=1e-3)
