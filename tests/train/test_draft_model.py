@@ -116,9 +116,10 @@ def test_drafting_with_it_changes_no_token(
 
 def test_a_resumed_training_ends_as_one_that_ran_through(target: Target, tmp_path: Path) -> None:
     weights = []
+    plan = tiny_plan(epochs=4.0, frequent=64, sampled=30, measure_every=10)
     for name, interrupted in (("whole", False), ("parts", True)):
         place = language_workplace(target, tmp_path / name)
-        training = DraftModelTraining(place, target, tiny_plan(epochs=4.0, frequent=64, sampled=30, measure_every=10))
+        training = DraftModelTraining(place, target, plan)
         for done in training.steps():
             if interrupted and done.measured is not None:
                 break

@@ -71,7 +71,7 @@ def test_sampled_tokens_stand_for_all_others_on_average() -> None:
     assert float(torch.stack(sums).mean()) == pytest.approx(float(logits.exp().sum()), rel=0.02)
     assert torch.equal(vocabulary.at(3).ids, vocabulary.at(3).ids)
     assert not torch.equal(vocabulary.at(3).ids, vocabulary.at(4).ids)
-    assert len(vocabulary.at(0).ids.unique()) == VOCAB // 4 + 30
+    assert len(set(vocabulary.at(0).ids.tolist())) == VOCAB // 4 + 30
 
 
 def test_measured_chains_are_those_that_the_model_drafts() -> None:
