@@ -116,7 +116,7 @@ def draft_model(
     import torch
 
     from prolepsis.native.processor import default_threads
-    from prolepsis.train.draft_model_training import DraftModelPlan, DraftModelTraining
+    from prolepsis.train.draft_model_training import MEASURE_EVERY, DraftModelPlan, DraftModelTraining
     from prolepsis.train.initial_draft_model import DraftModelSize
     from prolepsis.train.optimiser import Rates
     from prolepsis.train.target import open_target
@@ -138,6 +138,7 @@ def draft_model(
         seed=seed,
         workers=threads or default_threads(),
         dtype=training_dtype(),
+        measure_every=MEASURE_EVERY,
     )
     torch.set_num_threads(1)  # the workers share a batch by documents
     opened = open_target(settings.engine.model, settings.engine.model_dir)

@@ -17,6 +17,9 @@ from prolepsis.train.trainer import TrainSettings
 from prolepsis.train.training import Training
 from prolepsis.train.workplace import Workplace
 
+MEASURE_EVERY = 200
+"""Steps: a measurement goes over the whole vocabulary, and takes as long as ten of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftModelPlan:
@@ -30,7 +33,9 @@ class DraftModelPlan:
     max_tokens: int | None = None
     """Use no more of the data than this."""
     settings: TrainSettings = field(
-        default_factory=lambda: TrainSettings(anchors_per_step=1024, rates=Rates(adamw=2e-3), prompt_epochs=4)
+        default_factory=lambda: TrainSettings(
+            anchors_per_step=1024, rates=Rates(adamw=2e-3), prompt_epochs=4, measure_every=MEASURE_EVERY
+        )
     )
 
 
