@@ -83,7 +83,9 @@ def head(
         workers=threads or default_threads(),
         dtype=training_dtype(),
     )
-    plan = HeadPlan(draft_vocab=draft_vocab, init=init, objective=Objective(num_steps=unroll, noise=noise), settings=recipe)
+    plan = HeadPlan(
+        draft_vocab=draft_vocab, init=init, objective=Objective(num_steps=unroll, noise=noise), settings=recipe
+    )
     training = _head_training(settings.engine, workplace, plan)
     run_training(training, "training")
     print_outcome(training)
