@@ -27,13 +27,15 @@ FLAGS: dict[str, dict[str, bool]] = {
     "foreign": {"norm_before_fc": False, "norm_output": False},
     "norm-before-residual": {"norm_before_residual": True},
 }
-FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+NEEDS_KERNELS = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+FORWARDS = ["lean", *(pytest.param(name, marks=NEEDS_KERNELS) for name in ("native", "native-8-bit"))]
+MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "lm_head")
 LENGTH = 45
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A head, its weights in float32, its target's embedding, and the head on a forward."""
+    """A head, its weights in float32 as the forward keeps them, its target's embedding, and the head on a forward."""
 
     config: HeadConfig
     weights: HeadWeights
@@ -53,13 +55,23 @@ def room(forward: str, flags: str) -> Room:
         config, weights = random_head(shape, **FLAGS[flags])
         embedding = checkpoint.tensor("model.embed_tokens.weight")
         head: NativeHead | LeanHead
-        if forward == "native":
-            head = NativeHead("head", config, weights, NativeModel(checkpoint, shape, "target", threads=2))
+        if forward.startswith("native"):
+            target = NativeModel(checkpoint, shape, "target", threads=2)
+            head = NativeHead("head", config, weights, target, eight_bit=forward == "native-8-bit")
         else:
             head = LeanHead("head", config, weights, LeanModel(checkpoint, shape, "target", torch.device("cpu")))
         wide = {f.name: getattr(weights, f.name) for f in fields(HeadWeights)}
         exact = {k: t.float() if t is not None and t.is_floating_point() else t for k, t in wide.items()}
+        if forward == "native-8-bit":
+            exact |= {name: in_eight_bits(exact[name]) for name in MATRICES}
         return Room(config, HeadWeights(**exact), embedding, head)
+
+
+def in_eight_bits(weight: Tensor) -> Tensor:
+    """A matrix [n, k] rounded to 255 steps of each 64 of its k."""
+    padded = F.pad(weight, (0, -weight.shape[1] % 64)).unflatten(1, (-1, 64))
+    steps = padded.abs().amax(-1, keepdim=True) / 127
+    return ((padded / steps.clamp_min(1e-30)).round() * steps).flatten(1)[:, : weight.shape[1]]
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -151,3 +163,27 @@ def test_a_drafted_tree_is_each_of_its_chains(forward: str, flags: str) -> None:
     at = torch.tensor([[draft_ids[int(t)] for t in row] for row in found.tokens])
     assert (found.logprobs - logprobs.gather(1, at)).abs().max() < 0.1
     assert (found.logprobs[:, 0] - logprobs.max(1).values).abs().max() < 0.1, "the likeliest comes first"
+
+
+@NEEDS_KERNELS
+def test_eight_bits_keep_the_likeliest_token_in_half_the_memory() -> None:
+    exact, rounded = room("native", "default"), room("native-8-bit", "default")
+    tokens, features = inputs(3, exact)
+    batch = pack([SequenceInput(tokens, 0, [0, 1], keep_last=LENGTH)])
+    expected, found = (r.head.logits(batch, r.head.make_cache(2), features, None)[0] for r in (exact, rounded))
+    assert (expected.argmax(1) == found.argmax(1)).float().mean() > 0.9
+    assert rounded.head.info.weight_bytes < 0.6 * exact.head.info.weight_bytes
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize("forward", ["native", "native-8-bit"])
+def test_a_row_has_the_same_bits_alone_and_among_others(forward: str) -> None:
+    r = room(forward, "default")
+    tokens, features = inputs(4, r)
+    cache = r.head.make_cache(2)
+    together, states = r.head.logits(pack([SequenceInput(tokens, 0, [0, 1], keep_last=LENGTH)]), cache, features, None)
+    for first in range(LENGTH):
+        batch = pack([SequenceInput(tokens[first : first + 1], first, [0, 1])])
+        logits, after = r.head.logits(batch, cache, features[first : first + 1], None)
+        assert torch.equal(logits[0], together[first])
+        assert torch.equal(after[0], states[first])

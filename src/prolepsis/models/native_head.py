@@ -15,8 +15,13 @@ from prolepsis.models.protocol import PAGE_SIZE, KVCache
 class NativeHead:
     """A `models.draft_head.DraftHead` for a target on the native forward."""
 
-    def __init__(self, name: str, config: HeadConfig, weights: HeadWeights, target: NativeModel) -> None:
-        """Raises `ModelLoadError` for sizes that the native forward does not take."""
+    def __init__(
+        self, name: str, config: HeadConfig, weights: HeadWeights, target: NativeModel, *, eight_bit: bool = True
+    ) -> None:
+        """Keep matrices in 8 bits, or in bfloat16 where tests compare the two.
+
+        Raises `ModelLoadError` for sizes that the native forward does not take.
+        """
         shape = config.shape
         for field, size in (
             ("intermediate", shape.intermediate),
@@ -31,7 +36,7 @@ class NativeHead:
         self._kv = (shape.kv_heads, shape.head_dim)
         self._target_ids = weights.target_ids
         sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
-        self._decoder = target.decoder.make_head(*sizes, weights.fc.shape[1], shape.eps)
+        self._decoder = target.decoder.make_head(*sizes, weights.fc.shape[1], shape.eps, eight_bit)
         self._decoder.set_fusion(
             weights.fc.bfloat16(),
             weights.embed_norm.float(),

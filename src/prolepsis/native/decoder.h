@@ -1,4 +1,4 @@
-// One pass of a Llama-shaped decoder over a flat batch, for any number of rows, on bf16 weights packed once.
+// One pass of a Llama-shaped decoder over a flat batch, for any number of rows, on weights packed once.
 //
 // A pass is one job of a small thread team. Threads take tasks (32 columns of a linear, one tile and KV head of attention, one
 // token of the rest) from a shared counter, so a thread that loses its core for a while delays nobody; which thread computes a
@@ -24,14 +24,16 @@ struct Shape {
 };
 
 struct Layer {
-  Tensor qkv, o, gate_up, down, input_norm, post_norm;
+  Matrix qkv, o, gate_up, down;
+  Tensor input_norm, post_norm;
   std::optional<Tensor> qkv_bias, q_norm, k_norm;
 };
 
 // How a draft head enters its layer: x = [norm(embedding of the token), norm(g)], residual g. For the target's hidden states
 // g = fc(norm(features)), without that norm where `features_norm` is missing; for drafted tokens g is the head's own output.
 struct Fusion {
-  Tensor embedding, fc, embedding_norm, state_norm;
+  Matrix embedding, fc;
+  Tensor embedding_norm, state_norm;
   std::optional<Tensor> features_norm;
   bool norm_before_residual, norm_output;
 };
@@ -41,7 +43,7 @@ struct alignas(64) Counter {
 };
 
 struct Buffers {  // of one pass
-  Tensor hidden, x, qkv, attention, activation, fused;
+  Tensor hidden, x, qkv, attention, activation, fused, rows;
 };
 
 class Decoder {
@@ -54,11 +56,13 @@ class Decoder {
   }
 
   // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
-  // `heads` heads, `vocab` tokens, `features` numbers for each of the target's tokens.
+  // `heads` heads, `vocab` tokens, `features` numbers for each of the target's tokens. It only proposes, so its weights may be
+  // kept in 8 bits.
   std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
-                                     int64_t features, double eps) const {
+                                     int64_t features, double eps, bool eight_bit) const {
     const int64_t hidden = shape_.hidden, rows = (vocab + kTask - 1) / kTask * kTask;
-    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_));
+    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_,
+                                              eight_bit ? Precision::k8Bit : Precision::kBf16));
     head->arena_.reserve(hidden * (features + (3 * heads + 4 * kv_heads) * head_dim + 3 * intermediate + rows));
     head->fusion_.emplace();
     head->fusion_->embedding = embedding_;
@@ -75,7 +79,7 @@ class Decoder {
     std::unique_ptr<Decoder> early(new Decoder(shape, cosine_, sine_, team_));
     early->layers_.assign(layers_.begin(), layers_.begin() + layers);
     early->embedding_ = embedding_;
-    early->head_ = head_.narrow(0, 0, vocab / 16);
+    early->head_ = head_.first(vocab);
     early->norm_ = norm_;
     return early;
   }
@@ -111,7 +115,7 @@ class Decoder {
                                   Tensor logit_rows, Tensor cache, std::optional<Tensor> features, std::optional<Tensor> states) {
     const int64_t T = tokens.size(0);
     TORCH_CHECK(fusion_ && features.has_value() != states.has_value(), "a draft head takes features or states");
-    const int64_t width = features ? fusion_->fc.size(1) * 2 : shape_.hidden;
+    const int64_t width = features ? fusion_->fc.depth : shape_.hidden;
     const Tensor& given = features ? *features : *states;
     TORCH_CHECK(given.sizes() == at::IntArrayRef({T, width}) && given.is_contiguous() &&
                     given.scalar_type() == (features ? at::kBFloat16 : at::kFloat),
@@ -139,8 +143,8 @@ class Decoder {
   }
 
  private:
-  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team)
-      : shape_(shape), cosine_(cosine), sine_(sine), team_(team) {
+  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team, Precision precision = Precision::kBf16)
+      : shape_(shape), cosine_(cosine), sine_(sine), team_(team), arena_(precision) {
     TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
                 "the native forward takes widths that are multiples of 32");
     for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
@@ -189,6 +193,7 @@ class Decoder {
     bf16* features = nullptr;      // where tapped states go; of a draft head: where they come from
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
+    eight::RowGroup* rows = nullptr;  // of the linear at work, where weights are in 8 bits
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
@@ -201,8 +206,13 @@ class Decoder {
       buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
       buffers.activation = at::empty({T, s.intermediate}, at::kBFloat16);
       if (model.fusion_ && !given) {
-        buffers.fused = at::empty({T, model.fusion_->fc.size(1) * 2}, at::kBFloat16);
+        buffers.fused = at::empty({T, model.fusion_->fc.depth}, at::kBFloat16);
         fused = bits(buffers.fused);
+      }
+      if (model.head_.precision == Precision::k8Bit) {
+        const int64_t depth = std::max({given ? 0 : model.fusion_->fc.depth, 2 * s.hidden, s.heads * s.head_dim, s.intermediate});
+        buffers.rows = at::empty({eight::groups_of(depth) * T * (int64_t)sizeof(eight::RowGroup)}, at::kByte);
+        rows = reinterpret_cast<eight::RowGroup*>(buffers.rows.data_ptr());
       }
       hidden = buffers.hidden.data_ptr<float>();
       qkv = buffers.qkv.data_ptr<float>();
@@ -211,14 +221,14 @@ class Decoder {
       attention = queries + T * s.heads * s.head_dim;
       activation = bits(buffers.activation);
       logits = out.data_ptr<float>();
-      counters = std::vector<Counter>((8 * model.layers_.size() + 5) * model.team_->size());
+      counters = std::vector<Counter>((12 * model.layers_.size() + 7) * model.team_->size());
     }
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
     // so that it reads memory in one stream, then helps with what is left of the others' ranges.
     // Done with that, a thread fetches its first task of the linear `next` while it waits for the others.
     template <class Task>
-    void share(int& phase, int64_t count, const Task& task, const Tensor* next = nullptr) {
+    void share(int& phase, int64_t count, const Task& task, const Matrix* next = nullptr) {
       const int n = model.team_->size(), me = Team::me;
       for (int i = 0; i < n; i++) {
         const int owner = (me + i) % n;
@@ -227,26 +237,32 @@ class Decoder {
         for (int64_t t; (t = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
       }
       if (next) {
-        const int64_t blocks = next->size(0), block = next->size(1) * 32;
-        const bf16* first = bits(*next) + blocks / 2 * me / n * 2 * block;
-        for (int64_t i = 0; i < 2 * block; i += 32) _mm_prefetch(reinterpret_cast<const char*>(first + i), _MM_HINT_T1);
+        const int64_t bytes = next->task_bytes();
+        const char* first = static_cast<const char*>(next->packed.data_ptr()) + next->tasks() * me / n * bytes;
+        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(first + i, _MM_HINT_T1);
       }
       phase++;
       model.team_->barrier();
     }
 
-    // Shares the columns of x [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]).
+    // Shares the columns of input [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]).
     template <class Epilogue>
-    void linear(int& phase, const bf16* input, int64_t M, int64_t K, const Tensor& packed, const Epilogue& epilogue) {
+    void linear(int& phase, const bf16* input, int64_t M, const Matrix& weights, const Epilogue& epilogue) {
       alignas(64) float c[32 * kTask];
-      share(phase, packed.size(0) / 2, [&](int64_t task) {
-        task_product(input, K, M, bits(packed), K, task, c,
-                     [&](int64_t first, int rows, const float* sums) { epilogue(first, rows, task, sums); });
+      const int64_t K = weights.depth, G = eight::groups_of(K);
+      const bool bytes = weights.precision == Precision::k8Bit;
+      if (bytes) share(phase, M, [&](int64_t t) { eight::quantise(input + t * K, K, M, rows + t); }, &weights);
+      share(phase, weights.tasks(), [&](int64_t task) {
+        const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, task, sums); };
+        if (bytes)
+          eight::task_product(rows, M, weights.groups(), G, task, c, done);
+        else
+          task_product(input, K, M, bits(weights.packed), K, task, c, done);
       });
     }
 
     // `layer`: whose input this is; -1 for one that cannot be tapped.
-    void normalise(int& phase, const Tensor& weight, const Tensor& next, int64_t layer = -1) {
+    void normalise(int& phase, const Tensor& weight, const Matrix& next, int64_t layer = -1) {
       const Shape& s = model.shape_;
       const auto task = [&](int64_t t) {
         tap(layer, t);
@@ -265,9 +281,9 @@ class Decoder {
       }
     }
 
-    void add_to_hidden(int& phase, const bf16* input, int64_t K, const Tensor& packed) {
+    void add_to_hidden(int& phase, const bf16* input, const Matrix& weights) {
       const int64_t width = model.shape_.hidden;
-      linear(phase, input, T, K, packed, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, input, T, weights, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
             float* target = hidden + (first + r) * width + task * kTask + h;
@@ -279,7 +295,7 @@ class Decoder {
     void embed(int& phase) {
       const int64_t width = model.shape_.hidden;
       share(phase, T, [&](int64_t t) {
-        unpack_row(model.embedding_, tokens[t], width, x + t * width);
+        unpack_row(model.embedding_.packed, tokens[t], width, x + t * width);
         for (int64_t k = 0; k < width; k += 16) lanes::store(hidden + t * width + k, lanes::load(x + t * width + k));
       });
     }
@@ -291,23 +307,23 @@ class Decoder {
         share(phase, T, [&](int64_t t) { std::copy_n(given + t * width, width, hidden + t * width); });
         return;
       }
-      const int64_t depth = fusion.fc.size(1) * 2;
+      const int64_t depth = fusion.fc.depth;
       if (const float* norm = floats(fusion.features_norm))
         share(phase, T, [&](int64_t t) {
           rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
         });
-      linear(phase, fusion.features_norm ? fused : features, T, depth, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, fusion.features_norm ? fused : features, T, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) std::copy_n(c + r * kTask, kTask, hidden + (first + r) * width + task * kTask);
       });
     }
 
     // x = [norm(embedding), norm(g)].
-    void pair(int& phase, const Fusion& fusion, const Tensor& next) {
+    void pair(int& phase, const Fusion& fusion, const Matrix& next) {
       const Shape& s = model.shape_;
       const auto task = [&](int64_t t) {
         float* g = hidden + t * s.hidden;
         bf16* to = x + t * 2 * s.hidden;
-        unpack_row(fusion.embedding, tokens[t], s.hidden, to);
+        unpack_row(fusion.embedding.packed, tokens[t], s.hidden, to);
         rms_norm(to, fusion.embedding_norm.data_ptr<float>(), s.eps, s.hidden, to);
         rms_norm(g, fusion.state_norm.data_ptr<float>(), s.eps, s.hidden, to + s.hidden);
         if (fusion.norm_before_residual)
@@ -320,7 +336,7 @@ class Decoder {
       const Shape& s = model.shape_;
       const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
       const float* bias = floats(layer.qkv_bias);
-      linear(phase, x, T, layer.qkv.size(1) * 2, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, x, T, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
             Lanes sum = lanes::load(c + r * kTask + h);
@@ -354,7 +370,7 @@ class Decoder {
       }
     }
 
-    void attend(int& phase, const bf16* pages, const Tensor& next) {
+    void attend(int& phase, const bf16* pages, const Matrix& next) {
       const Shape& s = model.shape_;
       const float scale = 1.0f / std::sqrt((float)s.head_dim);
       const PageLayout layout{s.head_dim};
@@ -369,13 +385,13 @@ class Decoder {
 
     void feed_forward(int& phase, const Layer& layer) {
       const Shape& s = model.shape_;
-      linear(phase, x, T, s.hidden, layer.gate_up, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, x, T, layer.gate_up, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) {
           const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
           lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
         }
       });
-      add_to_hidden(phase, activation, s.intermediate, layer.down);
+      add_to_hidden(phase, activation, layer.down);
     }
 
     void finish(int& phase) {
@@ -388,7 +404,7 @@ class Decoder {
           lanes::store(states + i * s.hidden + k,
                        model.fusion_->norm_output ? lanes::load(x + i * s.hidden + k) : lanes::load(state + k));
       });
-      linear(phase, x, L, s.hidden, model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, x, L, model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
@@ -411,7 +427,7 @@ class Decoder {
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
         attend(phase, pages, layer.o);
-        add_to_hidden(phase, attention, model.shape_.heads * model.shape_.head_dim, layer.o);
+        add_to_hidden(phase, attention, layer.o);
         normalise(phase, layer.post_norm, layer.gate_up);
         feed_forward(phase, layer);
       }
@@ -430,6 +446,7 @@ class Decoder {
   std::vector<TileAttention> attention_;
   Arena arena_;
   std::vector<Layer> layers_;
-  Tensor embedding_, head_, norm_;
+  Matrix embedding_, head_;
+  Tensor norm_;
   std::optional<Fusion> fusion_;
 };

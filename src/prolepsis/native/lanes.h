@@ -43,6 +43,15 @@ inline void store_bf16(bf16* target, Lanes value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(value));
 }
 
+// Whole numbers within int8.
+inline void store_int8(int8_t* target, Lanes value) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
+}
+
+inline Lanes load_int32(const int32_t* source, int32_t offset) {  // source + offset
+  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(source), _mm512_set1_epi32(offset)));
+}
+
 inline Lanes load(const bf16* source) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -117,6 +126,22 @@ inline __m256i rounded(__m256 v) {  // bf16 in the lower half of each lane, roun
 inline void store_bf16(bf16* target, Lanes value) {
   const __m256i packed = _mm256_packus_epi32(rounded(value.low), rounded(value.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm256_permute4x64_epi64(packed, 0b11011000));
+}
+
+// Whole numbers within int8.
+inline void store_int8(int8_t* target, Lanes value) {
+  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(value.low), _mm256_cvtps_epi32(value.high));
+  const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0b11011000);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(target),
+                   _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+
+inline __m256 widen(const int32_t* source, int32_t offset) {
+  const __m256i whole = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(offset)));
+}
+inline Lanes load_int32(const int32_t* source, int32_t offset) {  // source + offset
+  return {widen(source, offset), widen(source + 8, offset)};
 }
 
 inline __m256 widen(const bf16* source) {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AVX2 = ("-mavx2", "-mfma")
-AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma")
-AMX = ("-mamx-tile", "-mamx-bf16", "-DPROLEPSIS_AMX")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma")
+AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     found: list[InstructionSet] = []
     if {"avx2", "fma"} <= flags:
         found.append(AVX2_FMA)
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "fma"} <= flags:
+    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"} <= flags:
         found.append(AVX512_BF16)
-        if {"amx_tile", "amx_bf16"} <= flags:
+        if {"amx_tile", "amx_bf16", "amx_int8"} <= flags:
             found.append(AMX_BF16)
     return tuple(reversed(found))
 

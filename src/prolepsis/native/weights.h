@@ -5,7 +5,7 @@
 #include <array>
 #include <optional>
 
-#include "lanes.h"
+#include "eight_bits.h"
 #include "memory.h"
 #include "packing.h"
 
@@ -34,24 +34,66 @@ inline Tensor pack(const Tensor& weight) {
   return packed;
 }
 
+// [N, K] bf16 -> groups of 8 bits (eight_bits.h) as bytes [N/16][G][sizeof group], with N padded to 32 and K to 64 by zeros.
+inline void quantise_into(const Tensor& weight, const Tensor& packed) {
+  const int64_t blocks = packed.size(0), G = packed.size(1);
+  Tensor padded = at::constant_pad_nd(weight.to(at::kFloat), {0, G * eight::kGroup - weight.size(1), 0, blocks * kBlock - weight.size(0)});
+  padded = padded.view({blocks, kBlock, G, eight::kGroup}).transpose(1, 2);
+  const Tensor scales = padded.abs().amax(3, true) / 127;
+  const Tensor whole = at::round(padded / scales.clamp_min(1e-30)) + 128;
+  constexpr int64_t kWeights = kBlock * eight::kGroup;
+  packed.narrow(2, 0, kWeights).view({blocks, G, eight::kGroup / 4, kBlock, 4}).copy_(whole.unflatten(3, {-1, 4}).transpose(2, 3));
+  packed.narrow(2, kWeights, kBlock * sizeof(float)).view(at::kFloat).copy_(scales.squeeze(3));
+}
+
+enum class Precision { kBf16, k8Bit };
+
+// A packed matrix [N, K] of a decoder's linear.
+struct Matrix {
+  Tensor packed;
+  Precision precision = Precision::kBf16;
+  int64_t depth = 0;  // K
+
+  int64_t tasks() const { return packed.size(0) / 2; }
+  int64_t task_bytes() const { return 2 * packed.stride(0) * packed.element_size(); }
+  const eight::WeightGroup* groups() const { return reinterpret_cast<const eight::WeightGroup*>(packed.data_ptr()); }
+
+  // The first `columns` columns, a multiple of 32.
+  Matrix first(int64_t columns) const { return {packed.narrow(0, 0, columns / kBlock), precision, depth}; }
+};
+
 // All packed weights of a model side by side in one mapping.
 class Arena {
  public:
-  void reserve(int64_t elements) { memory_ = huge_zeros({elements}); }
+  explicit Arena(Precision precision = Precision::kBf16) : precision_(precision) {}
 
-  Tensor pack(const Tensor& weight) {
-    const auto sizes = packed_sizes(weight);
-    const int64_t count = c10::multiply_integers(sizes);
-    TORCH_CHECK(used_ + count <= memory_.numel(), "more weights than the shape says");
-    Tensor packed = memory_.narrow(0, used_, count).view(sizes);
-    used_ += count;
-    pack_into(weight, packed);
-    return packed;
+  // Room for `elements` weights; in 8 bits twice that of bf16, as a short K is padded to 64. Only what is used takes memory.
+  void reserve(int64_t elements) { memory_ = huge_zeros({elements * (precision_ == Precision::k8Bit ? 2 : 1)}).view(at::kByte); }
+
+  Matrix pack(const Tensor& weight) {
+    const int64_t depth = weight.size(1);
+    auto sizes = packed_sizes(weight);
+    if (precision_ == Precision::kBf16) {
+      Tensor packed = take(c10::multiply_integers(sizes) * 2).view(at::kBFloat16).view(sizes);
+      pack_into(weight, packed);
+      return {packed, precision_, depth};
+    }
+    const int64_t blocks = sizes[0], G = eight::groups_of(depth), bytes = sizeof(eight::WeightGroup);
+    Tensor packed = take(blocks * G * bytes).view({blocks, G, bytes});
+    quantise_into(weight, packed);
+    return {packed, precision_, depth};
   }
 
-  int64_t bytes() const { return used_ * 2; }
+  int64_t bytes() const { return used_; }
 
  private:
+  Tensor take(int64_t bytes) {
+    TORCH_CHECK(used_ + bytes <= memory_.numel(), "more weights than the shape says");
+    used_ += bytes;
+    return memory_.narrow(0, used_ - bytes, bytes);
+  }
+
+  const Precision precision_;
   Tensor memory_;
   int64_t used_ = 0;
 };
