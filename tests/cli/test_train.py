@@ -30,7 +30,9 @@ def test_what_is_no_count(text: str) -> None:
 FLAGS = ("--target", "--tokens", "--out", "--prompts", "--resume")
 
 
-@pytest.mark.parametrize(("command", "flags"), [("head", ("--init",)), ("draft-model", ("--layers", "--hidden"))])
+@pytest.mark.parametrize(
+    ("command", "flags"), [("head", ("--init", "--levels")), ("draft-model", ("--layers", "--hidden"))]
+)
 def test_commands_are_listed(command: str, flags: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, ["train", command, "--help"])
     assert shown.exit_code == 0

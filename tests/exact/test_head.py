@@ -15,7 +15,7 @@ from prolepsis.models.native_head import NativeHead
 from prolepsis.models.protocol import KVCache
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, serve, target
 from tests.fakes import outputs, terminals
-from tests.models.heads import random_head
+from tests.models.heads import random_head, random_levels
 from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
@@ -54,10 +54,13 @@ def heads() -> dict[str, DraftHead]:
     return {  # the second is sure of itself, so that it drafts deep trees
         "random": NativeHead("random", config, weights, model),
         "peaked": NativeHead("peaked", config, replace(weights, lm_head=weights.lm_head * 40), model),
+        "levelled": NativeHead(
+            "levelled", config, replace(weights, lm_head=weights.lm_head * 10), model, random_levels(model.shape.hidden)
+        ),
     }
 
 
-@pytest.mark.parametrize(("kind", "memory"), [("random", "1MiB"), ("peaked", "192KiB")])
+@pytest.mark.parametrize(("kind", "memory"), [("random", "1MiB"), ("peaked", "192KiB"), ("levelled", "192KiB")])
 def test_any_head_beside_any_neighbours_changes_nothing(kind: str, memory: str) -> None:
     for plan in (SpecPlan(fixed_depth=6), SpecPlan()):
         engine = with_head(heads()[kind], kv_memory=memory)

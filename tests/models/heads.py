@@ -19,6 +19,7 @@ from prolepsis.models.head_file import (
     weights_checksum,
 )
 from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.levels_file import LevelWeights
 
 DRAFT_VOCAB = 64
 
@@ -61,3 +62,19 @@ def record_checksum(folder: Path) -> None:
     document = json.loads((folder / CONFIG).read_text())
     document["prolepsis"]["sha256"] = weights_checksum(folder)
     (folder / CONFIG).write_text(json.dumps(document))
+
+
+def random_levels(hidden: int, count: int = 3, width: int = 32, seed: int = 9) -> LevelWeights:
+    """Return random levels, strong enough that what was drafted changes what follows."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*size: int) -> Tensor:
+        return (0.3 * torch.randn(size, generator=generator)).bfloat16()
+
+    return LevelWeights(
+        enter=noise(count, width, hidden),
+        leave=noise(count, hidden, width),
+        state=noise(width, hidden),
+        token=noise(width, hidden),
+        out=2 * noise(hidden, width),
+    )

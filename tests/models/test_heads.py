@@ -17,11 +17,12 @@ from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, read_config
 from prolepsis.models.heads import find_head, fitting_head, head_folder, head_for, list_heads, open_head
 from prolepsis.models.lean import LeanModel
 from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.levels_file import LEVELS, save_levels
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.models.weights import open_checkpoint
 from tests.fakes import Letters, TableModel
-from tests.models.heads import record_checksum, save_random_head
+from tests.models.heads import random_levels, record_checksum, save_random_head
 from tests.models.tiny import save_tiny
 
 
@@ -132,6 +133,16 @@ def test_import_copies_a_head_as_the_next_version_and_records_its_checksum(
     for name in ("auto", "a/b", "", "a@0", ".a"):
         with pytest.raises(InvalidParameter, match="name is"):
             import_head(source, name, root)
+
+
+def test_levels_go_with_their_head_and_are_loaded_with_it(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    save_levels(source, random_levels(shape_of(target).hidden, count=2), {})
+    entry = import_head(source, "mine", root)
+    assert open_head(entry, target).info.levels == 2
+    assert (export_head(entry, tmp_path / "out") / LEVELS).read_bytes() == (source / LEVELS).read_bytes()
+    (entry.folder / LEVELS).unlink()
+    assert open_head(entry, target).info.levels == 0
 
 
 def test_what_is_no_whole_head_is_not_imported(root: Path, tmp_path: Path, target: LoadedModel) -> None:

@@ -32,6 +32,16 @@ def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
     assert _depth(_with_cost(50.0), GOOD) == 0
 
 
+def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
+    effort = Effort(one_pass=True)
+    effort.cost.learn(1, effort.paid(3), 5.0)
+    assert _depth(effort, GOOD) == 4, "5 ms for all levels, where each would cost as much: 2"
+    assert effort.threshold(1, PRICES) == PRICES.row
+    effort = Effort(one_pass=True)
+    effort.cost.learn(1, effort.paid(4), 50.0)
+    assert _depth(effort, GOOD) == 0
+
+
 falling = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda chances: tuple(sorted(chances, reverse=True)))
 
 

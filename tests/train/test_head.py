@@ -28,7 +28,7 @@ def test_the_first_slot_computed_by_hand(norm_output: bool, norm_before_residual
     rotary = head.rotary(torch.tensor([0]))
     _, values = head.keys_values(x, rotary)
     alone = values.repeat_interleave(SHAPE.heads // SHAPE.kv_heads, dim=1).flatten(1)  # one key has all the weight
-    out, fed_back = head.leave(g, alone)
+    out, fed_back = head.ends(head.leave(g, alone))
 
     normed_g = _norm(g[0].tolist(), norms["hidden_norm"])
     joined = _norm(embedding[0].tolist(), norms["embed_norm"]) + normed_g

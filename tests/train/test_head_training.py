@@ -9,7 +9,10 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.head_file import head_fault, load_head
 from prolepsis.models.heads import find_head
+from prolepsis.models.levels_file import levels_report, load_levels
 from prolepsis.train.head_training import HeadPlan, HeadTraining
+from prolepsis.train.level_run import LevelRun
+from prolepsis.train.levels import LevelSettings
 from prolepsis.train.plan import StepCost
 from prolepsis.train.planning import predict, prediction_check, small_run
 from prolepsis.train.shards import Manifest, ShardWriter
@@ -100,3 +103,16 @@ def test_small_runs_predict_larger_ones(workplace: Workplace, target: Target) ->
     assert len(prediction.rates) == 4
     assert 1.0 <= prediction.length <= 4.0
     assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]
+
+
+def test_a_trained_head_gets_levels_that_are_loaded_with_it(workplace: Workplace, target: Target) -> None:
+    list(HeadTraining(workplace, target, HeadPlan(draft_vocab=96, settings=SETTINGS)).steps())
+    settings = LevelSettings(count=2, width=32, max_anchors=240, anchors_per_step=60, workers=1)
+    run = LevelRun(workplace.head, workplace.data, target, settings)
+    assert [done.step for done in run.steps()] == [1, 2, 3, 4]
+    found = load_levels(workplace.head, target.shape.hidden)
+    assert found is not None
+    torch.testing.assert_close(found.out, run.training.levels.weights.out.detach().bfloat16())
+    report = levels_report(workplace.head)
+    assert report["settings"]["count"] == 2
+    assert report["acceptance"]["all"]["trials"][0] > 0

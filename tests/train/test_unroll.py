@@ -32,7 +32,7 @@ class Drafter:
         for h in range(SHAPE.heads):
             scores = torch.stack([query[h] @ key[h // group] for key in self.keys]) * SHAPE.head_dim**-0.5
             mixed.append(torch.softmax(scores, 0) @ torch.stack([value[h // group] for value in self.values]))
-        out, g = self.head.leave(g[None], torch.cat(mixed)[None])
+        out, g = self.head.ends(self.head.leave(g[None], torch.cat(mixed)[None]))
         return out[0], g[0]
 
 

@@ -11,12 +11,13 @@ from prolepsis.cli.flags import settings_here
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, quiet_logs
-from prolepsis.cli.training import Text, count, make_text, print_outcome, run_training, training_dtype
+from prolepsis.cli.training import Text, count, make_text, print_outcome, progress_bar, run_training, training_dtype
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from prolepsis.train.head_training import HeadPlan, HeadTraining
+    from prolepsis.train.levels import LevelSettings
     from prolepsis.train.workplace import Workplace
 
 app = command_group("Train what drafts for a target from its own text, and predict what training will bring.")
@@ -31,6 +32,15 @@ Rate = Annotated[float, typer.Option(min=0.0, help="peak rate of AdamW", rich_he
 Concurrency = Annotated[int, typer.Option(min=1, help="texts generated at once", rich_help_panel=_RECIPE)]
 Seed = Annotated[int, typer.Option(help="of prompts, answers and first weights")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; default: all cores")]
+Levels = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        max=4,
+        help="levels drafted by the pass of the first, trained at the end; 0: none",
+        rich_help_panel=_RECIPE,
+    ),
+]
 
 
 @app.command(epilog=EPILOG)
@@ -50,6 +60,7 @@ def head(
         int, typer.Option(min=1, max=8, help="steps of the training-time test", rich_help_panel=_RECIPE)
     ] = 3,
     rate: Rate = 2.5e-4,
+    levels: Levels = 3,
     muon: Annotated[
         float, typer.Option(min=0.0, help="peak rate of Muon for matrices; 0: AdamW", rich_help_panel=_RECIPE)
     ] = 0.0,
@@ -65,6 +76,7 @@ def head(
     from prolepsis.native.processor import default_threads
     from prolepsis.train.head_student import Objective
     from prolepsis.train.head_training import HeadPlan
+    from prolepsis.train.levels import LevelSettings
     from prolepsis.train.optimiser import Rates
     from prolepsis.train.trainer import TrainSettings
     from prolepsis.train.workplace import Workplace
@@ -89,6 +101,47 @@ def head(
     training = _head_training(settings.engine, workplace, plan)
     run_training(training, "training")
     print_outcome(training)
+    if levels:
+        behind = LevelSettings(count=levels, seed=seed, workers=recipe.workers, dtype=recipe.dtype)
+        _train_levels(settings.engine, workplace.exported, workplace.data, behind)
+
+
+@app.command("levels", epilog=EPILOG)
+def train_levels(
+    *,
+    out: Annotated[Path, typer.Option(help="folder of a training: its data are used, its head gets levels")],
+    head: Annotated[Path | None, typer.Option(help="folder of another head of the same target")] = None,
+    target: Target = DEFAULT_MODEL,
+    count: Annotated[int, typer.Option("--levels", min=1, max=4, help="levels behind the first")] = 3,
+    width: Annotated[int, typer.Option(min=32, help="width of a level, a multiple of 32")] = 256,
+    anchors: Annotated[
+        int, typer.Option(min=1, help="answer tokens to train on, read again where they lack")
+    ] = 400_000,
+    rate: Annotated[float, typer.Option(min=0.0, help="peak rate of AdamW")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="of order and first weights")] = 0,
+    threads: Threads = None,
+) -> None:
+    """Train levels for a head that is there: its first pass then drafts all tokens. Takes minutes."""
+    from prolepsis.native.processor import default_threads
+    from prolepsis.train.levels import LevelSettings
+    from prolepsis.train.workplace import Workplace
+
+    quiet_logs()
+    if width % 32:
+        raise InvalidParameter(f"width is {width}; allowed: a multiple of 32", param="width")
+    settings = settings_here(model=target, threads=threads)
+    ensure_model(settings)
+    workplace = Workplace(out)
+    recipe = LevelSettings(
+        count=count,
+        width=width,
+        max_anchors=anchors,
+        rate=rate,
+        seed=seed,
+        workers=threads or default_threads(),
+        dtype=training_dtype(),
+    )
+    _train_levels(settings.engine, head or workplace.exported, workplace.data, recipe)
 
 
 @app.command(epilog=EPILOG)
@@ -218,3 +271,26 @@ def _head_training(config: EngineConfig, workplace: "Workplace", plan: "HeadPlan
 
     torch.set_num_threads(1)  # the workers share a batch by documents
     return HeadTraining(workplace, open_target(config.model, config.model_dir), plan)
+
+
+def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: "LevelSettings") -> None:
+    import torch
+
+    from prolepsis.models.levels_file import LEVELS
+    from prolepsis.train.level_run import LevelRun
+    from prolepsis.train.target import open_target
+
+    torch.set_num_threads(1)  # the workers share a batch by documents
+    run = LevelRun(head, data, open_target(config.model, config.model_dir), recipe)
+    with progress_bar() as bar:
+        task = bar.add_task("levels", total=run.training.num_steps, told="")
+        for done in run.steps():
+            bar.update(task, completed=done.step, told=f"loss {done.loss:.2f}")
+    counts = run.counts.get("all")
+    rates = counts.rates[: 1 + recipe.count] if counts else []
+    print_facts(
+        [
+            ("levels", head / LEVELS),
+            ("held-out acceptance with levels", " ".join(f"{rate:.3f}" for rate in rates) or "no greedy text held out"),
+        ]
+    )

@@ -63,7 +63,7 @@ def make_text(config: EngineConfig, workplace: "Workplace", text: Text) -> None:
         seed=text.seed,
         limits=SynthesisLimits(concurrency=text.concurrency),
     )
-    with _bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task("generating", total=text.tokens, told="")
         generate(config, request, lambda done: bar.update(task, completed=min(done, text.tokens)))
 
@@ -71,7 +71,7 @@ def make_text(config: EngineConfig, workplace: "Workplace", text: Text) -> None:
 def run_training(training: "Training", what: str) -> None:
     """Train to the end."""
     note(f"{what}: {training.library.num_response_tokens:,} answer tokens, {training.trainer.num_steps:,} steps")
-    with _bar() as bar:
+    with progress_bar() as bar:
         task = bar.add_task(what, total=training.trainer.num_steps, told="")
         for done in training.steps():
             told = f"loss {done.loss:.2f}"
@@ -94,7 +94,8 @@ def print_outcome(training: "Training") -> None:
     )
 
 
-def _bar() -> "Progress":
+def progress_bar() -> "Progress":
+    """Return a bar whose tasks have a field `told`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -5,13 +5,17 @@ token s and g of the token before: `fc` of the target's features where the targe
 state where it was drafted, zeros at slot 0. It predicts token s + 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import KVCache
+
+SHORTLIST = 64
+"""Tokens of a further level that a drafted token chooses among."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class HeadInfo:
     page_bytes: int
     """Memory of one of its KV pages, in bytes."""
     weight_bytes: int
+    levels: int = 0
+    """Further levels that a pass over committed tokens can tell of (`LookingAhead`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,16 @@ class Candidates:
     tokens: Tensor  # [L, k] int64, the target's token ids
     logprobs: Tensor  # [L, k] float32, over the head's whole vocabulary
     states: Tensor  # [L, hidden] float32: g of a token drafted after the row
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a head expects after each of L rows, and n levels further: `LookingAhead.follow` makes candidates of it."""
+
+    first: Candidates
+    ahead: Tensor  # [n * L, hidden] float32: states whatever is drafted (`models.head_levels`), level by level
+    shortlist: Tensor  # [n * L, k]: the likeliest draft ids there
+    entered: Tensor  # [n * L, width] float32: what of the states meets the drafted token
 
 
 class DraftHead(Protocol):
@@ -56,3 +72,20 @@ class DraftHead(Protocol):
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
         """Do the same for drafted tokens: states [T, hidden] float32 are those of each token's parent."""
+
+
+@runtime_checkable
+class LookingAhead(DraftHead, Protocol):
+    """A head that drafts several levels with one pass over committed tokens, where `info.levels` says so."""
+
+    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+        """Do `committed`, with what is expected further on."""
+
+    def follow(
+        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return candidates after drafted `tokens`: ids [m, k] int64 and log-probabilities [m, k] float32.
+
+        `places[j]` = (i - 1) * L + row says that `tokens[j]` is the i-th drafted token after that row. Probabilities
+        are over the shortlist.
+        """

@@ -11,6 +11,7 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, weights_checksum
 from prolepsis.models.heads import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
 from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.levels_file import LEVELS
 from prolepsis.models.load import identity_of
 from prolepsis.models.provenance import KEY
 from prolepsis.models.store import open_store
@@ -91,6 +92,8 @@ def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None
         document = {**json.loads((source.folder / CONFIG).read_text()), **changes}
         (staging / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
         shutil.copyfile(source.folder / WEIGHTS, staging / WEIGHTS)
+        if (source.folder / LEVELS).is_file():
+            shutil.copyfile(source.folder / LEVELS, staging / LEVELS)
         staging.rename(home)
     except OSError as error:
         raise ModelLoadError(f"{home} cannot be written: {error}") from error

@@ -40,19 +40,19 @@ class HeadLayer:
         keys = rotate(F.linear(x, w.k).view(len(x), -1, head_dim), rotary)
         return keys, F.linear(x, w.v).view(len(x), -1, head_dim)
 
-    def leave(self, g: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (what the logits are of, what the next drafted slot takes as g), both [n, d], after attention.
-
-        `mixed` is [n, h * e].
-        """
+    def leave(self, g: Tensor, mixed: Tensor) -> Tensor:
+        """Return the layer's output [n, d] after attention; `mixed` is [n, h * e]."""
         w, config = self.weights, self.config
         eps = config.shape.eps
         residual = rms_norm(g, w.hidden_norm, eps) if config.norm_before_residual else g
         hidden = residual + F.linear(mixed, w.o)
         normed = rms_norm(hidden, w.post_norm, eps)
-        hidden = hidden + F.linear(F.silu(F.linear(normed, w.gate)) * F.linear(normed, w.up), w.down)
-        out = rms_norm(hidden, w.norm, eps)
-        return out, out if config.norm_output else hidden
+        return hidden + F.linear(F.silu(F.linear(normed, w.gate)) * F.linear(normed, w.up), w.down)
+
+    def ends(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the logits are of and what the next drafted slot takes as g, both [n, d]."""
+        out = rms_norm(hidden, self.weights.norm, self.config.shape.eps)
+        return out, out if self.config.norm_output else hidden
 
     def rotary(self, positions: Tensor) -> Tensor:  # [2, n, 1, e / 2] float32: cosine and sine
         shape = self.config.shape

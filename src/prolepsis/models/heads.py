@@ -20,6 +20,7 @@ from prolepsis.models.head_file import (
 )
 from prolepsis.models.lean import LeanModel
 from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.levels_file import load_levels
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.native import NativeModel
 from prolepsis.models.provenance import Provenance, read_provenance
@@ -122,13 +123,14 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
     check_checksum(entry)
     config, weights = load_head(entry.folder)
+    levels = load_levels(entry.folder, config.shape.hidden)
     if isinstance(model, NativeModel):
         from prolepsis.models.native_head import NativeHead
 
-        return NativeHead(entry.label, config, weights, model)
+        return NativeHead(entry.label, config, weights, model, levels)
     from prolepsis.models.lean_head import LeanHead
 
-    return LeanHead(entry.label, config, weights, model)
+    return LeanHead(entry.label, config, weights, model, levels)
 
 
 def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:

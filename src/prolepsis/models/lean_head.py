@@ -1,6 +1,7 @@
 """The readable torch forward of a draft head over paged KV, for targets on the lean forward; the native one is tested
 against it."""
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
@@ -8,10 +9,12 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.models.batch import Batch
-from prolepsis.models.draft_head import Candidates, HeadInfo
+from prolepsis.models.draft_head import SHORTLIST, Candidates, HeadInfo, Outlook
 from prolepsis.models.head_file import HeadConfig, HeadWeights
 from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.head_levels import HeadLevels
 from prolepsis.models.lean import LeanModel
+from prolepsis.models.levels_file import LevelWeights
 from prolepsis.models.paged_attention import Scoring, paged_attention, plan_attention
 from prolepsis.models.plain_cache import LayerKV, PlainCache, page_bytes
 from prolepsis.models.protocol import KVCache
@@ -20,13 +23,22 @@ from prolepsis.models.protocol import KVCache
 class LeanHead:
     """A `models.draft_head.DraftHead` on torch's kernels, on its target's device and in its dtype."""
 
-    def __init__(self, name: str, config: HeadConfig, weights: HeadWeights, target: LeanModel) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: HeadConfig,
+        weights: HeadWeights,
+        target: LeanModel,
+        levels: LevelWeights | None = None,
+    ) -> None:
         device, dtype = target.device, target.dtype
         self._target = target
         placed = {f.name: _placed(getattr(weights, f.name), device, dtype) for f in fields(HeadWeights)}
         w = HeadWeights(**placed)  # type: ignore[arg-type]  # only input_norm may be None
         self._layer = HeadLayer(config, w)
+        self._levels = HeadLevels(levels.to(dtype, device), w.norm, config.shape.eps) if levels else None
         self._target_ids = weights.target_ids.to(device)
+        self._shortlist = min(SHORTLIST, config.draft_vocab)
         self._kv = [LayerKV(config.shape.kv_heads, config.shape.head_dim, config.shape.head_dim)]
         self._scoring = Scoring(scale=config.shape.head_dim**-0.5)
         self._info = HeadInfo(
@@ -36,6 +48,7 @@ class LeanHead:
             num_candidates=config.draft_vocab,
             page_bytes=page_bytes(self._kv, dtype),
             weight_bytes=sum(int(t.nbytes) for t in (w.fc, w.q, w.k, w.v, w.o, w.gate, w.up, w.down, w.lm_head)),
+            levels=levels.count if levels else 0,
         )
 
     @property
@@ -55,10 +68,46 @@ class LeanHead:
         return self._candidates(self.logits(batch, cache, None, states), count)
 
     @torch.no_grad()
+    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+        """Run a pass over committed tokens that looks further ahead (`LookingAhead.outlook`)."""
+        levels = self._known_levels()
+        hidden = self._hidden(batch, cache, features, None)
+        out, after = self._layer.ends(hidden)
+        ahead = levels.ahead(hidden).flatten(0, 1)
+        logits = F.linear(torch.cat([out, levels.normed(ahead)]), self._layer.weights.lm_head).float()
+        first = self._candidates((logits[: len(out)], after.float()), count)
+        shortlist = logits[len(out) :].topk(self._shortlist).indices
+        return Outlook(first, ahead.float(), shortlist, levels.entered(ahead).float())
+
+    @torch.no_grad()
+    def follow(
+        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return candidates after drafted tokens (`LookingAhead.follow`)."""
+        levels, dtype = self._known_levels(), self._target.dtype
+        rows = list(places)
+        drafted = self._target.ends.embedding[torch.tensor(tokens, device=self._target.device)]
+        states = levels.told(outlook.ahead[rows].to(dtype), outlook.entered[rows].to(dtype), levels.of_tokens(drafted))
+        shortlist = outlook.shortlist[rows]
+        chosen = self._layer.weights.lm_head[shortlist]  # [m, k, hidden]
+        logits = torch.matmul(chosen, levels.normed(states)[..., None])[..., 0].float()
+        logprobs, order = logits.log_softmax(-1).topk(min(count, self._shortlist))
+        return self._target_ids[shortlist.gather(1, order)].cpu(), logprobs.cpu()
+
+    @torch.no_grad()
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
+        out, after = self._layer.ends(self._hidden(batch, cache, features, states))
+        return F.linear(out, self._layer.weights.lm_head).float(), after.float()
+
+    def _known_levels(self) -> HeadLevels:
+        assert self._levels is not None, "a head with levels"
+        return self._levels
+
+    def _hidden(self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None) -> Tensor:
+        """Return the layer's output [L, hidden] of `batch.logit_rows`."""
         assert isinstance(cache, PlainCache), "a cache made by this head"
         target, layer = self._target, self._layer
         given = features if features is not None else states
@@ -71,8 +120,7 @@ class LeanHead:
         cache.write(0, plan.slots, *layer.keys_values(x, rotary))
         mixed = paged_attention(layer.queries(x, rotary), cache, 0, plan, self._scoring)
         rows = batch.logit_rows.to(target.device)
-        out, after = layer.leave(g[rows], mixed[rows].flatten(1))
-        return F.linear(out, layer.weights.lm_head).float(), after.float()
+        return layer.leave(g[rows], mixed[rows].flatten(1))
 
     def _candidates(self, found: tuple[Tensor, Tensor], count: int) -> Candidates:
         logits, states = found

@@ -1,13 +1,16 @@
 """A draft head on the native forward: the target's threads, embedding and page layout, one layer of its own."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import Batch
-from prolepsis.models.draft_head import Candidates, HeadInfo
+from prolepsis.models.draft_head import SHORTLIST, Candidates, HeadInfo, Outlook
 from prolepsis.models.head_file import HeadConfig, HeadWeights
 from prolepsis.models.lean_shape import LeanLayer
+from prolepsis.models.levels_file import LevelWeights
 from prolepsis.models.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands
 from prolepsis.models.protocol import PAGE_SIZE, KVCache
 
@@ -16,14 +19,22 @@ class NativeHead:
     """A `models.draft_head.DraftHead` for a target on the native forward."""
 
     def __init__(
-        self, name: str, config: HeadConfig, weights: HeadWeights, target: NativeModel, *, eight_bit: bool = True
+        self,
+        name: str,
+        config: HeadConfig,
+        weights: HeadWeights,
+        target: NativeModel,
+        levels: LevelWeights | None = None,
+        *,
+        eight_bit: bool = True,
     ) -> None:
-        """Keep matrices in 8 bits, or in bfloat16 where tests compare the two.
+        """Keep matrices in 8 bits, or in bfloat16 where tests compare the two; those of levels are bfloat16.
 
         Raises `ModelLoadError` for sizes that the native forward does not take.
         """
         shape = config.shape
         for field, size in (
+            ("levels' width", levels.width if levels else 0),
             ("intermediate", shape.intermediate),
             ("head_dim", shape.head_dim),
             ("draft_vocab", config.draft_vocab),
@@ -58,6 +69,12 @@ class NativeHead:
         )
         add_layer(self._decoder, layer)
         self._decoder.set_output(weights.lm_head.bfloat16(), weights.norm.float())
+        if levels is not None:
+            bf16 = levels.to(torch.bfloat16)
+            shared = (bf16.enter, bf16.leave, bf16.state, bf16.token, bf16.out)
+            self._decoder.set_levels(*shared, weights.lm_head.bfloat16(), weights.target_ids)
+        self._draft_ids = {token: i for i, token in enumerate(weights.target_ids.tolist())}
+        self._shortlist = min(SHORTLIST, config.draft_vocab)
         self._info = HeadInfo(
             name=name,
             taps=config.taps,
@@ -65,6 +82,7 @@ class NativeHead:
             num_candidates=config.draft_vocab,
             page_bytes=shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self._decoder.weight_bytes(),
+            levels=levels.count if levels else 0,
         )
 
     @property
@@ -82,6 +100,23 @@ class NativeHead:
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
         """Run a pass over drafted tokens (`DraftHead.drafted`)."""
         return self._candidates(batch, cache, None, states, count)
+
+    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+        """Run a pass over committed tokens that looks further ahead (`LookingAhead.outlook`)."""
+        logits, after, ahead, entered = self._decoder.outlook(*operands(batch, cache), features)
+        ids, logprobs = self._module.likeliest(logits, self._shortlist)
+        rows = len(after)
+        first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
+        return Outlook(first, ahead, ids[rows:], entered)
+
+    def follow(
+        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return candidates after drafted tokens (`LookingAhead.follow`)."""
+        drafted = [(place, self._draft_ids[token]) for place, token in zip(places, tokens, strict=True)]
+        count = min(count, self._shortlist)
+        ids, logprobs = self._decoder.follow(outlook.ahead, outlook.entered, outlook.shortlist, drafted, count)
+        return self._target_ids[ids.long()], logprobs
 
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None

@@ -64,5 +64,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("make_exit", &Decoder::make_exit)
       .def("set_fusion", &Decoder::set_fusion)
       .def("set_output", &Decoder::set_output)
+      .def("set_levels", &Decoder::set_levels)
+      .def("outlook", &Decoder::outlook, Release())
+      .def("follow", &Decoder::follow, Release())
       .def("draft", &Decoder::draft, Release());
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "levels.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -43,7 +44,7 @@ struct alignas(64) Counter {
 };
 
 struct Buffers {  // of one pass
-  Tensor hidden, x, qkv, attention, activation, fused, rows;
+  Tensor hidden, x, qkv, attention, activation, fused, raised, rows;
 };
 
 class Decoder {
@@ -95,6 +96,21 @@ class Decoder {
     norm_ = norm;
   }
 
+  // Gives a draft head its levels: enter [n, width, hidden], leave [n, hidden, width], state and token [width, hidden], out [hidden,
+  // width] and the output head [vocab, hidden], all bf16; `target_ids` [vocab] are its tokens.
+  void set_levels(Tensor enter, Tensor leave, Tensor state, Tensor token, Tensor out, Tensor head, Tensor target_ids) {
+    TORCH_CHECK(fusion_ && enter.size(1) % kTask == 0, "levels of a draft head, a multiple of ", kTask, " wide");
+    const int64_t hidden = shape_.hidden;
+    Tensor embeddings = at::empty({target_ids.size(0), hidden}, at::kBFloat16);
+    for (int64_t i = 0; i < target_ids.size(0); i++)
+      unpack_row(fusion_->embedding.packed, target_ids.data_ptr<int64_t>()[i], hidden, bits(embeddings) + i * hidden);
+    const Tensor wide = embeddings.to(at::kFloat);
+    const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + shape_.eps);
+    levels_ = Levels{enter.size(0), enter.size(1), in_bf16(enter.flatten(0, 1)), in_bf16(state), {}, out.contiguous(), head.contiguous(),
+                     at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous()};
+    for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(in_bf16(leave[i]));
+  }
+
   void add_layer(Tensor qkv, Tensor o, Tensor gate_up, Tensor down, Tensor input_norm, Tensor post_norm,
                  std::optional<Tensor> qkv_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm) {
     layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm,
@@ -126,6 +142,32 @@ class Decoder {
     Tensor out = at::empty({logit_rows.size(0), shape_.hidden}, at::kFloat);
     pass.states = out.data_ptr<float>();
     return {finish(pass), out};
+  }
+
+  // A pass of a draft head over committed tokens that looks ahead. Returns logits [(1 + n) * L, vocab] of `logit_rows` and of the states
+  // ahead, states of `logit_rows`, and of the n levels, one after another, states [n * L, hidden] and what of them meets a token
+  // [n * L, width].
+  std::tuple<Tensor, Tensor, Tensor, Tensor> outlook(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
+                                                     Tensor pages, Tensor logit_rows, Tensor cache, Tensor features) {
+    TORCH_CHECK(levels_ && features.sizes() == at::IntArrayRef({tokens.size(0), fusion_->fc.depth}) && features.is_contiguous() &&
+                    features.scalar_type() == at::kBFloat16,
+                "a draft head with levels takes bf16 features; given ", features.sizes());
+    Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
+    pass.features = bits(features);
+    const int64_t L = logit_rows.size(0), rows = levels_->count * L;
+    Tensor out = at::empty({L, shape_.hidden}, at::kFloat), ahead = at::empty({rows, shape_.hidden}, at::kFloat);
+    Tensor entered = at::empty({rows, levels_->width}, at::kFloat);
+    pass.states = out.data_ptr<float>();
+    pass.ahead = ahead.data_ptr<float>();
+    pass.entered = entered.data_ptr<float>();
+    return {finish(pass), out, ahead, entered};
+  }
+
+  // Candidates after drafted tokens (levels.h).
+  std::pair<Tensor, Tensor> follow(Tensor ahead, Tensor entered, Tensor shortlist, const std::vector<std::pair<int64_t, int64_t>>& drafted,
+                                   int64_t count) const {
+    TORCH_CHECK(levels_, "a draft head with levels");
+    return ::follow(*levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
@@ -172,7 +214,7 @@ class Decoder {
   }
 
   Tensor finish(Pass& pass) {
-    Tensor logits = at::empty({pass.L, shape_.vocab}, at::kFloat);
+    Tensor logits = at::empty({pass.num_logits(), shape_.vocab}, at::kFloat);
     pass.prepare(logits);
     team_->run([&] { pass.run(); });
     return logits;
@@ -193,25 +235,30 @@ class Decoder {
     bf16* features = nullptr;      // where tapped states go; of a draft head: where they come from
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
+    float *ahead = nullptr, *entered = nullptr;  // of a draft head that looks ahead: where states of its levels go, and what meets a token
     eight::RowGroup* rows = nullptr;  // of the linear at work, where weights are in 8 bits
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
+
+    int64_t num_logits() const { return ahead ? (1 + model.levels_->count) * L : L; }
 
     void prepare(const Tensor& out) {
       const Shape& s = model.shape_;
       const int64_t wide = (s.heads + 2 * s.kv_heads) * s.head_dim;
       buffers.hidden = at::empty({T, s.hidden}, at::kFloat);
       buffers.qkv = at::empty({T, wide}, at::kFloat);
-      buffers.x = at::empty({T, model.fusion_ ? 2 * s.hidden : s.hidden}, at::kBFloat16);
+      buffers.x = at::empty({std::max((model.fusion_ ? 2 : 1) * T, num_logits()), s.hidden}, at::kBFloat16);
       buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
       buffers.activation = at::empty({T, s.intermediate}, at::kBFloat16);
+      if (ahead) buffers.raised = at::empty({model.levels_->count * L, model.levels_->width}, at::kBFloat16);
       if (model.fusion_ && !given) {
         buffers.fused = at::empty({T, model.fusion_->fc.depth}, at::kBFloat16);
         fused = bits(buffers.fused);
       }
       if (model.head_.precision == Precision::k8Bit) {
         const int64_t depth = std::max({given ? 0 : model.fusion_->fc.depth, 2 * s.hidden, s.heads * s.head_dim, s.intermediate});
-        buffers.rows = at::empty({eight::groups_of(depth) * T * (int64_t)sizeof(eight::RowGroup)}, at::kByte);
+        const int64_t groups = std::max(eight::groups_of(depth) * T, eight::groups_of(s.hidden) * num_logits());
+        buffers.rows = at::empty({groups * (int64_t)sizeof(eight::RowGroup)}, at::kByte);
         rows = reinterpret_cast<eight::RowGroup*>(buffers.rows.data_ptr());
       }
       hidden = buffers.hidden.data_ptr<float>();
@@ -221,7 +268,7 @@ class Decoder {
       attention = queries + T * s.heads * s.head_dim;
       activation = bits(buffers.activation);
       logits = out.data_ptr<float>();
-      counters = std::vector<Counter>((12 * model.layers_.size() + 7) * model.team_->size());
+      counters = std::vector<Counter>((12 * model.layers_.size() + 7 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
     }
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
@@ -394,6 +441,32 @@ class Decoder {
       add_to_hidden(phase, activation, layer.down);
     }
 
+    // Follows x of the L logit rows with that of the levels' states.
+    void look_ahead(int& phase, const Levels& levels) {
+      const int64_t width = model.shape_.hidden, inner = levels.width, rows = levels.count * L;
+      bf16* raised = bits(buffers.raised);
+      linear(phase, x, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
+        const int64_t level = task * kTask / inner, column = task * kTask % inner;
+        for (int r = 0; r < count; r++)
+          for (int h = 0; h < kTask; h += 16)
+            lanes::store_bf16(raised + (level * L + first + r) * inner + column + h, silu(lanes::load(c + r * kTask + h)));
+      });
+      for (int64_t level = 0; level < levels.count; level++)
+        linear(phase, raised + level * L * inner, L, levels.leave[level], [&](int64_t first, int count, int64_t task, const float* c) {
+          for (int r = 0; r < count; r++)
+            for (int h = 0; h < kTask; h += 16) {
+              const Lanes before = lanes::load(hidden + logit_rows[first + r] * width + task * kTask + h);
+              lanes::store(ahead + (level * L + first + r) * width + task * kTask + h, lanes::add(before, lanes::load(c + r * kTask + h)));
+            }
+        });
+      share(phase, rows, [&](int64_t i) {
+        rms_norm(ahead + i * width, model.norm_.data_ptr<float>(), model.shape_.eps, width, x + (L + i) * width);
+      });
+      linear(phase, x + L * width, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
+        for (int r = 0; r < count; r++) std::copy_n(c + r * kTask, kTask, entered + (first + r) * inner + task * kTask);
+      });
+    }
+
     void finish(int& phase) {
       const Shape& s = model.shape_;
       share(phase, L, [&](int64_t i) {
@@ -404,7 +477,8 @@ class Decoder {
           lanes::store(states + i * s.hidden + k,
                        model.fusion_->norm_output ? lanes::load(x + i * s.hidden + k) : lanes::load(state + k));
       });
-      linear(phase, x, L, model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
+      if (ahead) look_ahead(phase, *model.levels_);
+      linear(phase, x, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
@@ -449,4 +523,5 @@ class Decoder {
   Matrix embedding_, head_;
   Tensor norm_;
   std::optional<Fusion> fusion_;
+  std::optional<Levels> levels_;
 };

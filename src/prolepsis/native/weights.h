@@ -62,6 +62,8 @@ struct Matrix {
   Matrix first(int64_t columns) const { return {packed.narrow(0, 0, columns / kBlock), precision, depth}; }
 };
 
+inline Matrix in_bf16(const Tensor& weight) { return {pack(weight), Precision::kBf16, weight.size(1)}; }
+
 // All packed weights of a model side by side in one mapping.
 class Arena {
  public:

@@ -21,7 +21,7 @@ class Asking:
         self._acceptance = acceptance
         self._board = board
         self._rating = Rating(acceptance, board)
-        self._effort = None if proposer.free else Effort()
+        self._effort = None if proposer.free else Effort(one_pass=proposer.one_pass)
 
     def ask(self, turns: Sequence[Turn], prices: Prices | None) -> float:
         """Let it compete for the samples that allow it; return the milliseconds that a costly one took.
@@ -72,7 +72,7 @@ class Asking:
             return drafts, 0.0
         ms = 1000.0 * (self.proposer.seconds - before)
         deepest = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
-        self._effort.cost.learn(len(turns), deepest, ms)
+        self._effort.cost.learn(len(turns), self._effort.paid(deepest), ms)
         return drafts, ms
 
     def _offer(self, turn: Turn, alive: Sequence[float], price: float) -> Offer:

@@ -30,6 +30,8 @@ class ContainedProposer:
         self.name = proposer.name
         self.free = bool(getattr(proposer, "free", False))
         """Proposing costs next to nothing: asked every step and judged on every committed token."""
+        self.one_pass = bool(getattr(proposer, "one_pass", False))
+        """A draft costs the same however deep it is."""
         self.num_failures = 0
         self.seconds = 0.0
         self._proposer = proposer

@@ -77,8 +77,10 @@ class Decision:
 class Effort:
     """Decides for one proposer, switches it with hysteresis and probes it while it does not pay."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_pass: bool = False) -> None:
+        """`one_pass`: all depths cost the same (`spec.proposer.TreeProposer`)."""
         self.cost = LevelCost()
+        self._one_pass = one_pass
         self._switch = Switch()
         self._probes = Probes()
         self._gained = self._expected = _PRIOR_TOKENS
@@ -103,7 +105,13 @@ class Effort:
 
     def threshold(self, num_samples: int, prices: Prices) -> float:
         """Return the survival at which a node of the next level pays its row and its share of the level."""
+        if self._one_pass:
+            return prices.row
         return prices.row + prices.ms * (self.cost.fixed_ms / num_samples + self.cost.sample_ms)
+
+    def paid(self, depth: int) -> int:
+        """Return the levels that a draft of `depth` is paid for."""
+        return min(depth, 1) if self._one_pass else depth
 
     def learn(self, expected: float, gained: float) -> None:
         """Learn that a call that should have gained `expected` tokens was worth `gained` by its drafts' estimates."""
@@ -117,12 +125,12 @@ class Effort:
     def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float) -> tuple[int, float]:
         """Return the depth with the largest gain over cost, and that; 0 and at most 0 where none has."""
         fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sample_ms
-        nets = [-fixed * k for k in range(1, max(map(len, gains), default=0) + 1)]
+        nets = [-fixed * self.paid(k) for k in range(1, max(map(len, gains), default=0) + 1)]
         for known in gains:
             net = 0.0
             for k in range(len(nets)):
                 if k < len(known):
-                    net = known[k] - each * (k + 1)
+                    net = known[k] - each * self.paid(k + 1)
                 if net > 0.0:
                     nets[k] += net
         best = max(nets, default=0.0)
@@ -137,15 +145,17 @@ class Effort:
             if depth == 0 or net < _CONVERGED * step.tokens or (depth == decision.depth and len(gains) == 1):
                 break
             decision = self._decision(gains, depth if self.cost.is_known else min(depth, _PROBE_DEPTH), pace)
-            ms = decision.depth * self.cost.fixed_ms + self.cost.sample_ms * sum(
-                min(decision.depth, len(known)) for known, does in zip(gains, decision.asked, strict=True) if does
+            ms = self.paid(decision.depth) * self.cost.fixed_ms + self.cost.sample_ms * sum(
+                self.paid(min(decision.depth, len(known)))
+                for known, does in zip(gains, decision.asked, strict=True)
+                if does
             )
             pace = (step.tokens + decision.gain) / (step.tokens / step.prices.ms + ms)
         return decision
 
     def _decision(self, gains: Sequence[Sequence[float]], depth: int, tokens_per_ms: float) -> Decision:
         each = tokens_per_ms * self.cost.sample_ms
-        asked = tuple(_at(known, depth) > each * min(depth, len(known)) for known in gains)
+        asked = tuple(_at(known, depth) > each * self.paid(min(depth, len(known))) for known in gains)
         return Decision(depth, asked, sum(_at(known, depth) for known, does in zip(gains, asked, strict=True) if does))
 
 

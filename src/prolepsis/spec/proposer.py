@@ -70,7 +70,7 @@ class Proposer(Protocol):
 
 @runtime_checkable
 class TreeProposer(Proposer, Protocol):
-    """A proposer whose drafts cost time by the level and may have several nodes in each."""
+    """A proposer whose drafts cost time by the level, or once where it says `one_pass`, and may be trees."""
 
     def propose_trees(
         self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float

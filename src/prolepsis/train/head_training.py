@@ -44,7 +44,7 @@ class HeadTraining(Training):
         """Raises `ConfigError` where the data are of another target, `ModelLoadError` for an unusable `plan.init`."""
         super().__init__(workplace, target, plan.settings, plan.max_tokens)
         self._plan = plan
-        self.head = self._first_head() if plan.init is None else self._given_head(plan.init)
+        self.head = self._first_head() if plan.init is None else given_head(plan.init, target)
         ends = target.ends_for(self.head.weights.target_ids)
         settings = plan.settings
         self.learn_with(HeadStudent(self.head, ends, plan.objective, workers=settings.workers, dtype=settings.dtype))
@@ -82,13 +82,15 @@ class HeadTraining(Training):
         ends = self.target.ends_for(ids)
         return HeadLayer(config, initial_weights(config, ends, documents, ids, self._plan.settings.seed))
 
-    def _given_head(self, folder: Path) -> HeadLayer:
-        config, stored = load_head(folder)
-        for name in ("hidden", "vocab", "inv_freq"):
-            if getattr(config.shape, name) != getattr(self.target.shape, name):
-                raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
-        if config.taps != self.target.taps:
-            raise ConfigError(f"{folder} reads layers {config.taps}; the data hold {self.target.taps}", param="init")
-        values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
-        wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
-        return HeadLayer(config, HeadWeights(**wide))
+
+def given_head(folder: Path, target: Target) -> HeadLayer:
+    """Read a head in float32; raises `ConfigError` where it is not of `target`, `ModelLoadError` for a damaged one."""
+    config, stored = load_head(folder)
+    for name in ("hidden", "vocab", "inv_freq"):
+        if getattr(config.shape, name) != getattr(target.shape, name):
+            raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
+    if config.taps != target.taps:
+        raise ConfigError(f"{folder} reads layers {config.taps}; the data hold {target.taps}", param="init")
+    values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
+    wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
+    return HeadLayer(config, HeadWeights(**wide))

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,9 +44,7 @@ class Training(ABC):
         self.workplace = workplace
         self.target = target
         self.settings = settings
-        manifest = read_manifest(workplace.data)
-        if (manifest.fingerprint, manifest.taps) != (target.identity, target.recorded_taps):
-            raise ConfigError(f"{workplace.data} holds data of {manifest.target}, not of {target.name}", param="out")
+        check_data(workplace.data, target)
         self.library = Library(workplace.data, max_tokens)
         if not self.library.training:
             raise ConfigError(f"{workplace.data} holds no text to train on yet", param="tokens")
@@ -137,3 +136,10 @@ class Training(ABC):
     def _sizes(self) -> Sequence[int]:
         vocab = self.target.shape.vocab
         return sorted({size for size in COVERAGE_SIZES if size <= vocab} | {min(vocab, self.draft_vocab)})
+
+
+def check_data(folder: Path, target: Target) -> None:
+    """Raise `ConfigError` where `folder` holds no data of `target`."""
+    manifest = read_manifest(folder)
+    if (manifest.fingerprint, manifest.taps) != (target.identity, target.recorded_taps):
+        raise ConfigError(f"{folder} holds data of {manifest.target}, not of {target.name}", param="out")

@@ -42,6 +42,7 @@ class FlatBatch:
 class Step:
     """What step j of every anchor alive put out; row i sits at slot `slots[i]` and guesses the token after it."""
 
+    hidden: Tensor  # [R, d]: the layer's output
     out: Tensor  # [R, d]: what the logits are of
     slots: Tensor  # [R] int64
 
@@ -68,8 +69,9 @@ def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
             return
         queries = head.queries(x, rotary[:, slots])
         mixed = attend(queries, keys, values, simulated, batch.passages)
-        out, g = head.leave(g, mixed)
-        yield Step(out, slots)
+        hidden = head.leave(g, mixed)
+        out, g = head.ends(hidden)
+        yield Step(hidden, out, slots)
 
 
 def shifted(fused: Tensor, passages: Sequence[Passage]) -> Tensor:

@@ -18,6 +18,19 @@ _BUCKETS = 16
 _SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
 
 
+def rank_rows(
+    sample: SampleView,
+    depth: int,
+    tokens: Tensor,  # [r, k] int64, likeliest first
+    logprobs: Tensor,  # [r, k] float32
+) -> list[list[tuple[int, float]]]:
+    """Do `rank` for rows of one depth."""
+    if not sample.params.greedy:
+        return [rank(sample, depth, *row) for row in zip(tokens, logprobs, strict=True)]
+    both = zip(tokens.tolist(), logprobs.exp().tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in both]
+
+
 def rank(
     sample: SampleView,
     depth: int,  # drafted tokens between the sample's last token and these

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.draft_head import DraftHead
+from prolepsis.models.batch import Batch, SequenceInput, pack
+from prolepsis.models.draft_head import DraftHead, LookingAhead
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.features import Shown
@@ -50,9 +50,15 @@ class Head:
 
     def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
         self._head = head
+        self._ahead = head if isinstance(head, LookingAhead) and head.info.levels else None
         self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_samples)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
         self._scratch = Scratch(self._cache, first_page=num_pages, max_samples=max_samples, max_nodes=MAX_NODES)
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether all levels of a draft come from one pass."""
+        return self._ahead is not None
 
     @property
     def label(self) -> str:
@@ -97,9 +103,10 @@ class Head:
         turns = self._start(samples, depths, limits, threshold)
         if turns:
             with self._forgetting([turn.sample for turn in turns]):
-                self._first_level(turns)
-                while growing := [turn for turn in turns if turn.tree.ask()]:
-                    self._next_level(growing)
+                if self._ahead is not None:
+                    self._look_ahead(self._ahead, turns)
+                else:
+                    self._level_by_level(turns)
         for turn in turns:
             drafts[turn.index] = turn.tree.draft(self.name)
         return drafts
@@ -128,18 +135,44 @@ class Head:
             state = self._slots.get(sample)
             limit = min(limits[i], MAX_NODES)
             if state is not None and min(depths[i], limit) > 0 and len(turns) < self._scratch.max_samples:
-                tree = HeadTree(sample, depths[i], limit, threshold)
+                depth = depths[i] if self._ahead is None else min(depths[i], 1 + self._ahead.info.levels)
+                tree = HeadTree(sample, depth, limit, threshold)
                 turns.append(_Turn(i, sample, state, tree))
         return turns
 
-    def _first_level(self, turns: Sequence[_Turn]) -> None:
-        """Write the slots up to each sample's last token, from true features, and take the candidates after it."""
+    def _look_ahead(self, head: LookingAhead, turns: Sequence[_Turn]) -> None:
+        """Draft all levels from one pass."""
+        batch, features = self._unwritten(turns)
+        found = head.outlook(batch, self._cache, features, CANDIDATES)
+        for row, turn in enumerate(turns):
+            turn.tree.grow(found.first.tokens[row : row + 1], found.first.logprobs[row : row + 1])
+        while growing := [(row, turn.tree) for row, turn in enumerate(turns) if turn.tree.ask()]:
+            places = [(tree.level - 1) * len(turns) + row for row, tree in growing for _ in range(tree.num_new)]
+            drafted = [token for _, tree in growing for token in tree.new_tokens]
+            tokens, logprobs = head.follow(found, places, drafted, CANDIDATES)
+            first = 0
+            for _, tree in growing:
+                rows = slice(first, first + tree.num_new)
+                tree.grow(tokens[rows], logprobs[rows])
+                first = rows.stop
+
+    def _level_by_level(self, turns: Sequence[_Turn]) -> None:
+        self._first_level(turns)
+        while growing := [turn for turn in turns if turn.tree.ask()]:
+            self._next_level(growing)
+
+    def _unwritten(self, turns: Sequence[_Turn]) -> tuple[Batch, torch.Tensor]:
+        """Return the slots up to each sample's last token, with their true features."""
         inputs = [
             SequenceInput(list(turn.sample.tokens[turn.state.written :]), turn.state.written, list(turn.sample.pages))
             for turn in turns
         ]
-        features = [turn.state.take(turn.length - turn.state.written) for turn in turns]
-        found = self._head.committed(pack(inputs), self._cache, _joined(features), CANDIDATES)
+        return pack(inputs), _joined([turn.state.take(turn.length - turn.state.written) for turn in turns])
+
+    def _first_level(self, turns: Sequence[_Turn]) -> None:
+        """Write the slots up to each sample's last token, and take the candidates after it."""
+        batch, features = self._unwritten(turns)
+        found = self._head.committed(batch, self._cache, features, CANDIDATES)
         for row, turn in enumerate(turns):
             turn.tree.grow(found.tokens[row : row + 1], found.logprobs[row : row + 1], found.states[row : row + 1])
             if turn.tree.depth > 1:

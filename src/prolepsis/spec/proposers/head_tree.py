@@ -13,7 +13,7 @@ from torch import Tensor
 from prolepsis.models.batch import SequenceInput
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.candidates import confidence_bucket, rank
+from prolepsis.spec.proposers.candidates import confidence_bucket, rank_rows
 
 CHILDREN = 4
 """Nodes kept below one node at most."""
@@ -32,7 +32,7 @@ class Node:
     depth: int
     alive: float
     bucket: int
-    given: Tensor  # [hidden] float32: the head's state at its parent
+    given: Tensor | None  # [hidden] float32: the head's state at its parent, where it may be drafted from
 
 
 @dataclass(slots=True)
@@ -69,15 +69,22 @@ class HeadTree:
         parents = [place[self.nodes[i].parent] for i in self.asked]
         return SequenceInput(tokens, cached, pages, parents, keep_last=self.num_new)
 
-    def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor) -> None:
+    @property
+    def new_tokens(self) -> list[int]:
+        """Tokens of the nodes that wait for their children."""
+        return [self.nodes[i].token for i in self.asked[-self.num_new :]]
+
+    def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
         """Add what the head expects after the new nodes, or at first after the committed tokens (`Candidates`)."""
         parents = self.asked[-self.num_new :] if self.asked else [ROOT]
-        for row, parent in enumerate(parents):
-            depth, alive = (0, 1.0) if parent == ROOT else (self.nodes[parent].depth, self.nodes[parent].alive)
-            for token, chance in rank(self.sample, depth, tokens[row], logprobs[row])[:CHILDREN]:
+        for row, found in enumerate(rank_rows(self.sample, self.level, tokens, logprobs)):
+            parent = parents[row]
+            alive = 1.0 if parent == ROOT else self.nodes[parent].alive
+            given = None if states is None else states[row]
+            for token, chance in found[:CHILDREN]:
                 if alive * chance >= FLOOR:
                     bucket = confidence_bucket(self.sample, chance)
-                    self.nodes.append(Node(token, parent, depth + 1, alive * chance, bucket, states[row]))
+                    self.nodes.append(Node(token, parent, self.level + 1, alive * chance, bucket, given))
 
     def draft(self, proposer: str) -> Draft | None:
         """Return the likeliest `limit` nodes as a draft."""
@@ -91,4 +98,5 @@ class HeadTree:
 
 def stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
     """Return the states from which the asked nodes of all trees start."""
-    return torch.stack([tree.nodes[i].given for tree in trees for i in tree.asked])
+    given = [tree.nodes[i].given for tree in trees for i in tree.asked]
+    return torch.stack([state for state in given if state is not None])

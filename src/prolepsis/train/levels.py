@@ -1,0 +1,158 @@
+"""Training of a head's levels (`models.head_levels`): the head stays as it is, drafted tokens are the document's.
+
+Level i of anchor a sees the head's state at slot a and the token at slot a + i, and learns the target's distribution
+over the token after that.
+
+Legend: r anchors, d hidden size.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.head_levels import HeadLevels
+from prolepsis.models.levels_file import LevelWeights
+from prolepsis.train.acceptance import Counts
+from prolepsis.train.batches import Batch, Library, TargetEnds, groups, lay_flat, read
+from prolepsis.train.documents import Document
+from prolepsis.train.drawn import draw
+from prolepsis.train.level_acceptance import measure_levels
+from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
+from prolepsis.train.unroll import unroll
+from prolepsis.train.workers import anchors, spread
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSettings:
+    """How levels are made and trained."""
+
+    count: int = 3
+    width: int = 256
+    max_anchors: int = 400_000
+    """Training ends after so many; more text than that is not read, less is read again."""
+    anchors_per_step: int = 512
+    rate: float = 1e-3
+    """Peak rate of AdamW."""
+    level_decay: float = 0.8
+    """Weight of level i is level_decay ** (i - 1)."""
+    untold_weight: float = 0.3
+    """Of what a level expects before it is told the drafted token, beside what it expects then."""
+    drawn: int = 1024
+    """Tokens drawn for each batch beside the likely ones (`train.drawn`)."""
+    seed: int = 0
+    workers: int = 2
+    dtype: torch.dtype = torch.float32
+    held_out_documents: int = 48
+
+
+@dataclass(frozen=True, slots=True)
+class LevelStep:
+    """What a step came to."""
+
+    step: int
+    num_steps: int
+    loss: float
+    """Cross entropy of an anchor, summed over the levels with their weights."""
+
+
+class LevelTraining:
+    """Owns the weights of the levels while they are trained."""
+
+    def __init__(self, head: HeadLayer, ends: TargetEnds, library: Library, settings: LevelSettings) -> None:
+        """Raises `ConfigError` where there is too little text for one step."""
+        if not any(True for _ in groups(library.training, settings.anchors_per_step)):
+            raise ConfigError("there is too little text for one training step; allowed: more tokens", param="tokens")
+        self.settings = settings
+        weights = first_levels(settings, head.config.shape.hidden)
+        self.levels = HeadLevels(weights, head.weights.norm, head.config.shape.eps)
+        self._head, self._ends, self._library = head, ends, library
+        self._trained = list(weights.tensors().values())
+        for tensor in self._trained:
+            tensor.requires_grad_(True)
+        self._optimisers = make_optimisers(self._trained, head.weights.lm_head, Rates(adamw=settings.rate))
+
+    @property
+    def num_steps(self) -> int:
+        return max(1, self.settings.max_anchors // self.settings.anchors_per_step)
+
+    def steps(self) -> Iterator[LevelStep]:
+        """Train to the end; yields after every step."""
+        settings = self.settings
+        torch.manual_seed(settings.seed)
+        with ThreadPoolExecutor(settings.workers, "levels", lambda: torch.set_num_threads(1)) as pool:
+            for step, documents in enumerate(self._documents()):
+                set_rate(self._optimisers, step / self.num_steps)
+                loss = self._step(pool, documents)
+                yield LevelStep(step + 1, self.num_steps, loss)
+                if step + 1 == self.num_steps:
+                    return
+
+    def measure(self) -> dict[str, Counts]:
+        """Return held-out acceptance of chains by kind of prompt and, under "all", of all."""
+        held_out = [d for d in read(self._library.held_out) if d.greedy][: self.settings.held_out_documents]
+        levels = HeadLevels(self.levels.weights.to(torch.float32), self.levels.norm, self.levels.eps)
+        return measure_levels(self._head, levels, held_out, self._ends, len(self._head.config.taps))
+
+    def _documents(self) -> Iterator[list[Document]]:
+        epoch = 0
+        while True:
+            for group in groups(self._library.epoch(self.settings.seed, epoch), self.settings.anchors_per_step):
+                yield read(group)
+            epoch += 1
+
+    def _step(self, pool: ThreadPoolExecutor, documents: Sequence[Document]) -> float:
+        num_anchors = sum(anchors(document) for document in documents)
+        parts = list(pool.map(self._part, spread(documents, self.settings.workers)))
+        sums = [torch.stack(same).sum(0) / num_anchors for same in zip(*(found for _, found in parts), strict=True)]
+        apply(self._optimisers, self._trained, sums)
+        return sum(loss for loss, _ in parts) / num_anchors
+
+    def _part(self, documents: Sequence[Document]) -> tuple[float, list[Tensor]]:
+        dtype = self.settings.dtype
+        batch = lay_flat(documents, self._ends, len(self._head.config.taps))
+        with torch.autocast(batch.tokens.device.type, dtype, enabled=dtype != torch.float32):
+            loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
+        return float(loss.detach()), list(torch.autograd.grad(loss, self._trained))
+
+
+def level_loss(head: HeadLayer, levels: HeadLevels, batch: Batch, ends: TargetEnds, settings: LevelSettings) -> Tensor:
+    """Return the loss summed over anchors and levels."""
+    passages = batch.flat.passages
+    with torch.no_grad():
+        [first] = unroll(head, batch.flat, 1)
+        part = draw(batch.probabilities(ends), head.weights.lm_head, settings.drawn)
+        t2d = head.weights.t2d
+        counts = (batch.covered(t2d) & t2d[batch.tokens]).float()
+    end_of = torch.cat([torch.full((p.end - p.first,), p.end) for p in passages])
+    loss = torch.zeros(())
+    for i, p in enumerate(levels.ahead(first.hidden), 1):
+        inside = (first.slots + i < end_of).nonzero()[:, 0]
+        slots = first.slots[inside] + i
+        weights, rows = counts[slots] * settings.level_decay ** (i - 1), batch.row_of[slots]
+        untold = p[inside]
+        told = levels.told(untold, levels.entered(untold), levels.of_tokens(batch.flat.embeddings[slots]))
+        loss = loss + part.loss(levels.normed(told), rows, weights)
+        loss = loss + settings.untold_weight * part.loss(levels.normed(untold), rows, weights)
+    return loss
+
+
+def first_levels(settings: LevelSettings, hidden: int) -> LevelWeights:
+    """Return weights with which every level expects what the head expects of the first drafted token."""
+    n, w, generator = settings.count, settings.width, torch.Generator().manual_seed(settings.seed)
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator) / math.sqrt(hidden)
+
+    return LevelWeights(
+        enter=noise(n, w, hidden),
+        leave=torch.zeros(n, hidden, w),
+        state=noise(w, hidden),
+        token=noise(w, hidden),
+        out=torch.zeros(hidden, w),
+    )

@@ -1,0 +1,134 @@
+"""Levels of a draft head: both forwards against the formulas of `models.head_levels`, written out."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from torch import Tensor
+
+from prolepsis.models.batch import Batch, SequenceInput, pack
+from prolepsis.models.draft_head import SHORTLIST, Outlook
+from prolepsis.models.head_file import HeadWeights
+from prolepsis.models.lean import LeanModel
+from prolepsis.models.lean_head import LeanHead
+from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.levels_file import LevelWeights
+from prolepsis.models.native import NativeModel
+from prolepsis.models.native_head import NativeHead
+from prolepsis.models.weights import open_checkpoint
+from tests.models.heads import DRAFT_VOCAB, random_head, random_levels
+from tests.models.kernels import why_not
+from tests.models.tiny import save_tiny
+
+FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+COUNT, WIDTH, ROWS = 3, 64, 2
+LENGTH = 20
+
+
+class Room:
+    """A head with levels on a forward, and what it is made of in float32."""
+
+    def __init__(self, forward: str) -> None:
+        with TemporaryDirectory() as folder:
+            model = save_tiny(Path(folder), "llama", {"head_dim": 32})
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16().float()
+            model.save_pretrained(folder)
+            checkpoint = open_checkpoint(Path(folder), torch.float32)
+            shape = LeanShape.from_config(checkpoint.config)
+            config, weights = random_head(shape, norm_output=False)  # so that the states given back are z
+            levels = random_levels(shape.hidden, COUNT, WIDTH)
+            self.embedding = checkpoint.tensor("model.embed_tokens.weight")
+            self.head: NativeHead | LeanHead
+            if forward == "native":
+                self.head = NativeHead("head", config, weights, NativeModel(checkpoint, shape, "t", threads=2), levels)
+            else:
+                target = LeanModel(checkpoint, shape, "t", torch.device("cpu"))
+                self.head = LeanHead("head", config, weights, target, levels)
+        self.eps, self.hidden, self.vocab = shape.eps, shape.hidden, shape.vocab
+        self.weights: HeadWeights = weights
+        self.levels: LevelWeights = levels.to(torch.float32)
+
+    def batch(self) -> tuple[Batch, Tensor]:
+        """Two sequences; the first keeps its last row, so does the second."""
+        generator = torch.Generator().manual_seed(4)
+        tokens = torch.randint(3, self.vocab, (2, LENGTH), generator=generator).tolist()
+        features = torch.randn(2 * LENGTH, 3 * self.hidden, generator=generator).bfloat16()
+        features[[0, LENGTH]] = 0.0
+        return pack([SequenceInput(tokens[0], 0, [0]), SequenceInput(tokens[1], 0, [2])]), features
+
+    def norm(self, x: Tensor) -> Tensor:
+        return x * (x.pow(2).mean() + self.eps).rsqrt() * self.weights.norm.float()
+
+    def ahead(self, z: Tensor, level: int) -> Tensor:
+        x = self.levels.enter[level] @ self.norm(z)
+        return z + self.levels.leave[level] @ (x / (1 + torch.exp(-x)))
+
+    def told(self, z: Tensor, level: int, token: int) -> Tensor:
+        p, e = self.ahead(z, level), self.embedding[token]
+        x = self.levels.state @ self.norm(p) + self.levels.token @ (e * (e.pow(2).mean() + self.eps).rsqrt())
+        return p + self.levels.out @ (x / (1 + torch.exp(-x)))
+
+    def logits(self, state: Tensor) -> Tensor:
+        return self.weights.lm_head.float() @ self.norm(state)
+
+
+@cache
+def room(forward: str) -> Room:
+    return Room(forward)
+
+
+def looked(r: Room) -> Outlook:
+    batch, features = r.batch()
+    return r.head.outlook(batch, r.head.make_cache(4), features, 6)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    error = (found - expected).pow(2).mean().sqrt() / expected.std()
+    assert error < 0.04, f"relative error {error:.3f}"
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_the_first_level_is_that_of_a_pass_that_does_not_look_ahead(forward: str) -> None:
+    r = room(forward)
+    batch, features = r.batch()
+    found, plain = looked(r), r.head.committed(batch, r.head.make_cache(4), features, 6)
+    assert torch.equal(found.first.tokens, plain.tokens)
+    torch.testing.assert_close(found.first.logprobs, plain.logprobs)
+    torch.testing.assert_close(found.first.states, plain.states)
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_states_and_shortlists_of_all_levels(forward: str) -> None:
+    r = room(forward)
+    found = looked(r)
+    assert found.ahead.shape == (COUNT * ROWS, r.hidden)
+    for level in range(COUNT):
+        for row in range(ROWS):
+            at = level * ROWS + row
+            expected = r.ahead(found.first.states[row], level)
+            close(found.ahead[at], expected)
+            close(found.entered[at], r.levels.state @ r.norm(expected))
+            logits = r.logits(expected)
+            kept = logits[found.shortlist[at].long()]
+            assert len(set(found.shortlist[at].tolist())) == min(SHORTLIST, DRAFT_VOCAB)
+            close(kept, logits.sort(descending=True).values[: len(kept)])
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_what_follows_a_drafted_token(forward: str) -> None:
+    r = room(forward)
+    found = looked(r)
+    ids = r.weights.target_ids
+    drafted = [(0, int(ids[3])), (0, int(ids[40])), (1 * ROWS + 1, int(ids[3])), (2 * ROWS, int(ids[60]))]
+    tokens, logprobs = r.head.follow(found, [place for place, _ in drafted], [token for _, token in drafted], 8)
+    assert tokens.shape == logprobs.shape == (4, 8)
+    draft_ids = {int(token): i for i, token in enumerate(ids)}
+    for j, (place, token) in enumerate(drafted):
+        expected = r.logits(r.told(found.first.states[place % ROWS], place // ROWS, token)).log_softmax(-1)
+        at = torch.tensor([draft_ids[int(t)] for t in tokens[j]])
+        assert (logprobs[j] - expected[at]).abs().max() < 0.1
+        assert (logprobs[j] - expected.sort(descending=True).values[:8]).abs().max() < 0.1, "the likeliest come first"
+    assert (logprobs[0] - logprobs[1]).abs().max() > 0.2, "the drafted token matters"

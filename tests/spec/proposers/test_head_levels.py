@@ -1,0 +1,143 @@
+"""Trees that a head with levels grows from one pass, against a plain search over what its levels say."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.models.batch import Batch
+from prolepsis.models.draft_head import Candidates, HeadInfo, Outlook
+from prolepsis.models.protocol import KVCache
+from prolepsis.sampling.noise import gumbel
+from prolepsis.spec.features import Shown
+from prolepsis.spec.proposers.head import Head
+from prolepsis.spec.proposers.head_tree import CHILDREN, FLOOR, WIDTH
+from tests.fakes import TableCache
+from tests.spec.samples import FakeSample
+
+VOCAB, LEVELS = 40, 2
+
+
+def says(last: int, level: int, count: int = 12) -> list[tuple[int, float]]:
+    """Tokens and probabilities that a level expects after token `last`, likeliest first."""
+    power = 1.5 + ((11 * last + 7 * level) % 17) / 20  # another for each, so that no two paths are equally likely
+    weights = [(1 + (7 * token + 3 * last + 5 * level) % VOCAB) ** -power for token in range(VOCAB)]
+    ranked = sorted(range(VOCAB), key=lambda token: -weights[token])
+    return [(token, weights[token] / sum(weights)) for token in ranked[:count]]
+
+
+class LevelledHead:
+    """Says `says`; rows of an outlook know the tokens they stand after."""
+
+    info = HeadInfo("levelled", (0,), 2, VOCAB, page_bytes=8, weight_bytes=0, levels=LEVELS)
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+        self.asked: list[int] = []
+
+    def make_cache(self, num_pages: int) -> KVCache:
+        return TableCache(num_pages)
+
+    def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
+        self.num_passes += 1
+        return self._candidates([(int(batch.token_ids[row]), 0) for row in batch.logit_rows.tolist()], count)
+
+    def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
+        raise AssertionError("all levels come from one pass")
+
+    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+        first = self.committed(batch, cache, features, count)
+        none = torch.zeros(LEVELS * len(first.tokens), 1)
+        return Outlook(first, none, none, none)
+
+    def follow(
+        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        rows = len(outlook.first.tokens)
+        self.asked.append(len(tokens))
+        found = self._candidates([(t, 1 + place // rows) for place, t in zip(places, tokens, strict=True)], count)
+        return found.tokens, found.logprobs
+
+    def _candidates(self, after: Sequence[tuple[int, int]], count: int) -> Candidates:
+        known = [says(last, level, count) for last, level in after]
+        tokens = torch.tensor([[token for token, _ in row] for row in known])
+        chances = torch.tensor([[chance for _, chance in row] for row in known])
+        return Candidates(tokens, chances.log(), torch.zeros(len(known), 1))
+
+
+def shown(head: Head, *samples: FakeSample) -> None:
+    for sample in samples:
+        seen = sample.tokens[:-1]
+        head.take([Shown(sample, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
+
+
+def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], float]]:
+    """Return the likeliest paths with their chances, each level grown below the likeliest few of the one before."""
+    kept: list[tuple[tuple[int, ...], float]] = []
+    growing: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for level in range(depth):
+        found = [
+            ((*path, token), alive * chance)
+            for path, alive in growing
+            for token, chance in says(path[-1] if path else last, level)[:CHILDREN]
+            if alive * chance >= FLOOR
+        ]
+        kept += found
+        growing = sorted(found, key=lambda node: -node[1])[:WIDTH]
+    return sorted(kept, key=lambda node: -node[1])[:limit]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 6])
+def test_a_tree_is_what_a_plain_search_finds_from_one_pass(depth: int) -> None:
+    model = LevelledHead()
+    head = Head(model, num_pages=8, max_samples=4)
+    samples = [FakeSample([5, 6, 7 + i], key=f"r{i}/0", pages=[i]) for i in range(2)]
+    shown(head, *samples)
+    drafts = head.propose_trees(samples, [depth, depth], [9, 5], 0.0)
+    assert model.num_passes == 1
+    assert len(model.asked) == min(depth, 1 + LEVELS) - 1
+    for sample, draft, limit in zip(samples, drafts, (9, 5), strict=True):
+        assert draft is not None
+        paths: dict[int, tuple[int, ...]] = {}
+        for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            paths[i] = (*paths.get(parent, ()), token)
+        expected = searched(sample.tokens[-1], min(depth, 1 + LEVELS), limit)
+        assert sorted(paths.values()) == sorted(path for path, _ in expected)
+
+
+def test_a_sampled_chain_is_ranked_with_the_samples_own_noise() -> None:
+    params = SamplingParams(temperature=0.9)
+    sample = FakeSample([5, 6, 7], num_prompt_tokens=1, pages=[0], params=params, noise_key=77)
+    head = Head(LevelledHead(), num_pages=8, max_samples=4)
+    shown(head, sample)
+    [draft] = head.propose_trees([sample], [3], [24], 0.0)
+    assert draft is not None
+    last, path, level = 7, list[int](), 0
+    while level < 1 + LEVELS:
+        scored = {
+            token: math.log(chance) / 0.9 + float(gumbel(77, 2 + level, torch.tensor([token])))
+            for token, chance in says(last, level)
+        }
+        last = max(scored, key=lambda token: scored[token])
+        path.append(last)
+        level += 1
+    at = -1
+    for token in path[:2]:
+        children = {t: i for i, (t, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)) if parent == at}
+        assert token in children
+        assert children[token] == min(children.values()), "the likeliest child comes first"
+        at = children[token]
+
+
+def test_neighbours_of_other_depths_share_the_pass() -> None:
+    model = LevelledHead()
+    head = Head(model, num_pages=8, max_samples=4)
+    samples = [FakeSample([5, 6, 7], key=f"r{i}/0", pages=[i]) for i in range(3)]
+    shown(head, *samples)
+    drafts = head.propose_trees(samples, [1, 3, 2], [4, 12, 6], 0.0)
+    assert model.num_passes == 1
+    assert [max(draft.depths()) if draft else 0 for draft in drafts] == [1, 3, 2]
+    assert head.propose_trees(samples[:1], [0], [4], 0.0) == [None]
