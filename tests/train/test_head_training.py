@@ -108,11 +108,11 @@ def test_small_runs_predict_larger_ones(workplace: Workplace, target: Target) ->
 def test_a_trained_head_gets_levels_that_are_loaded_with_it(workplace: Workplace, target: Target) -> None:
     list(HeadTraining(workplace, target, HeadPlan(draft_vocab=96, settings=SETTINGS)).steps())
     settings = LevelSettings(count=2, width=32, max_anchors=240, anchors_per_step=60, workers=1)
-    run = LevelRun(workplace.head, workplace.data, target, settings)
+    run = LevelRun(workplace.exported, workplace.data, target, settings)
     assert [done.step for done in run.steps()] == [1, 2, 3, 4]
-    found = load_levels(workplace.head, target.shape.hidden)
+    found = load_levels(workplace.exported, target.shape.hidden)
     assert found is not None
     torch.testing.assert_close(found.out, run.training.levels.weights.out.detach().bfloat16())
-    report = levels_report(workplace.head)
+    report = levels_report(workplace.exported)
     assert report["settings"]["count"] == 2
     assert report["acceptance"]["all"]["trials"][0] > 0

@@ -8,9 +8,10 @@ import torch
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.head_levels import HeadLevels
+from prolepsis.train.acceptance import measure
 from prolepsis.train.batches import Library, lay_flat
 from prolepsis.train.drawn import draw
-from prolepsis.train.level_acceptance import measure_levels
+from prolepsis.train.level_acceptance import drafted_ahead
 from prolepsis.train.levels import LevelSettings, LevelTraining, first_levels, level_loss
 from prolepsis.train.losses import soft_cross_entropy
 from prolepsis.train.shards import ShardWriter
@@ -123,8 +124,9 @@ def test_chains_are_counted_as_they_are_drafted() -> None:
             guess = int(ids[(head.weights.lm_head @ state).argmax()])
         said[slot + 1] = guess
         step = next(iter(unroll(head, lay_flat([dataclasses.replace(document, tokens=said)], ends, 3).flat, 1)))
-    counts = measure_levels(head, levels, [dataclasses.replace(document, tokens=said)], ends, 3)["all"]
+    counts = measure([dataclasses.replace(document, tokens=said)], lambda d: drafted_ahead(head, levels, d, ends))[
+        "all"
+    ]
     assert counts.trials[0] == 8
     assert counts.hits[0] >= 2
     assert all(later <= hits for later, hits in zip(counts.trials[1:], counts.hits, strict=False))
-    assert measure_levels(head, levels, [dataclasses.replace(document, greedy=False)], ends, 3) == {}

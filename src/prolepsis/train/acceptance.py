@@ -45,6 +45,14 @@ class Drafted:
     known: Tensor  # [r] bool: the document has a token there
 
 
+def compared(guesses: Tensor, tokens: Tensor, slots: Tensor) -> Drafted:
+    """Compare `guesses` [r] of what follows `slots` [r], both int64, with the document's `tokens` [n]."""
+    known = slots < len(tokens) - 1  # after the last slot nobody knows what the target said
+    right = torch.zeros_like(known)
+    right[known] = guesses[known] == tokens[slots[known] + 1]
+    return Drafted(right, known)
+
+
 @torch.no_grad()
 def measure(documents: Iterable[Document], draft: Callable[[Document], Iterable[Drafted]]) -> dict[str, Counts]:
     """Draft greedily from every anchor of greedy documents; return counts by prompt kind and, under "all", of all.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.head_layer import HeadLayer
-from prolepsis.train.acceptance import Counts, Drafted, measure
+from prolepsis.train.acceptance import Counts, Drafted, compared, measure
 from prolepsis.train.batches import Batch, TargetEnds, lay_flat
 from prolepsis.train.documents import Document
 from prolepsis.train.fused_losses import fused_soft_cross_entropy
@@ -91,11 +91,8 @@ def drafted(head: HeadLayer, document: Document, ends: TargetEnds) -> Iterator[D
     """Yield, position by position, which greedy drafts of a head are the document's."""
     batch = lay_flat([document], ends, len(head.config.taps))
     for step in unroll(head, batch.flat, len(batch.tokens)):
-        known = step.slots < len(batch.tokens) - 1  # after the last slot nobody knows what the target said
         guesses = head.weights.target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)]
-        right = torch.zeros_like(known)
-        right[known] = guesses[known] == batch.tokens[step.slots[known] + 1]
-        yield Drafted(right, known)
+        yield compared(guesses, batch.tokens, step.slots)
 
 
 def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:

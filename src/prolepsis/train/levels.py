@@ -18,11 +18,11 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.head_layer import HeadLayer
 from prolepsis.models.head_levels import HeadLevels
 from prolepsis.models.levels_file import LevelWeights
-from prolepsis.train.acceptance import Counts
+from prolepsis.train.acceptance import Counts, measure
 from prolepsis.train.batches import Batch, Library, TargetEnds, groups, lay_flat, read
 from prolepsis.train.documents import Document
 from prolepsis.train.drawn import draw
-from prolepsis.train.level_acceptance import measure_levels
+from prolepsis.train.level_acceptance import drafted_ahead
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
 from prolepsis.train.unroll import unroll
 from prolepsis.train.workers import anchors, spread
@@ -97,7 +97,7 @@ class LevelTraining:
         """Return held-out acceptance of chains by kind of prompt and, under "all", of all."""
         held_out = [d for d in read(self._library.held_out) if d.greedy][: self.settings.held_out_documents]
         levels = HeadLevels(self.levels.weights.to(torch.float32), self.levels.norm, self.levels.eps)
-        return measure_levels(self._head, levels, held_out, self._ends, len(self._head.config.taps))
+        return measure(held_out, lambda document: drafted_ahead(self._head, levels, document, self._ends))
 
     def _documents(self) -> Iterator[list[Document]]:
         epoch = 0
