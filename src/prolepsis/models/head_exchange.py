@@ -93,6 +93,7 @@ def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None
         (staging / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
         shutil.copyfile(source.folder / WEIGHTS, staging / WEIGHTS)
         if (source.folder / LEVELS).is_file():
+            (staging / LEVELS).parent.mkdir()
             shutil.copyfile(source.folder / LEVELS, staging / LEVELS)
         staging.rename(home)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Levels of a draft head as a file beside its weights, bound to them by their checksum.
+"""Levels of a draft head as a file in its folder, bound to its weights by their checksum.
 
 The head is a whole EAGLE-3 head without it. `models.head_levels` says what the tensors do.
 
@@ -22,7 +22,8 @@ from prolepsis.models.head_file import weights_checksum
 
 log = structlog.get_logger(__name__)
 
-LEVELS = "levels.safetensors"
+LEVELS = "levels/levels.safetensors"
+"""Of the head's folder: in one of its own, as others read all safetensors beside a configuration as one model."""
 _HEAD, _REPORT = "head_sha256", "report"  # in the file's metadata
 
 
@@ -56,6 +57,7 @@ class LevelWeights:
 def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) -> None:
     """Write levels beside the head in `folder`, in bfloat16; `report` is how they were trained, plain JSON values."""
     part = folder / f"{LEVELS}.part"
+    part.parent.mkdir(exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in weights.to(torch.bfloat16).tensors().items()}
     save_file(tensors, part, {_HEAD: weights_checksum(folder), _REPORT: json.dumps(dict(report))})
     part.chmod(0o644)  # the library writes for the owner only

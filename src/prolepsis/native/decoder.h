@@ -51,7 +51,7 @@ class Decoder {
  public:
   Decoder(int64_t layers, bool tied, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
           int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads)
-      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads)) {
+      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads, std::chrono::milliseconds(4))) {
     const int64_t wide = (2 * heads + 2 * kv_heads) * head_dim + 3 * intermediate, rows = (vocab + kTask - 1) / kTask * kTask;
     arena_.reserve(hidden * (layers * wide + rows * (tied ? 1 : 2)));
   }

@@ -1,4 +1,4 @@
-"""Levels for a head that is there: from its folder and a folder of data to `levels.safetensors` beside its weights."""
+"""Levels for a head that is there: from its folder and a folder of data to the file of its levels."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
