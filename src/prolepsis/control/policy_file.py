@@ -1,0 +1,89 @@
+"""The policy in use, as its file has it: taken over as a whole when it is right, otherwise the last good one stays."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from prolepsis.control.check import NOTHING_KNOWN, Known, check
+from prolepsis.control.finding import Finding
+from prolepsis.control.policy import Policy
+from prolepsis.control.reading import InvalidPolicy, located, parse_policy, read_text
+from prolepsis.core.errors import ConfigError
+
+Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What a look at the file brought."""
+
+    changed: bool
+    """A policy of another version or content was taken over."""
+    refused: ConfigError | None = None
+    """Why the file as it is now was not taken over; said once for each state of the file."""
+
+
+class PolicyFile:
+    """Holds the last good policy of a file; `policy` is replaced in one assignment, so readers need no lock."""
+
+    def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
+        """Raises `ConfigError` where the file holds no policy that may be used."""
+        self.path = path
+        self._known = known
+        self._stamp = _stamp(path)
+        text = read_text(path)
+        self._seen = _digest(text)
+        self.policy, self.warnings = _usable(text, path, known)
+
+    def look(self) -> Reload:
+        """Take over the file if it changed; cheap where it did not. Never raises for what the file holds."""
+        stamp = _stamp(self.path)
+        return Reload(changed=False) if stamp == self._stamp else self.reload(stamp)
+
+    def reload(self, stamp: Stamp | None = None) -> Reload:
+        """Read the file now, whatever its times say.
+
+        `stamp` is what the file looked like before this call; a write in between is seen by the next `look`.
+        """
+        self._stamp = _stamp(self.path) if stamp is None else stamp
+        try:
+            text = read_text(self.path)
+        except ConfigError as error:
+            return self._refuse(str(error), error)
+        if _digest(text) == self._seen:
+            return Reload(changed=False)
+        try:
+            policy, warnings = _usable(text, self.path, self._known)
+        except ConfigError as error:
+            return self._refuse(_digest(text), error)
+        self._seen = _digest(text)
+        changed = policy.full_version != self.policy.full_version
+        self.policy, self.warnings = policy, warnings
+        return Reload(changed)
+
+    def _refuse(self, seen: str, error: ConfigError) -> Reload:
+        already, self._seen = seen == self._seen, seen
+        return Reload(changed=False, refused=None if already else error)
+
+
+def _usable(text: str, path: Path, known: Known) -> tuple[Policy, tuple[Finding, ...]]:
+    """Return the policy and its warnings; raises `InvalidPolicy` where it has an error."""
+    policy, document = parse_policy(text, str(path))
+    findings = located(check(policy, known), document)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if errors:
+        raise InvalidPolicy(str(path), errors)
+    return policy, tuple(findings)
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return what changes when the file does; empty where it cannot be looked at."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
