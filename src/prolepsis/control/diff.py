@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prolepsis.control.policy import DEFAULT_RULE, Policy, Rule, plain_match, plain_terms
+from prolepsis.control.terms import Terms
 
 _SHOWN_LABELS = ("version", "description")
 
@@ -56,7 +57,12 @@ def _labels(policy: Policy) -> dict[str, object]:
 
 
 def _described(place: int, rule: Rule) -> dict[str, object]:
-    return {"position": place, "match": plain_match(rule.match), **plain_terms(rule.terms)}
+    """Return what a rule says beyond the defaults; its mode in any case."""
+    defaults = plain_terms(Terms())
+    terms = {
+        name: value for name, value in plain_terms(rule.terms).items() if name == "mode" or value != defaults[name]
+    }
+    return {"position": place, "match": plain_match(rule.match), **terms}
 
 
 def _rule(name: str, old: Rule, new: Rule) -> Iterator[Change]:

@@ -9,7 +9,7 @@ from prolepsis.control.match import mismatch
 from prolepsis.control.policy import DEFAULT_RULE, Policy
 from prolepsis.control.terms import Terms
 
-Outcome = Literal["matched", "failed", "not_reached"]
+Outcome = Literal["matched", "no_match", "not_reached"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def explain(policy: Policy, facts: RequestFacts, wish: Wish = NO_WISH) -> Explan
         if name != DEFAULT_RULE:
             tried.append(Tried(rule.name, "not_reached"))
         elif (failed := mismatch(rule.match, facts)) is not None:
-            tried.append(Tried(rule.name, "failed", str(failed)))
+            tried.append(Tried(rule.name, "no_match", str(failed)))
         else:
             tried.append(Tried(rule.name, "matched"))
             name, terms = rule.name, rule.terms

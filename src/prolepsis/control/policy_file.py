@@ -1,5 +1,6 @@
 """The policy in use, as its file has it: taken over as a whole when it is right, otherwise the last good one stays."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -11,6 +12,7 @@ from prolepsis.control.reading import InvalidPolicy, located, parse_policy, read
 from prolepsis.core.errors import ConfigError
 
 Stamp = tuple[int, ...]
+Check = Callable[[Policy], Sequence[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +28,15 @@ class Reload:
 class PolicyFile:
     """Holds the last good policy of a file; `policy` is replaced in one assignment, so readers need no lock."""
 
-    def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
-        """Raises `ConfigError` where the file holds no policy that may be used."""
+    def __init__(self, path: Path, known: Known = NOTHING_KNOWN, also: Check | None = None) -> None:
+        """`also`: what else must hold where it is used. Raises `ConfigError` where the file has no usable policy."""
         self.path = path
         self._known = known
+        self._also = also
         self._stamp = _stamp(path)
         text = read_text(path)
         self._seen = _digest(text)
-        self.policy, self.warnings = _usable(text, path, known)
+        self.policy = self._usable(text)
 
     def look(self) -> Reload:
         """Take over the file if it changed; cheap where it did not. Never raises for what the file holds."""
@@ -53,27 +56,27 @@ class PolicyFile:
         if _digest(text) == self._seen:
             return Reload(changed=False)
         try:
-            policy, warnings = _usable(text, self.path, self._known)
+            policy = self._usable(text)
         except ConfigError as error:
             return self._refuse(_digest(text), error)
         self._seen = _digest(text)
         changed = policy.full_version != self.policy.full_version
-        self.policy, self.warnings = policy, warnings
+        self.policy = policy
         return Reload(changed)
+
+    def _usable(self, text: str) -> Policy:
+        """Return the policy; raises `InvalidPolicy` where it has an error."""
+        policy, document = parse_policy(text, str(self.path))
+        more = self._also(policy) if self._also else ()
+        findings = located([*check(policy, self._known), *more], document)
+        errors = [finding for finding in findings if finding.severity == "error"]
+        if errors:
+            raise InvalidPolicy(str(self.path), errors)
+        return policy
 
     def _refuse(self, seen: str, error: ConfigError) -> Reload:
         already, self._seen = seen == self._seen, seen
         return Reload(changed=False, refused=None if already else error)
-
-
-def _usable(text: str, path: Path, known: Known) -> tuple[Policy, tuple[Finding, ...]]:
-    """Return the policy and its warnings; raises `InvalidPolicy` where it has an error."""
-    policy, document = parse_policy(text, str(path))
-    findings = located(check(policy, known), document)
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors:
-        raise InvalidPolicy(str(path), errors)
-    return policy, tuple(findings)
 
 
 def _stamp(path: Path) -> Stamp:

@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", "draft_head", "early_exit")
+"""Every proposer there is; which of them are loaded is said by `EngineConfig.proposers`."""
 
 
 class EngineConfig(BaseModel):
@@ -68,6 +70,9 @@ class ServerConfig(BaseModel):
     )
     tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); serves https")
     tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
+    policy: Path | None = Field(
+        default=None, description="policy file: which requests may speculate and how; taken anew when it changes"
+    )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"

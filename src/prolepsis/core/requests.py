@@ -8,7 +8,7 @@ from prolepsis.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
-    """What the caller asked of speculation; the plan and the measured value decide what takes effect."""
+    """What caller and policy allow of speculation; the plan and the measured value decide what takes effect."""
 
     enabled: bool = True
     forced: bool = False
@@ -19,6 +19,8 @@ class SpeculationChoice:
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None
     """Names of the proposers allowed; None allows every proposer of the plan."""
+    off_by_policy: bool = False
+    """Where it is not enabled: the policy says so, not the caller."""
 
 
 @dataclass(frozen=True, slots=True)

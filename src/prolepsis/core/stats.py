@@ -23,6 +23,7 @@ EffectiveReason = Literal[
     "too_costly",
     "resting",
     "requested_off",  # the caller turned it off
+    "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "plan_off",  # the plan's ceiling is 0
     "no_decode",  # the request ended before a step that could have drafted
     "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged

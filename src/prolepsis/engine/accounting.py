@@ -88,7 +88,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if request.stats.shadow:
         return "compared"
     if not choice.enabled or choice.num_speculative_tokens == 0:
-        return "requested_off"
+        return "policy_off" if choice.off_by_policy else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
         return _OFF_BY_OVERLOAD.get(plan.reason, "plan_off")
     frequent: EffectiveReason = "no_decode"

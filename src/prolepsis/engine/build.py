@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import PROPOSER_NAMES, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
@@ -160,10 +160,9 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     """
     if config.num_speculative_tokens == 0:
         return ()
-    allowed = (*FREE_PROPOSERS, DRAFT_MODEL, DRAFT_HEAD, EARLY_EXIT)
     for name in config.proposers:
-        if name not in allowed:
-            raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(allowed)}", param="proposers")
+        if name not in PROPOSER_NAMES:
+            raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(PROPOSER_NAMES)}", param="proposers")
     names = tuple(dict.fromkeys(config.proposers))
     if config.draft_model is None and DRAFT_MODEL in names:
         raise ConfigError("proposers names 'draft_model', but draft_model names no model", param="draft_model")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.server.formats import Json
+from prolepsis.server.policies import Ruling
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,10 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
     return total
 
 
-def metrics(stats: RequestStats) -> Json:
+def metrics(stats: RequestStats, ruling: Ruling | None = None) -> Json:
     """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
+
+    `ruling`: the policy's, where there is a policy.
 
     What drafts in shadow would have brought has figures of its own, where there were any.
     """
@@ -63,6 +66,7 @@ def metrics(stats: RequestStats) -> Json:
     generation_s = stats.total_s - stats.queue_s
     intervals = stats.num_output_tokens - 1
     decode_s = stats.total_s - first if first is not None else None
+    ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(first),
@@ -76,6 +80,7 @@ def metrics(stats: RequestStats) -> Json:
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,
             "plan_version": stats.mode.plan_version,
+            **ruled,
         },
     }
 

@@ -10,27 +10,17 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.client import EngineInfo
 from prolepsis.server.admitted import Admitted, Showing
+from prolepsis.server.asker import Asker
 from prolepsis.server.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.caller import Caller
 from prolepsis.server.constraint import asked_form, constraint
 from prolepsis.server.conversation import prompt_tokens, size
 from prolepsis.server.fields import MAX_SAMPLES
 from prolepsis.server.off_loop import INLINE_CHARACTERS, off_loop
 from prolepsis.server.reasoning import Thinking, thinking_of
+from prolepsis.server.request_facts import DEFAULT_COMPLETION_TOKENS, request_facts
 from prolepsis.server.room import Room
-from prolepsis.server.speculation import AskedSpeculation, asked_speculation
+from prolepsis.server.speculation import AskedSpeculation, asked_speculation, under_policy
 from prolepsis.server.tool_use import tool_use
-
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asker:
-    """Who asks, and what the request's headers say."""
-
-    caller: Caller
-    spec_mode: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +151,16 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
 def _admit(body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room) -> Admitted:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     params, length = asked.params, room.client.info.max_model_len
+    lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
+    if room.policies is not None:
+        longest, now = max(len(prompt.token_ids) for prompt in asked.prompts), room.policies.now()
+        facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
+        speculation = under_policy(speculation, room.policies.ruling(facts), own)
     requests = tuple(
         GenerateRequest(
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
             prompt_token_ids=tuple(prompt.token_ids),
-            params=replace(params, max_tokens=_fitting(prompt, asked.field, params.min_tokens, length)),
+            params=replace(params, max_tokens=lengths[i]),
             n=body.n or 1,
             priority=body.priority or 0,
             scope=scope(asker.caller.tenant, body.cache_salt),

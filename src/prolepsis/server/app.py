@@ -9,6 +9,7 @@ from functools import partial
 
 from fastapi import FastAPI
 
+from prolepsis.control.policy_file import PolicyFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
@@ -20,6 +21,7 @@ from prolepsis.server.door.refusals import count_refusal
 from prolepsis.server.errors import install_error_handlers
 from prolepsis.server.generation import generation_routes
 from prolepsis.server.openapi import openapi_routes
+from prolepsis.server.policies import Policies
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
 from prolepsis.server.status import status_routes
@@ -39,7 +41,13 @@ class Door:
 
 
 def build(
-    config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, metrics: Metrics, door: Door | None = None
+    config: ServerConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    door: Door | None = None,
+    *,
+    policy: PolicyFile | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
@@ -65,7 +73,8 @@ def build(
     app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
     app.state.door_metrics = metrics.door
-    room = Room(config, client, tokenizer, gate, started=int(time.time()))
+    policies = Policies(policy, info.proposers) if policy else None
+    room = Room(config, client, tokenizer, gate, int(time.time()), policies)
     for router in (
         generation_routes(room),
         tokenization_routes(room),

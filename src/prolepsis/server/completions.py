@@ -87,7 +87,7 @@ async def _accounts(admitted: Admitted, room: Room, stats: RequestStats, form: F
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
     shown: Json = {"usage": usage(stats, await counting(admitted, room, form.reasoning))}
     if admitted.speculation.metrics:
-        shown["metrics"] = metrics(stats) if admitted.num_choices == 1 else None
+        shown["metrics"] = metrics(stats, admitted.speculation.ruling) if admitted.num_choices == 1 else None
     return shown
 
 

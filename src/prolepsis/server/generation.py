@@ -9,8 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.accounts import summed
-from prolepsis.server.admission import Asker, admit_chat, admit_completion
+from prolepsis.server.admission import admit_chat, admit_completion
 from prolepsis.server.admitted import Admitted
+from prolepsis.server.asker import Asker
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.body_reader import read_body
 from prolepsis.server.caller import caller_of
@@ -24,7 +25,6 @@ from prolepsis.server.merging import merged
 from prolepsis.server.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.room import Room
-from prolepsis.server.speculation import HEADER
 from prolepsis.server.sse import EventStream
 
 CLIENT_CLOSED_REQUEST = 499
@@ -52,7 +52,7 @@ def generation_routes(room: Room) -> APIRouter:
         if admitted.stream:
             events = response_events(_answer(request, admitted, room), shape)
             return EventStream(events, headers=_at_start(admitted), named=True)
-        return await _whole(request, whole_response(_answer(request, admitted, room), shape))
+        return await _whole(request, admitted, whole_response(_answer(request, admitted, room), shape))
 
     @router.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
@@ -66,7 +66,7 @@ async def _completion(request: Request, admitted: Admitted, room: Room, make_for
     parts, form = _answer(request, admitted, room), make_form(admitted.showing)
     if admitted.stream:
         return EventStream(completion_chunks(parts, admitted, room, form), headers=_at_start(admitted))
-    return await _whole(request, whole_completion(parts, admitted, room, form))
+    return await _whole(request, admitted, whole_completion(parts, admitted, room, form))
 
 
 async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
@@ -98,18 +98,20 @@ async def _one_prompt(party: Party, number: int, admitted: Admitted, room: Room)
             yield part
 
 
-async def _whole(request: Request, work: Coroutine[object, object, tuple[Json, RequestStats]]) -> Response:
+async def _whole(
+    request: Request, admitted: Admitted, work: Coroutine[object, object, tuple[Json, RequestStats]]
+) -> Response:
     try:
         reply, stats = await until_disconnect(request.receive, work)
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
-    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}"
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{admitted.speculation.ruled_by}"
     return JSONResponse(reply, headers={"x-spec-effective": effective})
 
 
 def _asker(request: Request) -> Asker:
-    return Asker(caller_of(request), request.headers.get(HEADER))
+    return Asker(caller_of(request), request.scope["path"], dict(request.headers))
 
 
 def _at_start(admitted: Admitted) -> dict[str, str]:

@@ -58,6 +58,9 @@ class Effective(Reply):
     mode: Literal["on", "off", "shadow"]
     reason: str
     plan_version: int
+    policy_rule: str | None = None
+    """The rule that matched, `default` where none did; there where the server has a policy."""
+    policy_version: str | None = None
 
 
 class Metrics(Reply):

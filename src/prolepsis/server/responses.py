@@ -8,8 +8,9 @@ from dataclasses import replace
 from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.accounts import metrics
-from prolepsis.server.admission import Asker, admit_chat
+from prolepsis.server.admission import admit_chat
 from prolepsis.server.admitted import Admitted
+from prolepsis.server.asker import Asker
 from prolepsis.server.choices import Delta
 from prolepsis.server.completions import Parts, counting
 from prolepsis.server.errors import describe_error
@@ -68,7 +69,7 @@ class ResponseShape:
         shown["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         shown["usage"] = await self._usage(stats)
         if self._admitted.speculation.metrics:
-            shown["metrics"] = metrics(stats)
+            shown["metrics"] = metrics(stats, self._admitted.speculation.ruling)
         return shown
 
     def failed(self, error: Exception) -> Json:

@@ -8,6 +8,7 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
+from prolepsis.server.policies import Policies
 from prolepsis.server.tokenizer import Tokenizer
 
 
@@ -19,6 +20,8 @@ class Room:
     gate: Gate
     started: int
     """Unix time in seconds."""
+    policies: Policies | None = None
+    """None: callers decide alone, as their roles allow."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

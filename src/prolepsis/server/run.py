@@ -24,6 +24,7 @@ from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
+from prolepsis.server.policies import open_policy
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -49,8 +50,8 @@ StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
 def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
-    Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, or TLS cannot be set up
-    (before anything is loaded), and what `start_engine` raises.
+    Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
+    the policy cannot be used (before anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -59,12 +60,13 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     )
     with bind(config) as listener:
         keys = _keys(config)
+        policy = open_policy(config.policy) if config.policy else None
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        app = build(config, engine.client, engine.tokenizer, metrics, door)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, policy=policy)
         server = StoppingServer(app, engine.client, config)
         announce(config, keys)
         with _signals_end_quietly():

@@ -1,16 +1,18 @@
 """What a request may ask of speculation: body field and header read together, held against the caller's roles."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
+from prolepsis.control.in_effect import InEffect, Wish, conflict, in_effect
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpeculationChoice
+from prolepsis.server.asker import SPEC_MODE
 from prolepsis.server.bodies import SpeculationBody
 from prolepsis.server.caller import Caller
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.fields import SpecMode
+from prolepsis.server.policies import Ruling
 
-HEADER = "x-spec-mode"
 _FOR_OPERATORS = ("on", "shadow")
 _DEFAULT = SpeculationBody()
 
@@ -21,13 +23,22 @@ class AskedSpeculation:
     emit_tokens: bool
     """Each token leaves in a chunk of its own."""
     metrics: bool
+    wish: Wish
+    ruling: Ruling | None = None
+    """The policy's; None where there is no policy."""
 
     @property
     def known_at_start(self) -> str:
         """What a stream's header can say of the mode before the first step."""
         if not self.choice.enabled:
-            return "mode=off;reason=requested_off"
-        return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided"
+            reason = "policy_off" if self.choice.off_by_policy else "requested_off"
+            return f"mode=off;reason={reason}{self.ruled_by}"
+        return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided{self.ruled_by}"
+
+    @property
+    def ruled_by(self) -> str:
+        """What headers add of the policy."""
+        return f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
 
 
 def asked_speculation(
@@ -36,7 +47,7 @@ def asked_speculation(
     """Return what is asked; raises `InvalidParameter`, or `RequestRefused` (403) naming what a role is missing for."""
     given = body or _DEFAULT
     mode = _mode(given.mode, header)
-    named = ("speculation.mode" if given.mode else HEADER, mode if mode in _FOR_OPERATORS else None)
+    named = ("speculation.mode" if given.mode else SPEC_MODE, mode if mode in _FOR_OPERATORS else None)
     for field, value in (
         named,
         ("speculation.max_depth", given.max_depth),
@@ -46,16 +57,38 @@ def asked_speculation(
             message = f"{field} needs the role operator; your key has: {', '.join(sorted(caller.roles)) or 'none'}"
             raise RequestRefused(message, code="insufficient_permissions", param=field, status=403)
     _check_proposer(given.proposer, proposers)
-    return AskedSpeculation(_choice(given, mode), given.emit == "token", given.metrics)
+    emit = given.emit if "emit" in given.model_fields_set else None
+    wish = Wish(mode, given.max_depth, given.proposer, emit)
+    return AskedSpeculation(_choice(given, mode), given.emit == "token", given.metrics, wish)
+
+
+def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) -> AskedSpeculation:
+    """Return what takes effect under the policy; raises `RequestRefused` (403) where the wish contradicts it."""
+    against = conflict(ruling.rule, ruling.terms, asked.wish)
+    if against is not None:
+        raise RequestRefused(against.message, code="policy_conflict", param=against.param, status=403)
+    effect = in_effect(ruling.rule, ruling.terms, asked.wish, targeting_key)
+    return replace(asked, choice=_ruled(effect), emit_tokens=effect.emit == "token", ruling=ruling)
+
+
+def _ruled(effect: InEffect) -> SpeculationChoice:
+    return SpeculationChoice(
+        enabled=effect.mode != "off",
+        forced=effect.forced,
+        shadow=effect.mode == "shadow",
+        num_speculative_tokens=effect.num_speculative_tokens,
+        proposers=effect.proposers,
+        off_by_policy=effect.mode == "off" and effect.sources["mode"] != "caller",
+    )
 
 
 def _mode(in_body: SpecMode | None, header: str | None) -> SpecMode:
     modes: tuple[SpecMode, ...] = get_args(SpecMode)
     in_header = next((mode for mode in modes if mode == header), None)
     if header is not None and in_header is None:
-        raise InvalidParameter(f"{HEADER} is {header[:64]!r}; allowed: {', '.join(modes)}", param=HEADER)
+        raise InvalidParameter(f"{SPEC_MODE} is {header[:64]!r}; allowed: {', '.join(modes)}", param=SPEC_MODE)
     if in_header is not None and in_body is not None and in_header != in_body:
-        message = f"speculation.mode is {in_body!r} and {HEADER} is {in_header!r}; allowed: one, or equal values"
+        message = f"speculation.mode is {in_body!r} and {SPEC_MODE} is {in_header!r}; allowed: one, or equal values"
         raise InvalidParameter(message, param="speculation.mode")
     return in_body or in_header or "auto"
 

@@ -1,0 +1,198 @@
+"""`prolepsis plan`: check, compare and explain policies, without a server."""
+
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prolepsis.cli import plan_request
+from prolepsis.cli.groups import AsJson, command_group
+from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
+from prolepsis.control.check import check as check_policy
+from prolepsis.control.diff import Change
+from prolepsis.control.diff import diff as diff_policies
+from prolepsis.control.explain import Explanation
+from prolepsis.control.explain import explain as explain_request
+from prolepsis.control.policy import Policy, plain_terms
+from prolepsis.control.reading import InvalidPolicy, located, read_policy
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.policies import KNOWN, not_carried_out
+
+app = command_group("Check, compare and explain policies: which requests may speculate, and how.")
+
+PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
+"""Terms that a caller's wish does not touch."""
+
+
+@app.command(epilog=EPILOG)
+def check(
+    file: PolicyPath,
+    strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say everything that is wrong with a policy or odd about it; status 1 where it cannot be used."""
+    try:
+        policy, document = read_policy(file)
+    except InvalidPolicy as error:
+        _show_findings(file, None, error.findings, as_json=as_json)
+        raise typer.Exit(FAILED) from None
+    found = [*check_policy(policy, KNOWN), *not_carried_out(policy, "warning")]
+    findings = sorted(located(found, document), key=lambda one: one.line or 0)
+    _show_findings(file, policy, findings, as_json=as_json)
+    if any(strict or one.severity == "error" for one in findings):
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog=EPILOG)
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="policy in YAML")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="policy in YAML")],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="status 1 where anything differs")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which rules were added, removed, moved or changed, field by field, with presets filled in."""
+    before, after = _usable(old), _usable(new)
+    changes = diff_policies(before, after)
+    if as_json:
+        versions = {"old": before.full_version, "new": after.full_version}
+        print_json({**versions, "changes": [asdict(change) for change in changes]})
+    else:
+        _show_changes(before, after, changes)
+    if exit_code and changes:
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog=EPILOG)
+def explain(  # noqa: PLR0917  # typer names its options after parameters
+    file: PolicyPath,
+    request: Annotated[Path, typer.Option(help="body of a request as OpenAI shapes it, in JSON; - reads stdin")],
+    route: Annotated[str | None, typer.Option(help="path of the endpoint; default: as the body's shape says")] = None,
+    tenant: Annotated[str, typer.Option(help="the caller's")] = "default",
+    tier: Annotated[str, typer.Option(help="the caller's")] = "standard",
+    key: Annotated[str, typer.Option(help="public part of the caller's API key")] = "",
+    role: Annotated[list[str] | None, typer.Option(help="the caller's; may be repeated; default: client")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="'NAME: VALUE'; may be repeated")] = None,
+    at: Annotated[str | None, typer.Option(help="ISO time with its zone; default: now")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="length of the prompt; default: not known, unless it is token ids")
+    ] = None,
+    request_id: Annotated[
+        str | None, typer.Option(help="what shares of requests are drawn by; default: not drawn")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say for a sample request which rule matches, why the others do not, and what takes effect."""
+    policy = _usable(file)
+    caller = plan_request.sample_caller(tenant, tier, key, role or ["client"])
+    origin = plan_request.Origin(caller, route, plan_request.read_headers(header or ()), _time(at))
+    sample = plan_request.read_sample(request, origin, prompt_tokens, request_id)
+    explanation = explain_request(policy, sample.facts, sample.wish)
+    if as_json:
+        print_json(_document(explanation, sample))
+    else:
+        _show_explanation(explanation, sample)
+
+
+def _usable(file: Path) -> Policy:
+    """Return a policy whose shape is right; what else is wrong with it is a warning here."""
+    policy, document = read_policy(file)
+    for finding in located(check_policy(policy, KNOWN), document):
+        if finding.severity == "error":
+            warn(finding.in_file(str(file)))
+    return policy
+
+
+def _time(text: str | None) -> datetime:
+    if text is None:
+        return datetime.now().astimezone()
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        message = f"--at is {text!r}; allowed: an ISO time with its zone, such as 2026-11-21T22:30+01:00"
+        raise ConfigError(message, param="at")
+    return time
+
+
+def _show_findings(file: Path, policy: Policy | None, findings: Any, *, as_json: bool) -> None:
+    version = policy.full_version if policy else None
+    if as_json:
+        shown = [
+            {"severity": one.severity, "path": one.where, "line": one.line, "message": one.message} for one in findings
+        ]
+        print_json({"file": file, "version": version, "findings": shown})
+        return
+    if findings:
+        rows = [[one.severity, str(one.line or ""), one.where, one.message] for one in findings]
+        print_table(str(file), ["", "line", "where", "what"], rows)
+    if policy is not None:
+        print_facts([("version", version), ("rules", len(policy.rules)), ("findings", len(findings))])
+
+
+def _show_changes(old: Policy, new: Policy, changes: list[Change]) -> None:
+    rows = [[change.kind, change.rule, change.field, _text(change.old), _text(change.new)] for change in changes]
+    if rows:
+        print_table(f"{old.full_version} -> {new.full_version}", ["", "rule", "field", "old", "new"], rows)
+    if not any(change.effective for change in changes):
+        stdout().print("nothing that takes effect differs")
+
+
+def _document(explanation: Explanation, sample: plan_request.Sample) -> dict[str, object]:
+    return {
+        "policy_version": explanation.policy_version,
+        "rules": [asdict(tried) for tried in explanation.tried],
+        "rule": explanation.rule,
+        "terms": plain_terms(explanation.terms),
+        "refused": _refusal(explanation, sample),
+        "in_effect": None if _refusal(explanation, sample) else _effect(explanation),
+        "facts": sample.plain_facts(),
+    }
+
+
+def _refusal(explanation: Explanation, sample: plan_request.Sample) -> dict[str, str] | None:
+    """Return why a server would refuse the request: for a missing role, or because the policy does not let it pass."""
+    if sample.refused is not None:
+        return {"param": sample.refused.param or "", "message": str(sample.refused)}
+    return asdict(explanation.conflict) if explanation.conflict else None
+
+
+def _effect(explanation: Explanation) -> dict[str, Any] | None:
+    return asdict(explanation.in_effect) if explanation.in_effect else None
+
+
+def _show_explanation(explanation: Explanation, sample: plan_request.Sample) -> None:
+    rows = [
+        [str(i), tried.rule, tried.outcome.replace("_", " "), tried.why] for i, tried in enumerate(explanation.tried, 1)
+    ]
+    print_table(f"policy {explanation.policy_version}", ["", "rule", "", "why"], rows)
+    refusal = _refusal(explanation, sample)
+    if refusal is not None:
+        print_facts([("rule", explanation.rule), ("refused", f"403, {refusal['param']}: {refusal['message']}")])
+        return
+    effect = _effect(explanation) or {}
+    sources = effect.pop("sources")
+    shown = [[name, _text(value), sources.get(name, "")] for name, value in effect.items()]
+    terms = plain_terms(explanation.terms)
+    shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS]
+    print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
+    if sample.facts.prompt_tokens is None:
+        note("the prompt's length is not known here; --prompt-tokens says it")
+
+
+def _text(value: object) -> str:
+    """Show a value as YAML on one line would."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value)) or "none"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items() if inner is not None) + "}"
+    return str(value)

@@ -1,0 +1,100 @@
+"""The policy in use while serving: looked at for changes, asked by admission; what of policies is not carried out."""
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from prolepsis.control.check import Known, check
+from prolepsis.control.facts import RequestFacts
+from prolepsis.control.finding import Finding, Severity
+from prolepsis.control.policy import DEFAULT_RULE, Policy
+from prolepsis.control.policy_file import PolicyFile
+from prolepsis.control.terms import Terms
+from prolepsis.core.config import PROPOSER_NAMES
+from prolepsis.server.caller import ROLES
+from prolepsis.server.door.tiers import TIERS
+from prolepsis.server.request_facts import GENERATION_ROUTES
+
+LOOK_EVERY_S = 1.0
+"""How often the file is looked at for changes, at most."""
+KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
+"""Names that exist on every server."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What the policy says of one request."""
+
+    rule: str
+    terms: Terms
+    policy_version: str
+
+
+class Policies:
+    """Asks the policy file; belongs to one event loop."""
+
+    def __init__(
+        self,
+        file: PolicyFile,
+        loaded: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """`loaded`: proposers of the engine; the log says where a rule names none of them."""
+        self.now = now
+        self._file = file
+        self._loaded = loaded
+        self._clock = clock
+        self._looked = clock()
+        self._tell("policy_loaded")
+
+    def ruling(self, facts: RequestFacts) -> Ruling:
+        """Return the terms of the first rule that matches, as the file says now or last said rightly."""
+        self._look()
+        policy = self._file.policy
+        rule = policy.rule_for(facts)
+        if rule is None:
+            return Ruling(DEFAULT_RULE, policy.default_terms, policy.full_version)
+        return Ruling(rule.name, rule.terms, policy.full_version)
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        seen = self._file.look()
+        if seen.refused is not None:
+            log.error("policy_not_reloaded", error=str(seen.refused), in_use=self._file.policy.full_version)
+        elif seen.changed:
+            self._tell("policy_reloaded")
+
+    def _tell(self, event: str) -> None:
+        policy = self._file.policy
+        log.info(event, file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
+        for finding in check(policy, Known(loaded=self._loaded)):
+            log.warning("policy_warning", finding=finding.in_file(str(self._file.path)))
+
+
+def open_policy(path: Path) -> PolicyFile:
+    """Return the policy file a server is to use; raises `ConfigError` where it cannot carry out what it holds."""
+    return PolicyFile(path, KNOWN, lambda policy: not_carried_out(policy, "error"))
+
+
+def not_carried_out(policy: Policy, severity: Severity) -> list[Finding]:
+    """Return what a server does not act on: to serve such rules as if it did would give up what they promise."""
+    given = [(("rules", i), rule.terms) for i, rule in enumerate(policy.rules)]
+    findings = []
+    for path, terms in [*given, (("default",), policy.default_terms)]:
+        if terms.rollout is not None:
+            message = "is given; `serve --policy` carries out no rollouts and refuses the file"
+            findings.append(Finding(severity, (*path, "rollout"), message))
+        if terms.guardrails:
+            message = "is given; `serve --policy` watches no guardrails and refuses the file"
+            findings.append(Finding(severity, (*path, "guardrails"), message))
+    return findings
