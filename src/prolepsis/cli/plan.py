@@ -1,5 +1,6 @@
 """`prolepsis plan`: check, compare and explain policies, without a server."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from prolepsis.control.diff import Change
 from prolepsis.control.diff import diff as diff_policies
 from prolepsis.control.explain import Explanation
 from prolepsis.control.explain import explain as explain_request
+from prolepsis.control.finding import Finding
 from prolepsis.control.policy import Policy, plain_terms
 from prolepsis.control.reading import InvalidPolicy, located, read_policy
 from prolepsis.core.errors import ConfigError
@@ -118,13 +120,10 @@ def _time(text: str | None) -> datetime:
     return time
 
 
-def _show_findings(file: Path, policy: Policy | None, findings: Any, *, as_json: bool) -> None:
+def _show_findings(file: Path, policy: Policy | None, findings: Sequence[Finding], *, as_json: bool) -> None:
     version = policy.full_version if policy else None
     if as_json:
-        shown = [
-            {"severity": one.severity, "path": one.where, "line": one.line, "message": one.message} for one in findings
-        ]
-        print_json({"file": file, "version": version, "findings": shown})
+        print_json({"file": file, "version": version, "findings": [one.plain() for one in findings]})
         return
     if findings:
         rows = [[one.severity, str(one.line or ""), one.where, one.message] for one in findings]

@@ -112,7 +112,8 @@ def _route_of(raw: bytes) -> str:
         fields = json.loads(raw)
     except ValueError:
         fields = {}
-    return next((route for field, route in _SHAPES.items() if field in fields), GENERATION_ROUTES[0])
+    known = fields if isinstance(fields, dict) else {}
+    return next((route for field, route in _SHAPES.items() if field in known), GENERATION_ROUTES[0])
 
 
 def _num_prompt_tokens(body: GenerationBody) -> int | None:

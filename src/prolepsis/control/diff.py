@@ -75,6 +75,10 @@ def _fields(
     rule: str, old: Mapping[str, object], new: Mapping[str, object], *, effective: bool = True
 ) -> Iterator[Change]:
     before, after = dict(_flat("", old)), dict(_flat("", new))
+    for name in [name for name, value in (before | after).items() if value == []]:
+        if any(inner.startswith(f"{name}[") for inner in (*before, *after)):  # its items say what changed
+            before.pop(name, None)
+            after.pop(name, None)
     for name in [*before, *(name for name in after if name not in before)]:
         if before.get(name) != after.get(name):
             yield Change("changed", rule, name, before.get(name), after.get(name), effective)

@@ -23,6 +23,10 @@ class Finding:
         """The path as people write it, such as rules[2].match.prompt_tokens."""
         return shown_path(self.path)
 
+    def plain(self) -> dict[str, object]:
+        """Return it for programs."""
+        return {"severity": self.severity, "path": self.where, "line": self.line, "message": self.message}
+
     def in_file(self, name: str) -> str:
         """Return it as one line that names file and line."""
         place = name if self.line is None else f"{name}:{self.line}"
