@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prolepsis.cli import plan_request
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
 from prolepsis.control.check import check as check_policy
@@ -21,6 +20,9 @@ from prolepsis.control.policy import Policy, plain_terms
 from prolepsis.control.reading import InvalidPolicy, located, read_policy
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.policies import KNOWN, not_carried_out
+
+if TYPE_CHECKING:
+    from prolepsis.cli.plan_request import Sample
 
 app = command_group("Check, compare and explain policies: which requests may speculate, and how.")
 
@@ -87,6 +89,8 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Say for a sample request which rule matches, why the others do not, and what takes effect."""
+    from prolepsis.cli import plan_request
+
     policy = _usable(file)
     caller = plan_request.sample_caller(tenant, tier, key, role or ["client"])
     origin = plan_request.Origin(caller, route, plan_request.read_headers(header or ()), _time(at))
@@ -140,7 +144,7 @@ def _show_changes(old: Policy, new: Policy, changes: list[Change]) -> None:
         stdout().print("nothing that takes effect differs")
 
 
-def _document(explanation: Explanation, sample: plan_request.Sample) -> dict[str, object]:
+def _document(explanation: Explanation, sample: "Sample") -> dict[str, object]:
     return {
         "policy_version": explanation.policy_version,
         "rules": [asdict(tried) for tried in explanation.tried],
@@ -152,7 +156,7 @@ def _document(explanation: Explanation, sample: plan_request.Sample) -> dict[str
     }
 
 
-def _refusal(explanation: Explanation, sample: plan_request.Sample) -> dict[str, str] | None:
+def _refusal(explanation: Explanation, sample: "Sample") -> dict[str, str] | None:
     """Return why a server would refuse the request: for a missing role, or because the policy does not let it pass."""
     if sample.refused is not None:
         return {"param": sample.refused.param or "", "message": str(sample.refused)}
@@ -163,7 +167,7 @@ def _effect(explanation: Explanation) -> dict[str, Any] | None:
     return asdict(explanation.in_effect) if explanation.in_effect else None
 
 
-def _show_explanation(explanation: Explanation, sample: plan_request.Sample) -> None:
+def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     rows = [
         [str(i), tried.rule, tried.outcome.replace("_", " "), tried.why] for i, tried in enumerate(explanation.tried, 1)
     ]

@@ -9,7 +9,6 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from prolepsis.control.policy_file import PolicyFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
@@ -47,12 +46,13 @@ def build(
     metrics: Metrics,
     door: Door | None = None,
     *,
-    policy: PolicyFile | None = None,
+    policies: Policies | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Its `state.gate` is what a server drains, in `state.door_metrics` it counts the connections it refuses. Raises
-    `ConfigError` where the address asks for keys and there are none.
+    Without `policies` callers decide alone how they speculate. Its `state.gate` is what a server drains, in
+    `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where the address asks for keys and
+    there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -73,7 +73,6 @@ def build(
     app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
     app.state.door_metrics = metrics.door
-    policies = Policies(policy, info.proposers) if policy else None
     room = Room(config, client, tokenizer, gate, int(time.time()), policies)
     for router in (
         generation_routes(room),

@@ -24,7 +24,7 @@ from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
-from prolepsis.server.policies import open_policy
+from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -65,8 +65,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
+        policies = Policies(policy, engine.client.info.proposers) if policy else None
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        app = build(config, engine.client, engine.tokenizer, metrics, door, policy=policy)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
         server = StoppingServer(app, engine.client, config)
         announce(config, keys)
         with _signals_end_quietly():
