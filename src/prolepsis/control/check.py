@@ -68,7 +68,7 @@ def _names(rules: Sequence[Rule]) -> Iterator[Finding]:
 
 
 def _match(path: Keys, match: Match, known: Known) -> Iterator[Finding]:
-    for name, condition in match.conditions():
+    for name, condition in match.conditions.items():
         here = (*path, name)
         if isinstance(condition, Range):
             yield from _range(here, condition, *_POSSIBLE[name])

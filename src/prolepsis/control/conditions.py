@@ -1,6 +1,7 @@
 """Conditions on single facts: each says what holds, and whether it holds wherever another does."""
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Annotated, Literal, Protocol, Self, TypeAlias, get_args
 
 from pydantic import Field, RootModel, model_validator
@@ -35,8 +36,17 @@ class Names(RootModel[Annotated[tuple[Pattern, ...], Field(min_length=1)]]):
         return one_or_more(value)
 
     def holds(self, fact: object) -> bool:
-        facts = [fact] if isinstance(fact, str) else fact if isinstance(fact, Collection) else ()
-        return any(_matches(pattern, str(one)) for pattern in self.root for one in facts)
+        if isinstance(fact, str):
+            return fact in self._whole or fact.startswith(self._beginnings)
+        return isinstance(fact, Collection) and any(map(self.holds, fact))
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        return frozenset(pattern for pattern in self.root if not pattern.endswith("*"))
+
+    @cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        return tuple(pattern[:-1] for pattern in self.root if pattern.endswith("*"))
 
     def covers(self, other: Self) -> bool:
         return all(any(_matches_all(mine, theirs) for mine in self.root) for theirs in other.root)
@@ -215,15 +225,11 @@ class Headers(RootModel[Annotated[dict[str, HeaderMatch], Field(min_length=1)]])
         return ", ".join(f"{name}: {match}" for name, match in self.root.items())
 
 
-def _matches(pattern: str, text: str) -> bool:
-    return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern
-
-
 def _matches_all(pattern: str, other: str) -> bool:
     """Return whether `pattern` matches all that `other` does."""
     if other.endswith("*"):
         return pattern.endswith("*") and other[:-1].startswith(pattern[:-1])
-    return _matches(pattern, other)
+    return other.startswith(pattern[:-1]) if pattern.endswith("*") else other == pattern
 
 
 def _is_in_language(tag: str, wanted: str) -> bool:

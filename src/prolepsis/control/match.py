@@ -1,8 +1,9 @@
 """What a rule asks of a request: conditions on its facts, all of which must hold."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from math import isinf
 from typing import Self
 
@@ -38,19 +39,23 @@ class Match(Part):
     headers: Headers | None = None
     time: Windows | None = None
 
-    def conditions(self) -> Iterator[tuple[str, Condition]]:
-        """Yield (fact, condition) for those given."""
-        for name in type(self).model_fields:
-            if (condition := getattr(self, name)) is not None:
-                yield name, condition
+    @cached_property
+    def conditions(self) -> Mapping[str, Condition]:
+        """The conditions given, by fact, in the order they are tried."""
+        named = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return {name: condition for name, condition in named if condition is not None}
+
+    def holds(self, facts: RequestFacts) -> bool:
+        """Return whether every condition holds; `mismatch` says which does not."""
+        return all(condition.holds(getattr(facts, name)) for name, condition in self.conditions.items())
 
     def covers(self, other: Self) -> bool:
         """Return whether it certainly matches every request that `other` matches.
 
         False where that cannot be told from the two alone.
         """
-        theirs = dict(other.conditions())
-        return all(name in theirs and mine.covers(theirs[name]) for name, mine in self.conditions())
+        theirs = other.conditions
+        return all(name in theirs and mine.covers(theirs[name]) for name, mine in self.conditions.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class Mismatch:
 
 def mismatch(match: Match, facts: RequestFacts) -> Mismatch | None:
     """Return the first condition of `match` that does not hold, None where all hold."""
-    for name, condition in match.conditions():
+    for name, condition in match.conditions.items():
         fact = getattr(facts, name)
         if condition.holds(fact):
             continue

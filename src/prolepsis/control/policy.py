@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from prolepsis.control.facts import RequestFacts
-from prolepsis.control.match import Match, mismatch
+from prolepsis.control.match import Match
 from prolepsis.control.presets import in_full
 from prolepsis.control.shape import Name, Part, spelt
 from prolepsis.control.terms import GivenTerms, Terms
@@ -78,7 +78,7 @@ class Policy(Part):
 
     def rule_for(self, facts: RequestFacts) -> Rule | None:
         """Return the first rule that matches, None where the default counts."""
-        return next((rule for rule in self.rules if mismatch(rule.match, facts) is None), None)
+        return next((rule for rule in self.rules if rule.match.holds(facts)), None)
 
     def named_terms(self) -> list[tuple[str, Terms]]:
         """Return the terms of every rule and of the default by name, in order."""
