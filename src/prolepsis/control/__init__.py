@@ -1,1 +1,1 @@
-"""The control plane: policies as code. Facts of a request go in, terms of its speculation come out; no torch."""
+"""The control plane: policies as code, and what rollouts of them are judged by. Plain values in and out; no torch."""
