@@ -1,0 +1,329 @@
+"""How often do rollouts decide wrongly, and how soon do they see damage? Thousands of simulated rollouts.
+
+Usage: python -m benchmarks.rollout_guarantees [--rollouts 1000] [--seed 0] [--json OUT]
+
+Each rollout has three canary stages with eight guardrails and is judged after every single request. A rollback of a
+canary that is no worse than its margins is false; so is a promotion, out of any stage, of one that is exactly at a
+margin. Rates come with Clopper-Pearson intervals (95 %). The arithmetic is that of `judge`, on whole streams at once; a
+rollout in fifty is replayed through `judge` itself and has to say the same at the same request.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from benchmarks.rollout_traffic import REQUESTS_PER_S, Damage, Traffic, Values
+from numpy.typing import NDArray
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.verdicts.evidence import StageEvidence
+from prolepsis.control.verdicts.guardrail import Guardrail, Outcome
+from prolepsis.control.verdicts.history import WIDTH, History
+from prolepsis.control.verdicts.judge import Levels, judge
+from prolepsis.control.verdicts.means import Difference, Limit, Ratio, sign_of
+from prolepsis.control.verdicts.quantiles import QuantileRatio
+
+SHARES = (0.2, 0.35, 0.5)
+LONGEST_STAGE = 10_000
+BATCH = 1000
+HISTORY = 1000
+"""Requests of the control before the first stage, from which guardrails are calibrated."""
+REPLAYED = 50
+LEVELS = Levels(num_stages=len(SHARES))
+GUARDRAILS = (
+    Guardrail(name="acceptance", metric="acceptance", better="higher", measure=Difference(margin=0.05, num_knots=33)),
+    Guardrail(name="per_token_p50", metric="ms_per_token", measure=QuantileRatio(level=0.5, margin=0.10)),
+    Guardrail(name="per_token_p95", metric="ms_per_token", measure=QuantileRatio(level=0.95, margin=0.20)),
+    Guardrail(name="end_to_end_p95", metric="end_to_end_ms", measure=QuantileRatio(level=0.95, margin=0.35)),
+    Guardrail(name="cost", metric="cost_per_token", measure=Ratio(margin=0.10, high=8.0)),
+    Guardrail(name="errors", metric="error", measure=Difference(margin=0.02)),
+    Guardrail(name="validity", metric="valid", better="higher", measure=Difference(margin=0.03)),
+    Guardrail(name="correctness", metric="mismatch", measure=Limit(limit=0.03)),
+)
+AT_MARGIN = {
+    "acceptance": Damage(acceptance=-0.05),
+    "per_token_p50": Damage(times=1.10),
+    "per_token_p95": Damage(tail_times=1.20),
+    "cost": Damage(cost_times=1.10),
+    "errors": Damage(errors=0.02),
+    "everything": Damage(acceptance=-0.05, times=1.10, cost_times=1.10, errors=0.02),
+}
+DAMAGED = {"acceptance .6 -> .05": Damage(acceptance=-0.55), "latency +30 %": Damage(times=1.3)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How one simulated stage ended."""
+
+    outcome: Outcome
+    num_requests: int
+    num_canary: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """`low` and `high`: Clopper-Pearson; `promised`: whether the theory covers the case."""
+
+    what: str
+    hits: int
+    of: int
+    low: float
+    high: float
+    level: float
+    promised: bool
+
+
+def main() -> None:
+    """Simulate, print, and return status 1 where a rate is shown to be above its level."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rollouts", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    rates = false_rates(arguments.rollouts, arguments.seed)
+    detections = [
+        detection(name, damage, share, arguments.rollouts // 10, arguments.seed)
+        for name, damage in DAMAGED.items()
+        for share in SHARES
+    ]
+    print(f"{time.perf_counter() - began:.0f} s")
+    if arguments.json:
+        document = {
+            "rates": [asdict(r) for r in rates],
+            "detections": detections,
+            "provenance": provenance({"seed": arguments.seed}, {}),
+        }
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    sys.exit(any(rate.low > rate.level for rate in rates if rate.promised))
+
+
+def false_rates(number: int, seed: int) -> list[Rate]:
+    """Print and return the rates of wrong decisions."""
+    rollouts = simulate(number, seed, Damage())
+    rates = [_rate("rolled back, no difference", [r[-1].outcome == "fail" for r in rollouts], 0.05)]
+    on = [len(r) == len(SHARES) and r[-1].outcome == "pass" for r in rollouts]
+    rates.append(_rate("on, no difference", on, 1.0))
+    for name, damage in AT_MARGIN.items():
+        stages = [r[0] for r in simulate(number // 2, seed + 1, damage, shares=SHARES[:1])]
+        rates.append(_rate(f"promoted, {name} at its margin", [s.outcome == "pass" for s in stages], 0.05))
+        rates.append(_rate(f"rolled back, {name} at its margin", [s.outcome == "fail" for s in stages], 0.05))
+    for name, requests_per_key, by_tenant in (("keys of 4 requests", 4, False), ("tenants as keys", 1, True)):
+        rollouts = simulate(number // 4, seed + 2, Damage(), requests_per_key=requests_per_key, by_tenant=by_tenant)
+        failed = [r[-1].outcome == "fail" for r in rollouts]
+        rates.append(_rate(f"rolled back, no difference, {name}", failed, 0.05, promised=False))
+    return rates
+
+
+def detection(name: str, damage: Damage, share: float, number: int, seed: int) -> dict[str, object]:
+    """Print and return how soon a stage fails (median and 90th percentile)."""
+    stages = [r[0] for r in simulate(number, seed + 4, damage, shares=(share,))]
+    failed = sorted(s.num_requests for s in stages if s.outcome == "fail")
+    on_canary = sorted(s.num_canary for s in stages if s.outcome == "fail")
+    median, late = statistics.median(failed), failed[int(0.9 * len(failed))]
+    print(
+        f"{name:20s} canary {share:4.0%}: {len(failed)} of {number} rolled back after {median:.0f} requests"
+        f" (p90 {late}), {statistics.median(on_canary):.0f} of them on the canary;"
+        f" {median / REQUESTS_PER_S:.0f} s (p90 {late / REQUESTS_PER_S:.0f} s) at {REQUESTS_PER_S:g} requests/s"
+    )
+    sys.stdout.flush()
+    return {"damage": name, "share": share, "failed": len(failed), "of": number, "median": median, "p90": late}
+
+
+def simulate(
+    number: int,
+    seed: int,
+    damage: Damage,
+    *,
+    shares: Sequence[float] = SHARES,
+    requests_per_key: int = 1,
+    by_tenant: bool = False,
+) -> list[list[Stage]]:
+    """Return the stages that each of `number` rollouts went through."""
+    rollouts = []
+    for i in range(number):
+        traffic = Traffic(seed * 1_000_003 + i, requests_per_key=requests_per_key, by_tenant=by_tenant)
+        guardrails = calibrated(traffic)
+        stages: list[Stage] = []
+        while len(stages) < len(shares) and (not stages or stages[-1].outcome == "pass"):
+            stages.append(run_stage(traffic, guardrails, shares[len(stages)], damage, replay=i % REPLAYED == 0))
+        rollouts.append(stages)
+    return rollouts
+
+
+def calibrated(traffic: Traffic) -> tuple[Guardrail, ...]:
+    """Return the guardrails with what the control showed before the canary's first request."""
+    _, values = traffic.batch(HISTORY, 0.0, Damage())
+    return tuple(g.calibrated(_history(values[g.metric])) for g in GUARDRAILS)
+
+
+def _history(values: Values) -> History:
+    """Return the history that observing the values one by one makes."""
+    values = values[~np.isnan(values)]
+    bins = np.ceil(np.log(np.maximum(values, 1e-9)) / math.log(WIDTH)).astype(np.int64)
+    counts = dict(zip(*(column.tolist() for column in np.unique(bins, return_counts=True)), strict=True))
+    return History(counts, len(values), float(values.sum()))
+
+
+def run_stage(
+    traffic: Traffic, guardrails: Sequence[Guardrail], share: float, damage: Damage, *, replay: bool
+) -> Stage:
+    """Return how a stage ends that is judged after each request."""
+    streams = [Stream(g, share) for g in guardrails]
+    seen: list[tuple[NDArray[np.bool_], dict[str, Values]]] = []
+    number = on_canary = 0
+    while number < LONGEST_STAGE:
+        canary, values = traffic.batch(BATCH, share, damage)
+        seen.append((canary, dict(values)))
+        told = [s.extend(canary, values[s.guardrail.metric]) for s in streams]
+        fail = np.any([fails for fails, _ in told], axis=0)
+        decided = fail | np.all([passes for _, passes in told], axis=0)
+        if decided.any():
+            at = int(decided.argmax())
+            stage = Stage("fail" if fail[at] else "pass", number + at + 1, on_canary + int(canary[: at + 1].sum()))
+            break
+        number, on_canary = number + BATCH, on_canary + int(canary.sum())
+    else:
+        stage = Stage("inconclusive", number, on_canary)
+    if replay:
+        check_replay(seen, guardrails, share, stage)
+    return stage
+
+
+class Stream:
+    """One guardrail over a stream: `decide` of prolepsis.control.verdicts.guardrail, for every prefix at once."""
+
+    def __init__(self, guardrail: Guardrail, share: float) -> None:
+        self.guardrail = guardrail
+        self._contrast = guardrail.measure.contrast(guardrail.better, share)
+        harm = sign_of(guardrail.better)
+        fail_alpha = LEVELS.rollback / (len(GUARDRAILS) * LEVELS.num_stages)
+        self._sides = [
+            (self._log_factors(self._contrast.stakes(harm)), -math.log(fail_alpha)),
+            (self._log_factors(self._contrast.stakes(-harm)), -math.log(LEVELS.promotion)),
+        ]
+        self._weights = np.zeros((2 * guardrail.measure.num_knots, 1))
+        self._counts = np.zeros((2, 1))
+
+    def extend(self, canary: NDArray[np.bool_], values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return, after each request, whether the guardrail fails and whether it passes [number]."""
+        here = ~np.isnan(values)
+        counts = self._counts + np.cumsum(np.stack([canary & here, ~canary & here]), axis=1)
+        self._counts = counts[:, -1:]
+        looked_at = counts if self._contrast.ratio else counts[:1]
+        enough = looked_at.min(axis=0) >= self.guardrail.minimum_samples
+        weights = self._weights + np.cumsum(self._on_knots(canary, values, here), axis=1)
+        self._weights = weights[:, -1:]
+        fails, passes = (enough & _reached(factors @ weights, needed) for factors, needed in self._sides)
+        return fails, passes & ~fails
+
+    def _on_knots(self, canary: NDArray[np.bool_], values: Values, here: NDArray[np.bool_]) -> Values:
+        """Return what each request adds to the tallies of canary and control [2 * knots, number]."""
+        num_knots = self.guardrail.measure.num_knots
+        place = self._scores(canary, values) * (num_knots - 1)
+        lower = np.minimum(place.astype(np.int64), num_knots - 2)
+        added = np.zeros((2 * num_knots, len(values)))
+        column, row = np.arange(len(values)), lower + np.where(canary, 0, num_knots)
+        added[row, column] = (1.0 - (place - lower)) * here
+        added[row + 1, column] = (place - lower) * here
+        return added
+
+    def _scores(self, canary: NDArray[np.bool_], values: Values) -> Values:
+        measure = self.guardrail.measure
+        if isinstance(measure, QuantileRatio):
+            assert measure.reference is not None, "calibrated"
+            above = measure.reference * np.where(canary, 1.0 + measure.margin, 1.0)
+            return (values > above).astype(np.float64)
+        high = measure.high if isinstance(measure, Ratio | Difference) else 1.0
+        return np.clip(np.nan_to_num(values) / high, 0.0, 1.0)
+
+    def _log_factors(self, stakes: Sequence[float]) -> Values:
+        """Return the logarithms of the factors at the knots of canary and control [stakes, 2 * knots]."""
+        c = self._contrast
+        on_canary, on_control = c.factors
+        knots = np.linspace(0.0, 1.0, self.guardrail.measure.num_knots)
+        stake = np.array(stakes)[:, None]
+        centre = c.centre if c.ratio else 0.0
+        up = np.log(1.0 + stake * on_canary * (knots - c.shift - centre))
+        down = np.log(1.0 - stake * on_control * (c.ratio * knots - centre))
+        return np.concatenate([up, down], axis=1)
+
+
+def _reached(wealth: Values, needed: float) -> NDArray[np.bool_]:
+    """Return where the mean wealth, given as logarithms [stakes, number], is at least exp(needed)."""
+    best = wealth.max(axis=0)
+    if not (best >= needed).any():  # the mean is at most the largest
+        return np.zeros(len(best), dtype=np.bool_)
+    return np.asarray(best + np.log(np.exp(wealth - best).mean(axis=0)) >= needed)
+
+
+def check_replay(
+    seen: Sequence[tuple[NDArray[np.bool_], dict[str, Values]]],
+    guardrails: Sequence[Guardrail],
+    share: float,
+    stage: Stage,
+) -> None:
+    """Assert that `judge` decides as the stream did: the same at the same request, and nothing just before."""
+    evidence = StageEvidence("simulated", 0)
+    number = 0
+    for canary, values in seen:
+        for j in range(len(canary)):
+            row = {name: float(column[j]) for name, column in values.items() if not math.isnan(column[j])}
+            evidence = evidence.observe(guardrails, "canary" if canary[j] else "control", row)
+            number += 1
+            if number == stage.num_requests - 1:
+                verdict = judge(guardrails, evidence, share=share, levels=LEVELS)
+                assert verdict.outcome == "inconclusive", "judge decided before the stream did"
+            if number == stage.num_requests:
+                verdict = judge(guardrails, evidence, share=share, levels=LEVELS)
+                assert verdict.reason == "uneven_arms" or verdict.outcome == stage.outcome, "judge decided otherwise"
+                return
+
+
+def clopper_pearson(hits: int, number: int, alpha: float = 0.05) -> tuple[float, float]:
+    """Return the exact interval of a probability (Clopper and Pearson, Biometrika 1934)."""
+
+    def root(tail: Callable[[float], float]) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if tail(middle) < alpha / 2 else (low, middle)
+        return low
+
+    lower = root(lambda p: 1.0 - _at_most(hits - 1, number, p)) if hits else 0.0
+    upper = 1.0 - root(lambda q: _at_most(hits, number, 1.0 - q)) if hits < number else 1.0
+    return lower, upper
+
+
+def _at_most(hits: int, number: int, p: float) -> float:
+    """Return P(binomial <= hits)."""
+    if p <= 0.0 or p >= 1.0:
+        return 1.0 if p <= 0.0 or hits >= number else 0.0
+    logs = [
+        math.lgamma(number + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(number - k + 1)
+        + k * math.log(p)
+        + (number - k) * math.log1p(-p)
+        for k in range(hits + 1)
+    ]
+    return min(1.0, sum(math.exp(x) for x in logs))
+
+
+def _rate(what: str, hits: Sequence[bool], level: float, *, promised: bool = True) -> Rate:
+    low, high = clopper_pearson(sum(hits), len(hits))
+    note = "" if promised else "  (not promised)"
+    print(f"{what:45s} {sum(hits):5d} of {len(hits)}: {sum(hits) / len(hits):6.2%} ({low:.2%} to {high:.2%}){note}")
+    sys.stdout.flush()
+    return Rate(what, sum(hits), len(hits), low, high, level, promised)
+
+
+if __name__ == "__main__":
+    main()
