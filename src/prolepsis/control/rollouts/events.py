@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from prolepsis.control.rollout.state import RolloutState
+from prolepsis.control.rollouts.state import RolloutState
 from prolepsis.control.verdicts.judge import Verdict
 
 Kind = Literal[

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from prolepsis.control.rollout.events import Stepped, change
-from prolepsis.control.rollout.settings import RolloutSettings, Stage
-from prolepsis.control.rollout.state import ACTIVE, RolloutState
+from prolepsis.control.rollouts.events import Stepped, change
+from prolepsis.control.rollouts.settings import RolloutSettings, Stage
+from prolepsis.control.rollouts.state import ACTIVE, RolloutState
 from prolepsis.control.verdicts.evidence import StageEvidence
 from prolepsis.control.verdicts.judge import Verdict, judge
 

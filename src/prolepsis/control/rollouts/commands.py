@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Literal
 
-from prolepsis.control.rollout.events import Kind, Stepped, change
-from prolepsis.control.rollout.settings import RolloutSettings
-from prolepsis.control.rollout.state import ACTIVE, Phase, RolloutState
-from prolepsis.control.rollout.step import promote
+from prolepsis.control.rollouts.events import Kind, Stepped, change
+from prolepsis.control.rollouts.settings import RolloutSettings
+from prolepsis.control.rollouts.state import ACTIVE, Phase, RolloutState
+from prolepsis.control.rollouts.step import promote
 from prolepsis.core.errors import InvalidParameter
 
 Command = Literal["start", "approve", "pause", "resume", "abort"]

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import TypeAdapter
 
-from prolepsis.control.rollout.settings import RolloutSettings
+from prolepsis.control.rollouts.settings import RolloutSettings
 
 Phase = Literal["off", "running", "gate", "held", "paused", "on", "rolled_back", "aborted"]
 ACTIVE: tuple[Phase, ...] = ("running", "gate", "held", "paused")
