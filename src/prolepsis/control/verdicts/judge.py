@@ -27,7 +27,8 @@ Reason = Literal[
     "uneven_arms",  # requests do not come to the arms in the stated shares, so they cannot be compared
     "nothing_decisive",  # there is no guardrail that may decide
 ]
-_UNEVEN_ALPHA = 0.001
+UNEVEN_ALPHA = 0.001
+"""Level at which arms are taken for uneven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +92,4 @@ def _uneven(evidence: StageEvidence, share: float) -> bool:
     total = evidence.num_canary + evidence.num_control
     if not 0.0 < share < 1.0:
         return False
-    return log_evidence_against(share, evidence.num_canary, total) >= -math.log(_UNEVEN_ALPHA)
+    return log_evidence_against(share, evidence.num_canary, total) >= -math.log(UNEVEN_ALPHA)
