@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -154,9 +154,10 @@ def simulate(
     for i in range(number):
         traffic = Traffic(seed * 1_000_003 + i, requests_per_key=requests_per_key, by_tenant=by_tenant)
         guardrails = calibrated(traffic)
+        done = replace(damage, tail_above=_tail(guardrails))
         stages: list[Stage] = []
         while len(stages) < len(shares) and (not stages or stages[-1].outcome == "pass"):
-            stages.append(run_stage(traffic, guardrails, shares[len(stages)], damage, replay=i % REPLAYED == 0))
+            stages.append(run_stage(traffic, guardrails, shares[len(stages)], done, replay=i % REPLAYED == 0))
         rollouts.append(stages)
     return rollouts
 
@@ -165,6 +166,15 @@ def calibrated(traffic: Traffic) -> tuple[Guardrail, ...]:
     """Return the guardrails with what the control showed before the canary's first request."""
     _, values = traffic.batch(HISTORY, 0.0, Damage())
     return tuple(g.calibrated(_history(values[g.metric])) for g in GUARDRAILS)
+
+
+def _tail(guardrails: Sequence[Guardrail]) -> float:
+    """Return a time per token between the limits of the median and of p95: what is slower above it harms p95 only."""
+    measures = {g.name: g.measure for g in guardrails}
+    median, p95 = measures["per_token_p50"], measures["per_token_p95"]
+    assert isinstance(median, QuantileRatio) and isinstance(p95, QuantileRatio), "as in GUARDRAILS"  # noqa: PT018
+    assert median.reference is not None and p95.reference is not None, "calibrated"  # noqa: PT018
+    return math.sqrt(median.reference * (1.0 + median.margin) * p95.reference)
 
 
 def _history(values: Values) -> History:

@@ -5,6 +5,7 @@ and moves times and errors. A request has its own rate of acceptance, and each o
 that rate. Requests are seen in the order in which they finish.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,8 +15,6 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 NUM_TENANTS = 40
 REQUESTS_PER_S = 5.0
-TAIL = 6.0
-"""Milliseconds per token above which `tail_times` slows requests down; the control's 95th percentile is far above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +24,8 @@ class Damage:
     times: float = 1.0
     """Factor on milliseconds per token."""
     tail_times: float = 1.0
-    """Factor where they are above `TAIL`."""
+    """Factor where they are above `tail_above` milliseconds."""
+    tail_above: float = math.inf
     cost_times: float = 1.0
     acceptance: float = 0.0
     """Added to the rate of every request."""
@@ -66,7 +66,7 @@ class Traffic:
         load = 0.2 * np.sin(arrival / 600.0) + self._step
         tokens = np.maximum(4.0, np.exp(4.5 + self._length[tenant] + r.normal(0.0, 0.6, number)).round())
         ms = np.exp(1.6 + self._speed[tenant] + load + conversation + r.normal(0.0, 0.25, number))
-        ms = np.where(canary, damage.times * np.where(ms > TAIL, damage.tail_times * ms, ms), ms)
+        ms = np.where(canary, damage.times * np.where(ms > damage.tail_above, damage.tail_times * ms, ms), ms)
         rate = 0.6 + self._rate[tenant] + 0.5 * conversation + r.normal(0.0, 0.08, number) + damage.acceptance * canary
         drafted = np.maximum(8, (tokens * 1.5).astype(np.int64))
         values = {
