@@ -24,8 +24,8 @@ def arm_of(key: str, rollout_id: str, weights: Weights) -> Place:
     """Return the arm of all requests with `key`.
 
     The canary grows from below and the control stands at the top, so a key that is on the canary at 1 % stays on it at
-    5 %. Another rollout deals anew. Verdicts are exact with one key for each request; with one for each conversation they
-    are wrong somewhat more often, and with one for each tenant they do not hold.
+    5 %. Another rollout deals anew. The rest is compared as control. Verdicts are exact with one key for each request;
+    with one for each conversation they are wrong somewhat more often, and with one for each tenant they do not hold.
     """
     digest = blake2b(key.encode(), digest_size=8, key=blake2b(rollout_id.encode(), digest_size=32).digest())
     position = (int.from_bytes(digest.digest()) >> 11) / 2**53
