@@ -38,4 +38,4 @@ def test_shares_are_together_at_most_one() -> None:
         Weights(0.96, 0.05)
 
 
-EXPECTED = ["canary", "canary", "rest", "control", "canary", "rest", "control", "control"]
+EXPECTED = ["control", "canary", "control", "rest", "canary", "canary", "control", "rest"]

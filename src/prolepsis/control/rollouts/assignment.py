@@ -1,8 +1,9 @@
 """Which arm a request goes to: a function of its key, the same on every replica and after every restart."""
 
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
+
+from prolepsis.control.shares import position
 
 Place = Literal["canary", "rest", "control"]
 """The rest runs as the control does until the rollout is on, then as the canary."""
@@ -27,8 +28,7 @@ def arm_of(key: str, rollout_id: str, weights: Weights) -> Place:
     5 %. Another rollout deals anew. The rest is compared as control. Verdicts are exact with one key for each request;
     with one for each conversation they are wrong somewhat more often, and with one for each tenant they do not hold.
     """
-    digest = blake2b(key.encode(), digest_size=8, key=blake2b(rollout_id.encode(), digest_size=32).digest())
-    position = (int.from_bytes(digest.digest()) >> 11) / 2**53
-    if position < weights.canary:
+    place = position(rollout_id, key) / 100.0
+    if place < weights.canary:
         return "canary"
-    return "control" if position >= 1.0 - weights.control else "rest"
+    return "control" if place >= 1.0 - weights.control else "rest"
