@@ -69,9 +69,10 @@ def room(forward: str, flags: str) -> Room:
 
 def in_eight_bits(weight: Tensor) -> Tensor:
     """A matrix [n, k] rounded to 255 steps of each 64 of its k."""
-    padded = F.pad(weight, (0, -weight.shape[1] % 64)).unflatten(1, (-1, 64))
+    padded = F.pad(weight, (0, -weight.shape[1] % 64)).view(len(weight), -1, 64)
     steps = padded.abs().amax(-1, keepdim=True) / 127
-    return ((padded / steps.clamp_min(1e-30)).round() * steps).flatten(1)[:, : weight.shape[1]]
+    rounded: Tensor = (padded / steps.clamp_min(1e-30)).round() * steps
+    return rounded.flatten(1)[:, : weight.shape[1]]
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
