@@ -28,7 +28,8 @@ def test_what_is_written_is_read(folder: Path) -> None:
     assert (found.count, found.width) == (2, 32)
     assert levels_report(folder) == {"settings": {"rate": 0.5}}
     assert (folder / WEIGHTS).read_bytes() == before
-    assert sorted(file.name for file in folder.iterdir()) == [CONFIG, LEVELS, WEIGHTS]
+    assert sorted(file.name for file in folder.iterdir()) == [CONFIG, "levels", WEIGHTS]
+    assert [*(folder / "levels").iterdir()] == [folder / LEVELS]
 
 
 def test_a_head_without_levels_has_none(folder: Path) -> None:
