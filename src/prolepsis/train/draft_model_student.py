@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.models.lean import rms_norm
-from prolepsis.train.acceptance import Counts, Drafted, measure
+from prolepsis.train.acceptance import Counts, Drafted, compared, measure
 from prolepsis.train.batches import MAX_LENGTH, TargetEnds
 from prolepsis.train.documents import Document
 from prolepsis.train.fused_losses import fused_soft_cross_entropy
@@ -148,9 +148,6 @@ class DraftModelStudent:
         tokens = document.tokens[:MAX_LENGTH].long()
         out = self._outputs(self._embedding[tokens], [document], [len(tokens)])
         guesses = torch.cat([F.linear(some, self._embedding).argmax(-1) for some in torch.split(out, ROWS)])
-        known = torch.ones(len(guesses), dtype=torch.bool)
-        known[-1] = False  # after the last slot nobody knows what the target said
-        right = known.clone()
-        right[:-1] = guesses[:-1] == tokens[document.response_start :]
-        for j in range(len(right)):
-            yield Drafted(right[j:], known[j:])
+        found = compared(guesses, tokens, torch.arange(document.response_start - 1, len(tokens)))
+        for j in range(len(guesses)):
+            yield Drafted(found.right[j:], found.known[j:])

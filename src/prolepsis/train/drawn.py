@@ -1,18 +1,17 @@
 """A part of the draft vocabulary that stands for all of it: the likely tokens of some rows, and others drawn at random.
 
-A drawn token stands for as many as were not drawn, so the logarithm of that number is added to its logit: the sum over
-the part then estimates the sum over the vocabulary (importance sampling; Jean et al., arXiv 1412.2007).
+The drawn tokens stand for all that are not likely, as in `loss_vocabulary`.
 
 Legend: r rows, D draft vocabulary, C tokens of the part, d hidden size.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from prolepsis.train.fused_losses import fused_soft_cross_entropy
+from prolepsis.train.loss_vocabulary import StepVocabulary
 
 LIKELY = 4
 """Tokens of each row that are surely in."""
@@ -35,11 +34,6 @@ def draw(wanted: Tensor, lm_head: Tensor, count: int) -> Drawn:
     """Take the likely tokens of `wanted` [r, D] and up to `count` others of the output head [D, d]."""
     sure = torch.zeros(len(lm_head), dtype=torch.bool, device=lm_head.device)
     sure[wanted.topk(min(LIKELY, len(lm_head)), dim=-1).indices.flatten()] = True
-    rest = (~sure).nonzero()[:, 0]
-    taken = rest[torch.randperm(len(rest), device=rest.device)[:count]]
-    columns = torch.cat([sure.nonzero()[:, 0], taken])
-    offsets = torch.zeros(len(columns), 1, device=lm_head.device)
-    if len(taken):
-        offsets[len(columns) - len(taken) :] = math.log(len(rest) / len(taken))
-    part = wanted[:, columns]
-    return Drawn(torch.cat([lm_head[columns], offsets], dim=1), part / part.sum(-1, keepdim=True))
+    step = StepVocabulary.sampled(sure.nonzero()[:, 0], (~sure).nonzero()[:, 0], count)
+    part = wanted[:, step.ids]
+    return Drawn(torch.cat([lm_head[step.ids], step.offsets[:, None]], dim=1), part / part.sum(-1, keepdim=True))

@@ -8,7 +8,6 @@ Legend: r anchors, d hidden size.
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,7 @@ from prolepsis.train.drawn import draw
 from prolepsis.train.level_acceptance import drafted_ahead
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
 from prolepsis.train.unroll import unroll
-from prolepsis.train.workers import anchors, spread
+from prolepsis.train.workers import GradientWorkers, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,7 @@ class LevelTraining:
         for tensor in self._trained:
             tensor.requires_grad_(True)
         self._optimisers = make_optimisers(self._trained, head.weights.lm_head, Rates(adamw=settings.rate))
+        self._workers = GradientWorkers(settings.workers)
 
     @property
     def num_steps(self) -> int:
@@ -85,13 +85,13 @@ class LevelTraining:
         """Train to the end; yields after every step."""
         settings = self.settings
         torch.manual_seed(settings.seed)
-        with ThreadPoolExecutor(settings.workers, "levels", lambda: torch.set_num_threads(1)) as pool:
-            for step, documents in enumerate(self._documents()):
-                set_rate(self._optimisers, step / self.num_steps)
-                loss = self._step(pool, documents)
-                yield LevelStep(step + 1, self.num_steps, loss)
-                if step + 1 == self.num_steps:
-                    return
+        for step, documents in enumerate(self._documents()):
+            set_rate(self._optimisers, step / self.num_steps)
+            result = self._workers.run(self._part, documents)
+            apply(self._optimisers, self._trained, result.gradients)
+            yield LevelStep(step + 1, self.num_steps, result.loss)
+            if step + 1 == self.num_steps:
+                return
 
     def measure(self) -> dict[str, Counts]:
         """Return held-out acceptance of chains by kind of prompt and, under "all", of all."""
@@ -106,19 +106,12 @@ class LevelTraining:
                 yield read(group)
             epoch += 1
 
-    def _step(self, pool: ThreadPoolExecutor, documents: Sequence[Document]) -> float:
-        num_anchors = sum(anchors(document) for document in documents)
-        parts = list(pool.map(self._part, spread(documents, self.settings.workers)))
-        sums = [torch.stack(same).sum(0) / num_anchors for same in zip(*(found for _, found in parts), strict=True)]
-        apply(self._optimisers, self._trained, sums)
-        return sum(loss for loss, _ in parts) / num_anchors
-
-    def _part(self, documents: Sequence[Document]) -> tuple[float, list[Tensor]]:
+    def _part(self, documents: Sequence[Document]) -> Result:
         dtype = self.settings.dtype
         batch = lay_flat(documents, self._ends, len(self._head.config.taps))
         with torch.autocast(batch.tokens.device.type, dtype, enabled=dtype != torch.float32):
             loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
-        return float(loss.detach()), list(torch.autograd.grad(loss, self._trained))
+        return Result(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self._trained)))
 
 
 def level_loss(head: HeadLayer, levels: HeadLevels, batch: Batch, ends: TargetEnds, settings: LevelSettings) -> Tensor:

@@ -6,6 +6,7 @@ sampling of the partition function: Bengio and Senecal 2008; Jean et al. 2015, a
 that are never in the text still learn to be unlikely.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,17 @@ class StepVocabulary:
 
     ids: Tensor  # [S] int64
     offsets: Tensor  # [S] float32, to be added to logits: log of how many tokens each stands for
+
+    @classmethod
+    def sampled(
+        cls, sure: Tensor, others: Tensor, count: int, generator: torch.Generator | None = None
+    ) -> "StepVocabulary":
+        """Return `sure` and, behind them, up to `count` of `others` that stand for all of those; all int64."""
+        taken = others[torch.randperm(len(others), generator=generator, device=others.device)[:count]]
+        offsets = torch.zeros(len(sure) + len(taken), device=sure.device)
+        if len(taken):
+            offsets[len(sure) :] = math.log(len(others) / len(taken))
+        return cls(torch.cat([sure, taken]), offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +53,4 @@ class LossVocabulary:
     def at(self, step: int) -> StepVocabulary:
         """Return the tokens of `step`; the same step gives the same ones."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        sampled = self.others[torch.randperm(len(self.others), generator=generator)[: self.num_sampled]]
-        offsets = torch.zeros(len(self.frequent) + len(sampled))
-        if len(sampled):
-            offsets[len(self.frequent) :] = torch.tensor(len(self.others) / len(sampled)).log()
-        return StepVocabulary(torch.cat([self.frequent, sampled]), offsets)
+        return StepVocabulary.sampled(self.frequent, self.others, self.num_sampled, generator)
