@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from functools import cached_property
-from typing import Annotated, Literal, Protocol, Self, TypeAlias, get_args
+from typing import Annotated, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import Field, RootModel, model_validator
 
@@ -12,6 +12,7 @@ StructuredKind = Literal["none", "any", "json_object", "json_schema", "regex", "
 _KINDS = frozenset(get_args(StructuredKind)) - {"any"}
 Pattern: TypeAlias = Annotated[str, spelt(r"[^*]+|[^*]*\*", "a text, or the beginning of one and a * behind it")]
 """A text, or its beginning and a *."""
+Item = TypeVar("Item", bound=str)
 Tag: TypeAlias = Annotated[str, spelt(r"[A-Za-z0-9-]+", "a language tag such as de or de-AT")]
 
 
@@ -25,8 +26,8 @@ class Condition(Protocol):
         ...
 
 
-class Names(RootModel[Annotated[tuple[Pattern, ...], Field(min_length=1)]]):
-    """Any of these texts; of a fact that is several texts one is enough."""
+class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generic[Item]):
+    """One or more texts, any of which will do; one may be given by itself."""
 
     model_config = STRICT
 
@@ -34,6 +35,13 @@ class Names(RootModel[Annotated[tuple[Pattern, ...], Field(min_length=1)]]):
     @classmethod
     def _listed(cls, value: object) -> object:
         return one_or_more(value)
+
+    def __str__(self) -> str:
+        return " or ".join(self.root)
+
+
+class Names(Listed[Pattern]):
+    """Any of these texts; of a fact that is several texts one is enough."""
 
     def holds(self, fact: object) -> bool:
         if isinstance(fact, str):
@@ -51,19 +59,9 @@ class Names(RootModel[Annotated[tuple[Pattern, ...], Field(min_length=1)]]):
     def covers(self, other: Self) -> bool:
         return all(any(_matches_all(mine, theirs) for mine in self.root) for theirs in other.root)
 
-    def __str__(self) -> str:
-        return " or ".join(self.root)
 
-
-class Languages(RootModel[Annotated[tuple[Tag, ...], Field(min_length=1)]]):
+class Languages(Listed[Tag]):
     """Any of these languages; `de` stands for de-AT too (basic filtering, RFC 4647, section 3.3.1)."""
-
-    model_config = STRICT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return one_or_more(value)
 
     def holds(self, fact: object) -> bool:
         return isinstance(fact, str) and any(_is_in_language(fact, wanted) for wanted in self.root)
@@ -71,19 +69,9 @@ class Languages(RootModel[Annotated[tuple[Tag, ...], Field(min_length=1)]]):
     def covers(self, other: Self) -> bool:
         return all(self.holds(theirs) for theirs in other.root)
 
-    def __str__(self) -> str:
-        return " or ".join(self.root)
 
-
-class Kinds(RootModel[Annotated[tuple[StructuredKind, ...], Field(min_length=1)]]):
+class Kinds(Listed[StructuredKind]):
     """Any of these forms of an answer; `any` stands for every form."""
-
-    model_config = STRICT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return one_or_more(value)
 
     def holds(self, fact: object) -> bool:
         return fact in self._all
@@ -95,9 +83,6 @@ class Kinds(RootModel[Annotated[tuple[StructuredKind, ...], Field(min_length=1)]
     def _all(self) -> frozenset[str]:
         named = frozenset(self.root)
         return (named | _KINDS - {"none"}) - {"any"} if "any" in named else named
-
-    def __str__(self) -> str:
-        return " or ".join(self.root)
 
 
 class Flag(RootModel[bool]):
