@@ -11,7 +11,16 @@ from prolepsis.cli.flags import settings_here
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, quiet_logs
-from prolepsis.cli.training import Text, count, make_text, print_outcome, progress_bar, run_training, training_dtype
+from prolepsis.cli.training import (
+    Text,
+    count,
+    make_text,
+    print_outcome,
+    progress_bar,
+    run_training,
+    target_of,
+    training_dtype,
+)
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
 
@@ -168,13 +177,10 @@ def draft_model(
     threads: Threads = None,
 ) -> None:
     """Train a draft model: distil the target into a small model with its tokenizer, on the same text as a head."""
-    import torch
-
     from prolepsis.native.processor import default_threads
     from prolepsis.train.draft_model_training import MEASURE_EVERY, DraftModelPlan, DraftModelTraining
     from prolepsis.train.initial_draft_model import DraftModelSize
     from prolepsis.train.optimiser import Rates
-    from prolepsis.train.target import open_target
     from prolepsis.train.trainer import TrainSettings
     from prolepsis.train.workplace import MODEL, Workplace
 
@@ -195,10 +201,8 @@ def draft_model(
         dtype=training_dtype(),
         measure_every=MEASURE_EVERY,
     )
-    torch.set_num_threads(1)  # the workers share a batch by documents
-    opened = open_target(settings.engine.model, settings.engine.model_dir)
     plan = DraftModelPlan(size, frequent=loss_vocab, sampled=loss_sample, settings=recipe)
-    training = DraftModelTraining(workplace, opened, plan)
+    training = DraftModelTraining(workplace, target_of(settings.engine), plan)
     run_training(training, "training")
     print_outcome(training)
 
@@ -264,24 +268,16 @@ def plan(
 
 
 def _head_training(config: EngineConfig, workplace: "Workplace", plan: "HeadPlan") -> "HeadTraining":
-    import torch
-
     from prolepsis.train.head_training import HeadTraining
-    from prolepsis.train.target import open_target
 
-    torch.set_num_threads(1)  # the workers share a batch by documents
-    return HeadTraining(workplace, open_target(config.model, config.model_dir), plan)
+    return HeadTraining(workplace, target_of(config), plan)
 
 
 def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: "LevelSettings") -> None:
-    import torch
-
     from prolepsis.models.levels_file import LEVELS
     from prolepsis.train.level_run import LevelRun
-    from prolepsis.train.target import open_target
 
-    torch.set_num_threads(1)  # the workers share a batch by documents
-    run = LevelRun(head, data, open_target(config.model, config.model_dir), recipe)
+    run = LevelRun(head, data, target_of(config), recipe)
     with progress_bar() as bar:
         task = bar.add_task("levels", total=run.training.num_steps, told="")
         for done in run.steps():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from rich.progress import Progress
 
+    from prolepsis.train.target import Target
     from prolepsis.train.training import Training
     from prolepsis.train.workplace import Workplace
 
@@ -66,6 +67,16 @@ def make_text(config: EngineConfig, workplace: "Workplace", text: Text) -> None:
     with progress_bar() as bar:
         task = bar.add_task("generating", total=text.tokens, told="")
         generate(config, request, lambda done: bar.update(task, completed=min(done, text.tokens)))
+
+
+def target_of(config: EngineConfig) -> "Target":
+    """Open the target to train for; torch is left one thread, as workers share a batch by documents."""
+    import torch
+
+    from prolepsis.train.target import open_target
+
+    torch.set_num_threads(1)
+    return open_target(config.model, config.model_dir)
 
 
 def run_training(training: "Training", what: str) -> None:
