@@ -33,16 +33,7 @@ class NativeHead:
         Raises `ModelLoadError` for sizes that the native forward does not take.
         """
         shape = config.shape
-        for field, size in (
-            ("levels' width", levels.width if levels else 0),
-            ("intermediate", shape.intermediate),
-            ("head_dim", shape.head_dim),
-            ("draft_vocab", config.draft_vocab),
-        ):
-            if size % WIDTH:
-                raise ModelLoadError(
-                    f"{field} is {size}; allowed for a head on the native forward: multiples of {WIDTH}"
-                )
+        _check_widths(config, levels)
         self._module = target.module
         self._kv = (shape.kv_heads, shape.head_dim)
         self._target_ids = weights.target_ids
@@ -56,18 +47,7 @@ class NativeHead:
             config.norm_before_residual,
             config.norm_output,
         )
-        layer = LeanLayer(
-            qkv=torch.cat([weights.q, weights.k, weights.v]),
-            qkv_bias=None,
-            o=weights.o,
-            gate_up=torch.cat([weights.gate, weights.up]),
-            down=weights.down,
-            input_norm=weights.embed_norm,
-            post_norm=weights.post_norm,
-            q_norm=None,
-            k_norm=None,
-        )
-        add_layer(self._decoder, layer)
+        add_layer(self._decoder, _layer(weights))
         self._decoder.set_output(weights.lm_head.bfloat16(), weights.norm.float())
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)
@@ -131,3 +111,28 @@ class NativeHead:
         logits, after = self.logits(batch, cache, features, states)
         ids, logprobs = self._module.likeliest(logits, count)
         return Candidates(self._target_ids[ids.long()], logprobs, after)
+
+
+def _check_widths(config: HeadConfig, levels: LevelWeights | None) -> None:
+    for field, size in (
+        ("levels' width", levels.width if levels else 0),
+        ("intermediate", config.shape.intermediate),
+        ("head_dim", config.shape.head_dim),
+        ("draft_vocab", config.draft_vocab),
+    ):
+        if size % WIDTH:
+            raise ModelLoadError(f"{field} is {size}; allowed for a head on the native forward: multiples of {WIDTH}")
+
+
+def _layer(weights: HeadWeights) -> LeanLayer:
+    return LeanLayer(
+        qkv=torch.cat([weights.q, weights.k, weights.v]),
+        qkv_bias=None,
+        o=weights.o,
+        gate_up=torch.cat([weights.gate, weights.up]),
+        down=weights.down,
+        input_norm=weights.embed_norm,
+        post_norm=weights.post_norm,
+        q_norm=None,
+        k_norm=None,
+    )

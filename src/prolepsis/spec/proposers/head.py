@@ -19,7 +19,7 @@ from prolepsis.spec.features import Shown
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
-from prolepsis.spec.proposers.head_tree import HeadTree, stack
+from prolepsis.spec.proposers.head_tree import HeadTree, grow, stack
 from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_NODES = 24
@@ -144,17 +144,12 @@ class Head:
         """Draft all levels from one pass."""
         batch, features = self._unwritten(turns)
         found = head.outlook(batch, self._cache, features, CANDIDATES)
-        for row, turn in enumerate(turns):
-            turn.tree.grow(found.first.tokens[row : row + 1], found.first.logprobs[row : row + 1])
+        grow([turn.tree for turn in turns], found.first.tokens, found.first.logprobs)
         while growing := [(row, turn.tree) for row, turn in enumerate(turns) if turn.tree.ask()]:
             places = [(tree.level - 1) * len(turns) + row for row, tree in growing for _ in range(tree.num_new)]
             drafted = [token for _, tree in growing for token in tree.new_tokens]
             tokens, logprobs = head.follow(found, places, drafted, CANDIDATES)
-            first = 0
-            for _, tree in growing:
-                rows = slice(first, first + tree.num_new)
-                tree.grow(tokens[rows], logprobs[rows])
-                first = rows.stop
+            grow([tree for _, tree in growing], tokens, logprobs)
 
     def _level_by_level(self, turns: Sequence[_Turn]) -> None:
         self._first_level(turns)
@@ -173,8 +168,8 @@ class Head:
         """Write the slots up to each sample's last token, and take the candidates after it."""
         batch, features = self._unwritten(turns)
         found = self._head.committed(batch, self._cache, features, CANDIDATES)
+        grow([turn.tree for turn in turns], found.tokens, found.logprobs, found.states)
         for row, turn in enumerate(turns):
-            turn.tree.grow(found.tokens[row : row + 1], found.logprobs[row : row + 1], found.states[row : row + 1])
             if turn.tree.depth > 1:
                 turn.pages = self._scratch.begin(row, turn.sample.pages, turn.length)
 
@@ -182,11 +177,7 @@ class Head:
         """Take the candidates after the nodes just asked; the K/V of those before are written again beside them."""
         batch = pack([turn.tree.input(turn.length, turn.pages) for turn in turns])
         found = self._head.drafted(batch, self._cache, stack([turn.tree for turn in turns]), CANDIDATES)
-        first = 0
-        for turn in turns:
-            rows = slice(first, first + turn.tree.num_new)
-            turn.tree.grow(found.tokens[rows], found.logprobs[rows], found.states[rows])
-            first = rows.stop
+        grow([turn.tree for turn in turns], found.tokens, found.logprobs, found.states)
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -96,6 +96,15 @@ class HeadTree:
         return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
 
 
+def grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
+    """Grow `trees` by rows that follow one another: of each one for every node that waits, or its first one."""
+    first = 0
+    for tree in trees:
+        rows = slice(first, first + (tree.num_new or 1))
+        tree.grow(tokens[rows], logprobs[rows], None if states is None else states[rows])
+        first = rows.stop
+
+
 def stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
     """Return the states from which the asked nodes of all trees start."""
     given = [tree.nodes[i].given for tree in trees for i in tree.asked]
