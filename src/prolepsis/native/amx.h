@@ -10,6 +10,7 @@
 namespace amx {
 
 constexpr int kRows = 32;
+constexpr int64_t kTileBytes = 1024;
 
 struct __attribute__((packed)) TileConfig {
   uint8_t palette, start, reserved[14];
@@ -51,34 +52,47 @@ inline void release() {
   configured = 0;
 }
 
-inline void product(const bf16* x, int64_t stride, int rows, const bf16* w, int64_t K, float* c) {
+// Sets up tiles for up to 32 rows and their sums to zero.
+inline void begin(int rows) {
   configure(rows);
-  const bf16* second = w + 16 * K;
-  const bool lower = rows > 16;
   _tile_zero(0);
   _tile_zero(1);
-  if (lower) {
-    _tile_zero(2);
-    _tile_zero(3);
+  if (rows <= 16) return;
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// Adds x [rows, 32] times two blocks of weights, 32 deep: 16 pairs, one tile of weights a block.
+inline void step(const bf16* x, int64_t stride, int rows, const bf16* first, const bf16* second) {
+  _tile_loadd(4, x, stride * 2);
+  _tile_loadd(6, first, 64);
+  _tile_loadd(7, second, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  if (rows <= 16) return;
+  _tile_loadd(5, x + 16 * stride, stride * 2);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+}
+
+// Writes the sums to c[rows][0:32], whose rows are `width` apart.
+inline void end(int rows, float* c, int64_t width) {
+  _tile_stored(0, c, width * 4);
+  _tile_stored(1, c + kBlock, width * 4);
+  if (rows <= 16) return;
+  _tile_stored(2, c + 16 * width, width * 4);
+  _tile_stored(3, c + 16 * width + kBlock, width * 4);
+}
+
+// c[r][0:32] = x[r] * two blocks of weights. Each step also fetches what it reads of `next`, where that is given, into L2.
+inline void product(const bf16* x, int64_t stride, int rows, const bf16* w, int64_t K, float* c, int64_t width, const bf16* next) {
+  const bf16* second = w + kBlock * K;
+  begin(rows);
+  for (int64_t k = 0; k < K; k += 32) {
+    if (next) fetch(next + k * kTask, 2 * kTileBytes);
+    step(x + k, stride, rows, w + k * kBlock, second + k * kBlock);
   }
-  for (int64_t k = 0; k < K; k += 32) {  // 32 deep: 16 pairs, one tile of weights a block
-    _tile_loadd(4, x + k, stride * 2);
-    _tile_loadd(6, w + k * 16, 64);
-    _tile_loadd(7, second + k * 16, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (lower) {
-      _tile_loadd(5, x + 16 * stride + k, stride * 2);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  _tile_stored(0, c, kTask * 4);
-  _tile_stored(1, c + kBlock, kTask * 4);
-  if (lower) {
-    _tile_stored(2, c + 16 * kTask, kTask * 4);
-    _tile_stored(3, c + 16 * kTask + kBlock, kTask * 4);
-  }
+  end(rows, c, width);
 }
 
 }  // namespace amx

@@ -1,18 +1,21 @@
-// Paged attention of one layer: each tile of up to 12 (token, head) rows reads its sequence's pages once.
+// Paged attention of one layer: each tile of up to kTileRows (token, head) rows reads its sequence's pages once.
 //
 // A page of 32 tokens holds, per KV head, keys [2][d/2][16][2] and values [d/16][16][16][2]: the packing of products.h, so
 // scores are rows times "weights" K and outputs are probabilities times "weights" V. Probabilities stand in the order of
 // positions, and a row's sums run over positions from 0: the result does not depend on what else is in the step, and a
 // branch of a tree gives the same bits as the same tokens decoded one by one.
 #pragma once
-#include <functional>
 #include <vector>
 
 #include "products.h"
 #include "vector_math.h"
 
 constexpr int kPage = 32;
-constexpr int kTileRows = 12;  // queries that share one read of a page
+#ifdef PROLEPSIS_AMX
+constexpr int kTileRows = amx::kRows;  // queries that share one read of a page
+#else
+constexpr int kTileRows = kernel::kMaxRows;
+#endif
 
 struct PageLayout {  // of one KV head, in elements
   int64_t head_dim;
@@ -24,6 +27,17 @@ struct PageLayout {  // of one KV head, in elements
   }
   int64_t size() const { return 2 * kPage * head_dim; }
 };
+
+// Writes a token's K and V [d] into its slot of a page.
+inline void write_slot(const PageLayout& layout, bf16* page, int64_t token, const float* key, const float* value) {
+  bf16 rounded[16];
+  for (int64_t i = 0; i < layout.head_dim; i += 16) {
+    lanes::store_bf16(rounded, lanes::load(key + i));
+    for (int64_t k = 0; k < 16; k += 2) std::memcpy(page + layout.key(token, i + k), rounded + k, 4);
+    lanes::store_bf16(rounded, lanes::load(value + i));
+    for (int64_t k = 0; k < 16; k++) page[layout.value(token, i + k)] = rounded[k];
+  }
+}
 
 struct Tile {
   int sequence;
@@ -98,7 +112,7 @@ class TileAttention {  // scratch of one thread
     for (int r = 0; r < tile.rows; r++)
       inverse[r] = softmax(r, tile, sequence.cached, positions[tile.tokens[(tile.first + r) / group_]] + 1, length, scale);
     gather_values(tile, sequence, length, pages, stride);
-    kOutputs[tile.rows - 1](*this, inverse, [&](int r) { return output + row_of(r); });
+    outputs(tile.rows, inverse, [&](int r) { return output + row_of(r); });
   }
 
  private:
@@ -109,12 +123,23 @@ class TileAttention {  // scratch of one thread
     }
   }
 
+  // A tile with few rows is bound by memory: it also fetches the keys of the page after next, and the values of this one.
   void scores(const Tile& tile, const Sequence& sequence, int slots, const bf16* pages, int64_t stride) {
-    alignas(64) float c[kTileRows * kTask];
-    for (int page = 0; page * kPage < slots; page++) {
+    const int64_t d = layout_.head_dim, bytes = kPage * d * sizeof(bf16);
+    const int count = (slots + kPage - 1) / kPage;
+    const bool fetching = tile.rows < kTileRows;
+    for (int page = 0; page < count; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
-      kernel::kProducts<0>[tile.rows - 1](query_.data(), layout_.head_dim, keys, layout_.head_dim / 2, c, nullptr);
-      for (int r = 0; r < tile.rows; r++) std::copy_n(c + r * kTask, kTask, scores_.data() + r * width_ + page * kPage);
+      if (fetching) {
+        if (page + 2 < count) fetch(pages + sequence.pages[page + 2] * stride, bytes);
+        fetch(keys + kPage * d, bytes);
+      }
+      float* c = scores_.data() + page * kPage;
+#ifdef PROLEPSIS_AMX
+      amx::product(query_.data(), d, tile.rows, keys, d, c, width_, nullptr);
+#else
+      kernel::kProducts<0>[tile.rows - 1](query_.data(), d, keys, d / 2, c, width_, nullptr);
+#endif
     }
   }
 
@@ -158,24 +183,47 @@ class TileAttention {  // scratch of one thread
     for (int page = base; page < count; page++) values_.push_back(tail_.data() + (page - base) * offset);
   }
 
-  template <int R>
-  static void outputs(TileAttention& self, const float* inverse, const std::function<bf16*(int)>& target) {
-    for (int64_t block = 0; block < self.layout_.head_dim / kBlock; block++) {
-      Lanes acc[R];
-      for (int r = 0; r < R; r++) acc[r] = lanes::zero();
-      for (size_t page = 0; page < self.values_.size(); page++)
-        kernel::accumulate<R>(acc, self.probabilities_.data() + page * kPage, self.width_, self.values_[page] + block * 512, 16);
-      for (int r = 0; r < R; r++)
-        lanes::store_bf16(target(r) + block * kBlock, lanes::mul(acc[r], lanes::all(inverse[r])));
+#ifdef PROLEPSIS_AMX
+  template <class Target>
+  void outputs(int rows, const float* inverse, const Target& target) {
+    alignas(64) float c[kTileRows * kTask];
+    for (int64_t column = 0; column < layout_.head_dim; column += kTask) {
+      amx::begin(rows);
+      for (size_t page = 0; page < values_.size(); page++) {
+        const bf16* block = values_[page] + column * kPage;
+        amx::step(probabilities_.data() + page * kPage, width_, rows, block, block + kBlock * kPage);
+      }
+      amx::end(rows, c, kTask);
+      for (int r = 0; r < rows; r++)
+        for (int h = 0; h < kTask; h += kBlock)
+          lanes::store_bf16(target(r) + column + h, lanes::mul(lanes::load(c + r * kTask + h), lanes::all(inverse[r])));
     }
   }
-
-  using Output = void (*)(TileAttention&, const float*, const std::function<bf16*(int)>&);
-  template <int... R>
-  static constexpr auto table(std::integer_sequence<int, R...>) {
-    return std::array<Output, sizeof...(R)>{outputs<R + 1>...};
+#else
+  template <class Target>
+  void outputs(int rows, const float* inverse, const Target& target) {
+    static constexpr auto table = []<int... R>(std::integer_sequence<int, R...>) {
+      return std::array<void (TileAttention::*)(const float*, const Target&), sizeof...(R)>{&TileAttention::weigh<R + 1, Target>...};
+    }(std::make_integer_sequence<int, kTileRows>{});
+    (this->*table[rows - 1])(inverse, target);
   }
-  static const std::array<Output, kTileRows> kOutputs;
+
+  // Few rows take several blocks in one sweep: the sums of one are too few to hide latency.
+  template <int R, class Target>
+  void weigh(const float* inverse, const Target& target) {
+    constexpr int kBlocks = 2 * R > kernel::kSums ? 1 : 2;  // head_dim is a multiple of 32
+    for (int64_t column = 0; column < layout_.head_dim; column += kBlocks * kBlock) {
+      Lanes acc[kBlocks][R];
+      for (auto& block : acc)
+        for (auto& sum : block) sum = lanes::zero();
+      for (size_t page = 0; page < values_.size(); page++)
+        kernel::accumulate<R, kBlocks>(acc, probabilities_.data() + page * kPage, width_, values_[page] + column * kPage, kBlock * kPage, kPage / 2);
+      for (int r = 0; r < R; r++)
+        for (int b = 0; b < kBlocks; b++)
+          lanes::store_bf16(target(r) + column + b * kBlock, lanes::mul(acc[b][r], lanes::all(inverse[r])));
+    }
+  }
+#endif
 
   const PageLayout layout_;
   const int group_;
@@ -184,6 +232,3 @@ class TileAttention {  // scratch of one thread
   std::vector<float> scores_;
   std::vector<const bf16*> values_;
 };
-
-inline const std::array<TileAttention::Output, kTileRows> TileAttention::kOutputs =
-    TileAttention::table(std::make_integer_sequence<int, kTileRows>{});

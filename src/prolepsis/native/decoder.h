@@ -285,8 +285,7 @@ class Decoder {
       }
       if (next) {
         const int64_t bytes = next->task_bytes();
-        const char* first = static_cast<const char*>(next->packed.data_ptr()) + next->tasks() * me / n * bytes;
-        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(first + i, _MM_HINT_T1);
+        fetch(static_cast<const char*>(next->packed.data_ptr()) + next->tasks() * me / n * bytes, bytes);
       }
       phase++;
       model.team_->barrier();
@@ -409,11 +408,7 @@ class Decoder {
       for (int64_t h = 0; h < s.kv_heads; h++) {
         float *key = row + (s.heads + h) * d, *value = row + (s.heads + s.kv_heads + h) * d;
         norm_and_rotate(key, d, floats(layer.k_norm), s.eps, cosine, sine);
-        bf16* page = pages + sequence.pages[slot / kPage] * page_stride + h * layout.size();
-        for (int64_t i = 0; i < d; i++) {
-          page[layout.key(slot % kPage, i)] = to_bf16(key[i]);
-          page[layout.value(slot % kPage, i)] = to_bf16(value[i]);
-        }
+        write_slot(layout, pages + sequence.pages[slot / kPage] * page_stride + h * layout.size(), slot % kPage, key, value);
       }
     }
 

@@ -48,35 +48,6 @@ inline Lanes scaled(Lanes total, Lanes sum, float row, const float* columns) {
   return lanes::fma(sum, lanes::mul(lanes::all(row), lanes::load(columns)), total);
 }
 
-#if defined(PROLEPSIS_AMX)
-
-constexpr int kMaxRows = 16;
-
-// c[r][0:32] = x[r] * two blocks. A group is as deep as a tile, so tiles hold the sums of one and leave after each.
-inline void product(const RowGroup* x, int64_t M, int rows, const WeightGroup* w, int64_t G, float* c) {
-  amx::configure(rows);
-  alignas(64) int32_t sums[2][kMaxRows][kBlock];
-  std::fill_n(c, rows * kTask, 0.0f);
-  for (int64_t g = 0; g < G; g++, x += M, w++) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_loadd(4, x->values, sizeof(RowGroup));
-    _tile_loadd(6, w[0].weights, 64);
-    _tile_loadd(7, w[G].weights, 64);
-    _tile_dpbsud(0, 4, 6);
-    _tile_dpbsud(1, 4, 7);
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
-    for (int r = 0; r < rows; r++)
-      for (int b = 0; b < 2; b++) {
-        float* total = c + r * kTask + b * kBlock;
-        lanes::store(total, scaled(lanes::load(total), lanes::load_int32(sums[b][r], x[r].offset), x[r].scale, w[b * G].scales));
-      }
-  }
-}
-
-#else
-
 #if defined(__AVX512BF16__)
 
 constexpr int kMaxRows = 12;  // 12 sums of integers and 12 of float32
@@ -148,18 +119,53 @@ constexpr auto table(std::integer_sequence<int, R...>) {
 }
 inline constexpr auto kProducts = table(std::make_integer_sequence<int, kMaxRows>{});
 
-// c[r][0:32] = x[r] * two blocks.
-inline void product(const RowGroup* x, int64_t M, int rows, const WeightGroup* w, int64_t G, float* c) {
-  for (int block = 0; block < 2; block++) kProducts[rows - 1](x, M, w + block * G, G, c + block * kBlock);
+#if defined(PROLEPSIS_AMX)
+
+constexpr int kTileRows = 16;
+constexpr int kFewRows = 4;  // that are faster without tiles
+
+// c[r][0:32] = x[r] * two blocks. A group is as deep as a tile, so tiles hold the sums of one and leave after each.
+inline void tile_product(const RowGroup* x, int64_t M, int rows, const WeightGroup* w, int64_t G, float* c) {
+  amx::configure(rows);
+  alignas(64) int32_t sums[2][kTileRows][kBlock];
+  std::fill_n(c, rows * kTask, 0.0f);
+  for (int64_t g = 0; g < G; g++, x += M, w++) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(4, x->values, sizeof(RowGroup));
+    _tile_loadd(6, w[0].weights, 64);
+    _tile_loadd(7, w[G].weights, 64);
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 7);
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    for (int r = 0; r < rows; r++)
+      for (int b = 0; b < 2; b++) {
+        float* total = c + r * kTask + b * kBlock;
+        lanes::store(total, scaled(lanes::load(total), lanes::load_int32(sums[b][r], x[r].offset), x[r].scale, w[b * G].scales));
+      }
+  }
 }
 
+#else
+
+constexpr int kTileRows = kMaxRows;
+
 #endif
+
+// c[r][0:32] = x[r] * two blocks.
+inline void product(const RowGroup* x, int64_t M, int rows, const WeightGroup* w, int64_t G, float* c) {
+#if defined(PROLEPSIS_AMX)
+  if (rows > kFewRows) return tile_product(x, M, rows, w, G, c);
+#endif
+  for (int block = 0; block < 2; block++) kProducts[rows - 1](x, M, w + block * G, G, c + block * kBlock);
+}
 
 // Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of rows [G][M] times task `task` of packed weights.
 template <class Epilogue>
 void task_product(const RowGroup* x, int64_t M, const WeightGroup* packed, int64_t G, int64_t task, float* c, const Epilogue& epilogue) {
   const WeightGroup* w = packed + 2 * task * G;
-  const int64_t sweeps = (M + kMaxRows - 1) / kMaxRows;
+  const int64_t sweeps = (M + kTileRows - 1) / kTileRows;
   for (int64_t i = 0; i < sweeps; i++) {
     const int64_t first = M * i / sweeps;
     const int rows = M * (i + 1) / sweeps - first;

@@ -26,7 +26,10 @@ inline Lanes zero() { return _mm512_setzero_ps(); }
 inline Lanes add(Lanes a, Lanes b) { return _mm512_add_ps(a, b); }
 inline Lanes sub(Lanes a, Lanes b) { return _mm512_sub_ps(a, b); }
 inline Lanes mul(Lanes a, Lanes b) { return _mm512_mul_ps(a, b); }
-inline Lanes div(Lanes a, Lanes b) { return _mm512_div_ps(a, b); }
+inline Lanes reciprocal(Lanes v) {  // to the last bit but one, in a third of a division's time
+  const Lanes guess = _mm512_rcp14_ps(v);
+  return _mm512_mul_ps(guess, _mm512_fnmadd_ps(v, guess, _mm512_set1_ps(2.0f)));
+}
 inline Lanes max(Lanes a, Lanes b) { return _mm512_max_ps(a, b); }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
 inline Lanes fnma(Lanes a, Lanes b, Lanes c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
@@ -77,7 +80,7 @@ inline Lanes zero() { return all(0.0f); }
 inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
 inline Lanes mul(Lanes a, Lanes b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
-inline Lanes div(Lanes a, Lanes b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+inline Lanes reciprocal(Lanes v) { return {_mm256_div_ps(_mm256_set1_ps(1.0f), v.low), _mm256_div_ps(_mm256_set1_ps(1.0f), v.high)}; }
 inline Lanes max(Lanes a, Lanes b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) {  // a * b + c
   return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};

@@ -15,7 +15,7 @@
 
 namespace kernel {
 
-using Product = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*, const bf16*);
+using Product = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*, int64_t, const bf16*);
 template <int Fetch, int... R>
 constexpr auto table(std::integer_sequence<int, R...>) {
   return std::array<Product, sizeof...(R)>{product<R + 1, Fetch>...};
@@ -24,6 +24,11 @@ template <int Fetch>
 inline constexpr auto kProducts = table<Fetch>(std::make_integer_sequence<int, kMaxRows>{});
 
 }  // namespace kernel
+
+// Fetches `bytes` from `first` on into L2.
+inline void fetch(const void* first, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(static_cast<const char*>(first) + i, _MM_HINT_T1);
+}
 
 #ifdef PROLEPSIS_AMX
 #include "amx.h"
@@ -37,7 +42,7 @@ void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* packed, 
 #ifdef PROLEPSIS_AMX
   for (int64_t first = 0; first < M; first += amx::kRows) {
     const int rows = std::min<int64_t>(amx::kRows, M - first);
-    amx::product(x + first * stride, stride, rows, w, K, c);
+    amx::product(x + first * stride, stride, rows, w, K, c, kTask, first == 0 ? w + kTask * K : nullptr);
     epilogue(first, rows, c);
   }
 #else
@@ -48,7 +53,7 @@ void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* packed, 
     // A single sweep fetches a little ahead of itself; of several, the first two fetch half of the next task each.
     const bf16* next = groups == 1 ? w + kernel::kAhead : w + (2 + g) * kBlock * K;
     const auto& products = M <= 3 || g > 1 ? kernel::kProducts<0> : groups == 1 ? kernel::kProducts<2> : kernel::kProducts<1>;
-    products[rows - 1](x + first * stride, stride, w, K / 2, c, next);
+    products[rows - 1](x + first * stride, stride, w, K / 2, c, kTask, next);
     epilogue(first, rows, c);
   }
 #endif

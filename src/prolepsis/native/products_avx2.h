@@ -6,6 +6,7 @@
 namespace kernel {
 
 constexpr int kMaxRows = 12;      // as many as a tile of attention has
+constexpr int kSums = 1;          // blocks of values that attention weighs in one sweep: its rows share what is loaded
 constexpr int kGroup = 4;         // rows times blocks of one sweep: 8 accumulators leave room for weights and input
 constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
 
@@ -51,17 +52,18 @@ inline void in_groups(const One& one) {
   if constexpr (R > kFirst) in_groups<R - kFirst, Most>(one);
 }
 
-// acc[r] += x[r] * one block of weights, over `pairs` pairs along K.
-template <int R>
-inline void accumulate(Lanes (&acc)[R], const bf16* x, int64_t stride, const bf16* w, int64_t pairs) {
-  in_groups<R, kGroup>([&]<int Rows>(int first) {
-    sweep<Rows, 1>(reinterpret_cast<Lanes(*)[1]>(acc + first), x + first * stride, stride, w, pairs);
-  });
+// acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
+template <int R, int B>
+inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
+  for (int b = 0; b < B; b++)
+    in_groups<R, kGroup>([&]<int Rows>(int first) {
+      sweep<Rows, 1>(reinterpret_cast<Lanes(*)[1]>(acc[b] + first), x + first * stride, stride, w + b * apart, pairs);
+    });
 }
 
-// c[r][0:32] = x[r] * two blocks. A few rows take both blocks in one sweep: their sums are too few to hide latency.
+// c[r][0:32] = x[r] * two blocks; rows of c are `width` apart. A few rows take both blocks in one sweep: their sums are too few to hide latency.
 template <int R, int Fetch>
-void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, const bf16*) {
+void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16*) {
   constexpr int kBlocks = 2 * R <= kGroup ? 2 : 1;
   for (int block = 0; block < 2; block += kBlocks) {
     Lanes acc[R][kBlocks];
@@ -71,7 +73,7 @@ void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float*
       sweep<Rows, kBlocks>(acc + first, x + first * stride, stride, w + block * pairs * 32, pairs);
     });
     for (int r = 0; r < R; r++)
-      for (int b = 0; b < kBlocks; b++) lanes::store(c + r * kTask + (block + b) * kBlock, acc[r][b]);
+      for (int b = 0; b < kBlocks; b++) lanes::store(c + r * width + (block + b) * kBlock, acc[r][b]);
   }
 }
 

@@ -6,24 +6,29 @@
 namespace kernel {
 
 constexpr int kMaxRows = 12;      // rows of one product: 2 x 12 accumulators leave room for weights
+constexpr int kSums = 12;         // of a sweep that weighs values of attention
 constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches ahead; best of 2, 4, 8 and 16 KiB
 
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
 
-// acc[r] += x[r] * one block of weights, over `pairs` pairs along K.
-template <int R>
-inline void accumulate(Lanes (&acc)[R], const bf16* x, int64_t stride, const bf16* w, int64_t pairs) {
+// acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
+template <int R, int B>
+inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
   for (int64_t k = 0; k < pairs; k++) {
-    const __m512bh column = weights(w + k * 32);
-    for (int r = 0; r < R; r++) acc[r] = _mm512_dpbf16_ps(acc[r], pair(x + r * stride + 2 * k), column);
+    __m512bh columns[B];
+    for (int b = 0; b < B; b++) columns[b] = weights(w + b * apart + k * 32);
+    for (int r = 0; r < R; r++) {
+      const __m512bh row = pair(x + r * stride + 2 * k);
+      for (int b = 0; b < B; b++) acc[b][r] = _mm512_dpbf16_ps(acc[b][r], row, columns[b]);
+    }
   }
 }
 
-// c[r][0:32] = x[r] * two blocks, in one sweep over both. Each step also fetches `Fetch` lines of what the thread will want
-// next into L2: with several rows a sweep is too slow for the out-of-order window to cover memory's latency.
+// c[r][0:32] = x[r] * two blocks, in one sweep over both; rows of c are `width` apart. Each step also fetches `Fetch` lines of what
+// the thread will want next into L2: with several rows a sweep is too slow for the out-of-order window to cover memory's latency.
 template <int R, int Fetch>
-void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, const bf16* next) {
+void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16* next) {
   __m512 left[R], right[R];
   for (int r = 0; r < R; r++) left[r] = right[r] = _mm512_setzero_ps();
   const bf16* second = w + pairs * 32;
@@ -37,8 +42,8 @@ void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float*
     }
   }
   for (int r = 0; r < R; r++) {
-    _mm512_store_ps(c + r * kTask, left[r]);
-    _mm512_store_ps(c + r * kTask + kBlock, right[r]);
+    _mm512_storeu_ps(c + r * width, left[r]);
+    _mm512_storeu_ps(c + r * width + kBlock, right[r]);
   }
 }
 

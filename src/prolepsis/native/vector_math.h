@@ -16,7 +16,7 @@ inline Lanes exp_of(Lanes x) {
 
 inline Lanes silu(Lanes x) {
   const Lanes e = exp_of(lanes::sub(lanes::zero(), lanes::max(x, lanes::all(-80.0f))));
-  return lanes::div(x, lanes::add(lanes::all(1.0f), e));
+  return lanes::mul(x, lanes::reciprocal(lanes::add(lanes::all(1.0f), e)));
 }
 
 // 1 / rms of `size` float32 or bf16 values, a multiple of 16.
