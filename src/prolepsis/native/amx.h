@@ -52,12 +52,21 @@ inline void release() {
   configured = 0;
 }
 
-// Sets up tiles for up to 32 rows and their sums to zero.
-inline void begin(int rows) {
+// Sets up tiles for up to 32 rows; their sums begin as `from` [rows][32], or as zeros where that is missing.
+inline void begin(int rows, const float* from = nullptr) {
   configure(rows);
+  const bool lower = rows > 16;
+  if (from) {
+    _tile_loadd(0, from, kTask * 4);
+    _tile_loadd(1, from + kBlock, kTask * 4);
+    if (!lower) return;
+    _tile_loadd(2, from + 16 * kTask, kTask * 4);
+    _tile_loadd(3, from + 16 * kTask + kBlock, kTask * 4);
+    return;
+  }
   _tile_zero(0);
   _tile_zero(1);
-  if (rows <= 16) return;
+  if (!lower) return;
   _tile_zero(2);
   _tile_zero(3);
 }

@@ -41,9 +41,10 @@ inline void write_slot(const PageLayout& layout, bf16* page, int64_t token, cons
 
 struct Tile {
   int sequence;
-  int first, rows;           // rows [first, first + rows) of (token, head) over `tokens`
-  std::vector<int> tokens;   // the step's tokens that the rows run over
-  std::vector<int> path;     // tree: slot (past the cached context) of each depth; empty for a chain
+  int first, rows;          // rows [first, first + rows) of (token, head) over `tokens`
+  std::vector<int> tokens;  // the step's tokens that the rows run over; those of a path stand together
+  std::vector<int> leaf;    // tree: of each token, which of `paths` it is on; empty for a chain
+  std::vector<std::vector<int>> paths;  // slot (past the cached context) of each depth
 };
 
 struct Sequence {
@@ -51,17 +52,9 @@ struct Sequence {
   const int* pages;
 };
 
-// Splits a step's sequences into tiles; a tree gets tiles of its own for each leaf's path.
+// Splits a step's sequences into tiles. A token of a tree is on the path of the first leaf below it.
 inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, const int* parents, int group) {
   std::vector<Tile> tiles;
-  auto add = [&](int s, const std::vector<int>& tokens, const std::vector<int>& path) {
-    const int rows = tokens.size() * group;
-    for (int first = 0; first < rows; first += kTileRows) {
-      const int count = std::min(kTileRows, rows - first);
-      const int from = first / group, to = (first + count - 1) / group + 1;
-      tiles.push_back({s, first - from * group, count, {tokens.begin() + from, tokens.begin() + to}, path});
-    }
-  };
   for (int s = 0; s < (int)sequences.size(); s++) {
     const auto& q = sequences[s];
     const int* parent = parents + q.start;
@@ -71,19 +64,23 @@ inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, cons
       chain &= parent[i] == i - 1;
       if (parent[i] >= 0) is_leaf[parent[i]] = false;
     }
-    if (chain) {
-      std::vector<int> tokens(q.count);
-      for (int i = 0; i < q.count; i++) tokens[i] = q.start + i;
-      add(s, tokens, {});
-      continue;
-    }
-    for (int leaf = 0; leaf < q.count; leaf++) {
-      if (!is_leaf[leaf]) continue;
-      std::vector<int> path, tokens;
-      for (int i = leaf; i >= 0; i = parent[i]) path.insert(path.begin(), i);
+    std::vector<int> tokens, leaf;
+    std::vector<std::vector<int>> paths;
+    for (int end = 0; end < q.count; end++) {
+      if (chain) tokens.push_back(q.start + end);
+      if (chain || !is_leaf[end]) continue;
+      std::vector<int> path;
+      for (int i = end; i >= 0; i = parent[i]) path.insert(path.begin(), i);
       for (int i : path)
-        if (!placed[i]) placed[i] = true, tokens.push_back(q.start + i);
-      add(s, tokens, path);
+        if (!placed[i]) placed[i] = true, tokens.push_back(q.start + i), leaf.push_back(paths.size());
+      paths.push_back(path);
+    }
+    const int rows = tokens.size() * group;
+    for (int first = 0; first < rows; first += kTileRows) {
+      const int count = std::min(kTileRows, rows - first);
+      const int from = first / group, to = (first + count - 1) / group + 1;
+      tiles.push_back({s, first - from * group, count, {tokens.begin() + from, tokens.begin() + to}});
+      if (!chain) tiles.back().leaf.assign(leaf.begin() + from, leaf.begin() + to), tiles.back().paths = paths;
     }
   }
   return tiles;
@@ -97,22 +94,31 @@ class TileAttention {  // scratch of one thread
   void run(const Tile& tile, const Sequence& sequence, const int* positions, const bf16* queries, int64_t heads, int64_t kv_head,
            const bf16* pages, int64_t stride, float scale, bf16* output) {
     const int64_t d = layout_.head_dim;
-    const int last = tile.tokens.back();
-    const int length = positions[last] + 1;  // positions the longest row sees
-    const int slots = tile.path.empty() ? length : sequence.cached + tile.path.back() + 1;
-    auto row_of = [&](int r) {
+    const int cached = sequence.cached;
+    int length = 0, slots = 0;  // positions that the longest row sees, and slots that any row does
+    for (size_t i = 0; i < tile.tokens.size(); i++) {
+      const int visible = positions[tile.tokens[i]] + 1;
+      length = std::max(length, visible);
+      slots = std::max(slots, tile.leaf.empty() ? visible : cached + tile.paths[tile.leaf[i]][visible - cached - 1] + 1);
+    }
+    const auto row_of = [&](int r) {
       const int i = tile.first + r;
       return (tile.tokens[i / group_] * heads + kv_head * group_ + i % group_) * d;
     };
     for (int r = 0; r < tile.rows; r++) std::copy_n(queries + row_of(r), d, query_.data() + r * d);
     width_ = (std::max(slots, length) + kPage - 1) / kPage * kPage;
     reserve(kTileRows * width_);
-    scores(tile, sequence, slots, pages, stride);
+    scores(tile.rows, sequence, slots, pages, stride);
     float inverse[kTileRows];
-    for (int r = 0; r < tile.rows; r++)
-      inverse[r] = softmax(r, tile, sequence.cached, positions[tile.tokens[(tile.first + r) / group_]] + 1, length, scale);
-    gather_values(tile, sequence, length, pages, stride);
-    outputs(tile.rows, inverse, [&](int r) { return output + row_of(r); });
+    for (int r = 0; r < tile.rows; r++) {
+      const int i = (tile.first + r) / group_, visible = positions[tile.tokens[i]] + 1;
+      if (!tile.leaf.empty()) straighten(r, cached, visible, tile.paths[tile.leaf[i]]);
+      inverse[r] = softmax(r, visible, length, scale);
+    }
+    find_values(tile, sequence, length, pages, stride);
+    const auto target = [&](int r) { return output + row_of(r); };
+    if (tile.leaf.empty()) return outputs<false>(tile.rows, inverse, target);
+    outputs<true>(tile.rows, inverse, target);
   }
 
  private:
@@ -124,10 +130,10 @@ class TileAttention {  // scratch of one thread
   }
 
   // A tile with few rows is bound by memory: it also fetches the keys of the page after next, and the values of this one.
-  void scores(const Tile& tile, const Sequence& sequence, int slots, const bf16* pages, int64_t stride) {
+  void scores(int rows, const Sequence& sequence, int slots, const bf16* pages, int64_t stride) {
     const int64_t d = layout_.head_dim, bytes = kPage * d * sizeof(bf16);
     const int count = (slots + kPage - 1) / kPage;
-    const bool fetching = tile.rows < kTileRows;
+    const bool fetching = rows < kTileRows;
     for (int page = 0; page < count; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
       if (fetching) {
@@ -136,91 +142,136 @@ class TileAttention {  // scratch of one thread
       }
       float* c = scores_.data() + page * kPage;
 #ifdef PROLEPSIS_AMX
-      amx::product(query_.data(), d, tile.rows, keys, d, c, width_, nullptr);
+      amx::product(query_.data(), d, rows, keys, d, c, width_, nullptr);
 #else
-      kernel::kProducts<0>[tile.rows - 1](query_.data(), d, keys, d / 2, c, width_, nullptr);
+      kernel::kProducts<0>[rows - 1](query_.data(), d, keys, d / 2, c, width_, nullptr);
 #endif
     }
   }
 
+  // Brings row r's scores of a tree's slots into the order of positions along its path. A slot is never before its position.
+  void straighten(int r, int cached, int visible, const std::vector<int>& path) {
+    float* s = scores_.data() + r * width_ + cached;
+    for (int depth = 0; depth < visible - cached; depth++) s[depth] = s[path[depth]];
+  }
+
   // Fills row r of the probabilities (not yet divided) up to the page after `length`; returns 1 / their sum.
-  float softmax(int r, const Tile& tile, int cached, int visible, int length, float scale) {
+  float softmax(int r, int visible, int length, float scale) {
     float* s = scores_.data() + r * width_;
     bf16* p = probabilities_.data() + r * width_;
-    for (int j = cached; !tile.path.empty() && j < visible; j++) s[j] = s[cached + tile.path[j - cached]];
+    const int whole = visible / 16 * 16, left = visible - whole;
     const Lanes minus_infinity = lanes::all(-INFINITY);
-    Lanes highest = minus_infinity;
-    for (int j = 0; j < visible; j += 16)
-      highest = lanes::max(highest, lanes::keep_first(visible - j, lanes::load(s + j), minus_infinity));
-    const Lanes top = lanes::all(lanes::highest(highest)), factor = lanes::all(scale);
+    Lanes highest[2] = {minus_infinity, minus_infinity};
+    for (int j = 0; j < whole; j += 16) highest[j / 16 % 2] = lanes::max(highest[j / 16 % 2], lanes::load(s + j));
+    if (left) highest[0] = lanes::max(highest[0], lanes::keep_first(left, lanes::load(s + whole), minus_infinity));
+    const float factor = scale * kLog2e;
+    const Lanes slope = lanes::all(factor), offset = lanes::all(-factor * lanes::highest(lanes::max(highest[0], highest[1])));
     Lanes sum = lanes::zero();
-    for (int j = 0; j < visible; j += 16) {
-      const Lanes x = lanes::mul(lanes::sub(lanes::load(s + j), top), factor);
-      const Lanes e = lanes::keep_first(visible - j, exp_of(lanes::max(x, lanes::all(-87.0f))), lanes::zero());
+    for (int j = 0; j < whole; j += 16) {
+      const Lanes e = power_of_two(lanes::fma(lanes::load(s + j), slope, offset));
       sum = lanes::add(sum, e);
       lanes::store_bf16(p + j, e);
+    }
+    if (left) {
+      const Lanes e = lanes::keep_first(left, power_of_two(lanes::fma(lanes::load(s + whole), slope, offset)), lanes::zero());
+      sum = lanes::add(sum, e);
+      lanes::store_bf16(p + whole, e);
     }
     const int from = (visible + 15) / 16 * 16, to = (length + kPage - 1) / kPage * kPage;
     if (from < to) std::fill(p + from, p + to, 0);
     return 1.0f / lanes::sum(sum);
   }
 
-  // Lists the value pages in order of positions; a tree's tail is gathered along the tile's path.
-  void gather_values(const Tile& tile, const Sequence& sequence, int length, const bf16* pages, int64_t stride) {
+  // A path of a tree, from the page on that holds its first token: rows of the tile, and values in order of positions.
+  struct Branch {
+    int first, rows;
+    size_t pages;  // where its own start in `values_`
+  };
+
+  // Lists the value pages that all rows read; then, of a tree, those of each path, gathered along it.
+  void find_values(const Tile& tile, const Sequence& sequence, int length, const bf16* pages, int64_t stride) {
+    const int count = (length + kPage - 1) / kPage, shared = tile.leaf.empty() ? count : sequence.cached / kPage;
+    const int64_t size = kPage * layout_.head_dim;  // of the values, which follow the keys
     values_.clear();
-    const int count = (length + kPage - 1) / kPage;
-    const int base = tile.path.empty() ? count : sequence.cached / kPage;
-    const int64_t offset = kPage * layout_.head_dim;  // values follow keys
-    for (int page = 0; page < base; page++) values_.push_back(pages + sequence.pages[page] * stride + offset);
-    if (base == count) return;
-    tail_.assign((count - base) * offset, 0);
-    for (int j = base * kPage; j < length; j++) {
-      const int slot = j < sequence.cached ? j : sequence.cached + tile.path[j - sequence.cached];
-      const bf16* from = pages + sequence.pages[slot / kPage] * stride;
-      bf16* to = tail_.data() + (j / kPage - base) * offset - offset;
-      for (int64_t i = 0; i < layout_.head_dim; i++) to[layout_.value(j % kPage, i)] = from[layout_.value(slot % kPage, i)];
-    }
-    for (int page = base; page < count; page++) values_.push_back(tail_.data() + (page - base) * offset);
-  }
-
-#ifdef PROLEPSIS_AMX
-  template <class Target>
-  void outputs(int rows, const float* inverse, const Target& target) {
-    alignas(64) float c[kTileRows * kTask];
-    for (int64_t column = 0; column < layout_.head_dim; column += kTask) {
-      amx::begin(rows);
-      for (size_t page = 0; page < values_.size(); page++) {
-        const bf16* block = values_[page] + column * kPage;
-        amx::step(probabilities_.data() + page * kPage, width_, rows, block, block + kBlock * kPage);
+    branches_.clear();
+    for (int page = 0; page < shared; page++) values_.push_back(pages + sequence.pages[page] * stride + size);
+    if (tile.leaf.empty()) return;
+    tail_.assign((tile.leaf.back() - tile.leaf[0] + 1) * (count - shared) * size, 0);
+    bf16* tail = tail_.data();
+    for (int r = 0; r < tile.rows;) {
+      const int leaf = tile.leaf[(tile.first + r) / group_];
+      branches_.push_back({r, 0, values_.size()});
+      while (r < tile.rows && tile.leaf[(tile.first + r) / group_] == leaf) r++, branches_.back().rows++;
+      const auto& path = tile.paths[leaf];
+      const int end = std::min<int>(length, sequence.cached + path.size());
+      for (int j = shared * kPage; j < end; j++) {
+        const int slot = j < sequence.cached ? j : sequence.cached + path[j - sequence.cached];
+        const bf16* from = pages + sequence.pages[slot / kPage] * stride;
+        bf16* to = tail + (j / kPage - shared) * size - size;
+        for (int64_t i = 0; i < layout_.head_dim; i++) to[layout_.value(j % kPage, i)] = from[layout_.value(slot % kPage, i)];
       }
-      amx::end(rows, c, kTask);
-      for (int r = 0; r < rows; r++)
-        for (int h = 0; h < kTask; h += kBlock)
-          lanes::store_bf16(target(r) + column + h, lanes::mul(lanes::load(c + r * kTask + h), lanes::all(inverse[r])));
+      for (int page = shared; page < count; page++, tail += size) values_.push_back(tail);
     }
-  }
-#else
-  template <class Target>
-  void outputs(int rows, const float* inverse, const Target& target) {
-    static constexpr auto table = []<int... R>(std::integer_sequence<int, R...>) {
-      return std::array<void (TileAttention::*)(const float*, const Target&), sizeof...(R)>{&TileAttention::weigh<R + 1, Target>...};
-    }(std::make_integer_sequence<int, kTileRows>{});
-    (this->*table[rows - 1])(inverse, target);
+    branches_.push_back({tile.rows, 0, values_.size()});
   }
 
-  // Few rows take several blocks in one sweep: the sums of one are too few to hide latency.
-  template <int R, class Target>
-  void weigh(const float* inverse, const Target& target) {
-    constexpr int kBlocks = 2 * R > kernel::kSums ? 1 : 2;  // head_dim is a multiple of 32
-    for (int64_t column = 0; column < layout_.head_dim; column += kBlocks * kBlock) {
+  // Values weighed by probabilities, into target(row). A tree's sums over what all rows read go on along each path: for all rows,
+  // as that is one product, of which those on the path are kept.
+  template <bool Tree, class Target>
+  void outputs(int rows, const float* inverse, const Target& target) {
+    alignas(64) float shared[kTileRows * kTask], sums[kTileRows * kTask];
+    for (int64_t column = 0; column < layout_.head_dim; column += kTask) {
+      const auto keep = [&](int first, int count) {
+        for (int r = first; r < first + count; r++)
+          for (int h = 0; h < kTask; h += kBlock)
+            lanes::store_bf16(target(r) + column + h, lanes::mul(lanes::load(sums + r * kTask + h), lanes::all(inverse[r])));
+      };
+      if constexpr (!Tree) {
+        weigh(rows, column, 0, 0, values_.size(), nullptr, sums);
+        keep(0, rows);
+        continue;
+      }
+      const size_t before = branches_[0].pages;
+      weigh(rows, column, 0, 0, before, nullptr, shared);
+      for (size_t i = 0; i + 1 < branches_.size(); i++) {
+        const size_t first = branches_[i].pages;
+        weigh(rows, column, before, first, branches_[i + 1].pages - first, shared, sums);
+        keep(branches_[i].first, branches_[i].rows);
+      }
+    }
+  }
+
+  // c[rows][0:32] = `from` (zeros where that is missing) + probabilities from page `page` on times columns of `count` pages of values.
+  void weigh(int rows, int64_t column, size_t page, size_t first, size_t count, const float* from, float* c) {
+    const bf16* p = probabilities_.data() + page * kPage;
+#ifdef PROLEPSIS_AMX
+    amx::begin(rows, from);
+    for (size_t i = 0; i < count; i++) {
+      const bf16* block = values_[first + i] + column * kPage;
+      amx::step(p + i * kPage, width_, rows, block, block + kBlock * kPage);
+    }
+    amx::end(rows, c, kTask);
+#else
+    static constexpr auto table = []<int... R>(std::integer_sequence<int, R...>) {
+      return std::array<void (*)(const bf16*, int64_t, const bf16* const*, size_t, int64_t, const float*, float*), sizeof...(R)>{weigh_rows<R + 1>...};
+    }(std::make_integer_sequence<int, kTileRows>{});
+    table[rows - 1](p, width_, values_.data() + first, count, column * kPage, from, c);
+#endif
+  }
+
+#ifndef PROLEPSIS_AMX
+  // Few rows take both blocks in one sweep: the sums of one are too few to hide latency.
+  template <int R>
+  static void weigh_rows(const bf16* p, int64_t width, const bf16* const* values, size_t count, int64_t offset, const float* from, float* c) {
+    constexpr int kBlocks = 2 * R > kernel::kSums ? 1 : 2;
+    for (int block = 0; block < 2; block += kBlocks) {
       Lanes acc[kBlocks][R];
-      for (auto& block : acc)
-        for (auto& sum : block) sum = lanes::zero();
-      for (size_t page = 0; page < values_.size(); page++)
-        kernel::accumulate<R, kBlocks>(acc, probabilities_.data() + page * kPage, width_, values_[page] + column * kPage, kBlock * kPage, kPage / 2);
-      for (int r = 0; r < R; r++)
-        for (int b = 0; b < kBlocks; b++)
-          lanes::store_bf16(target(r) + column + b * kBlock, lanes::mul(acc[b][r], lanes::all(inverse[r])));
+      for (int b = 0; b < kBlocks; b++)
+        for (int r = 0; r < R; r++) acc[b][r] = from ? lanes::load(from + r * kTask + (block + b) * kBlock) : lanes::zero();
+      for (size_t i = 0; i < count; i++)
+        kernel::accumulate<R, kBlocks>(acc, p + i * kPage, width, values[i] + offset + block * kBlock * kPage, kBlock * kPage, kPage / 2);
+      for (int b = 0; b < kBlocks; b++)
+        for (int r = 0; r < R; r++) lanes::store(c + r * kTask + (block + b) * kBlock, acc[b][r]);
     }
   }
 #endif
@@ -231,4 +282,5 @@ class TileAttention {  // scratch of one thread
   std::vector<bf16> query_, probabilities_, tail_;
   std::vector<float> scores_;
   std::vector<const bf16*> values_;
+  std::vector<Branch> branches_;  // and one behind the last
 };
