@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 import torch
 
+from prolepsis import __version__
 from prolepsis.core.directories import cache_directory
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import PAGE_SIZE, TargetModel
@@ -17,11 +18,15 @@ from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve, profi
 
 log = structlog.get_logger(__name__)
 
+SEQUENCE = 512
+"""Cached tokens of a sequence in passes that are timed at more."""
+
 
 def curve_file(fingerprint: str, threads: int) -> Path:
     """Return where the curve of a model on this machine is kept."""
-    machine = f"{fingerprint}:{threads}:{platform.machine()}:{platform.node()}:{torch.__version__}"
-    return cache_directory() / "profiles" / f"{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
+    software = f"{torch.__version__}:{__version__}:{SEQUENCE}"
+    measured = f"{fingerprint}:{threads}:{platform.machine()}:{platform.node()}:{software}"
+    return cache_directory() / "profiles" / f"{hashlib.sha256(measured.encode()).hexdigest()[:16]}.json"
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
@@ -35,18 +40,29 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
 @torch.no_grad()
 def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
-    """Time passes of `PROFILE_ROWS` rows at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds."""
+    """Time passes of `PROFILE_ROWS` rows at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds.
+
+    A row reads the context of its own sequence only, so a pass of a long context is one of many samples.
+    """
     longest = model.info.max_positions - max(PROFILE_ROWS)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
     rows = [count for count in PROFILE_ROWS if count + contexts[-1] <= model.info.max_positions]
-    pages = list(range(-(-(contexts[-1] + rows[-1]) // PAGE_SIZE)))
-    cache = model.make_cache(len(pages))
-    clock = _timer(lambda count, cached: model.forward(pack([_rows(count, cached, pages)]), cache))
+    passes = {(count, context): pack(_sequences(count, context)) for count in rows for context in contexts}
+    cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
+    clock = _timer(lambda count, context: model.forward(passes[count, context], cache))
     return profile_cost(clock, rows, contexts, repeats)
 
 
-def _rows(count: int, cached: int, pages: list[int]) -> SequenceInput:
-    return SequenceInput([1] * count, cached, pages, keep_last=count)
+def _sequences(rows: int, context: int) -> list[SequenceInput]:
+    """Return sequences of about `SEQUENCE` cached tokens with `context` of them in all, which share `rows` new ones."""
+    number = max(1, min(rows, context // SEQUENCE))
+    cached = context // number
+    counts = [rows * (i + 1) // number - rows * i // number for i in range(number)]
+    pages = -(-(cached + max(counts)) // PAGE_SIZE)
+    return [
+        SequenceInput([1] * count, cached, list(range(i * pages, (i + 1) * pages)), keep_last=count)
+        for i, count in enumerate(counts)
+    ]
 
 
 def _timer(run: Callable[[int, int], object]) -> Callable[[int, int], float]:

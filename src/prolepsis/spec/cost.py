@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 PROFILE_ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 """Both sides of the powers of two: compiled and captured forwards pad to shapes that end there, so T has steps."""
-PROFILE_CONTEXTS = (64, 512, 2048)
+PROFILE_CONTEXTS = (64, 512, 2048, 8192)
 _CONTEXT_STEP = 256  # tables are kept per so many tokens of context
 _MAX_TABLES = 64
 _DECAY = 0.98  # of the online correction: about 50 passes
