@@ -1,7 +1,7 @@
 """The kinds of user turns, and how each begins; the target writes on from there.
 
 Slots: {topic}, {name}, {thing}, {language}, {other} (another language), {code} (a programming language), {number},
-{passage} and {second} (texts the target wrote before). An opener that ends in a space or newline is continued by the
+{passage}, {second}, {third} and {fourth} (texts the target wrote before). An opener that ends in a space or newline is continued by the
 target up to the end of the turn; any other opener is a whole turn.
 """
 
@@ -37,12 +37,12 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "how-to",
-        1.5,
+        1.0,
         ("How do I ", "How can I ", "Explain step by step how to ", "What is the best way to ", "Give me tips for "),
     ),
     Kind(
         "article",
-        2.5,
+        2.0,
         (
             "Write a short article about {topic}.",
             "Write a news report about {topic}. Mention people, places and dates.",
@@ -54,7 +54,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "writing",
-        1.5,
+        1.0,
         (
             "Write a short story about {topic}.",
             "Write a poem about {topic}.",
@@ -67,7 +67,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "code",
-        1.5,
+        2.0,
         (
             "Write a {code} function that ",
             "Write a {code} program to ",
@@ -114,28 +114,32 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "summary",
-        2.0,
+        3.5,
         (
             "Summarize: {passage}",
             "Summarize the following text in two sentences:\n\n{passage}",
             "Write a brief summary of this article.\n\n{passage}",
             "{passage}\n\nTL;DR",
             "List the key points of the text below.\n\n{passage}",
+            "Summarize: {passage} {second} {third}",
+            "Summarize this report in a few sentences.\n\n{passage}\n\n{second}\n\n{third}\n\n{fourth}",
         ),
     ),
     Kind(
         "retrieval",
-        2.0,
+        3.5,
         (
             "Paragraph 1: {passage}\n\nParagraph 2: {second}\n\nAnswer using the paragraphs above.\nQuestion: ",
             "Context:\n{passage}\n\nQuestion: ",
             "Answer the question based on the passage.\n\n{passage}\n\nQuestion: What ",
             "Use the documents to answer.\n[1] {passage}\n[2] {second}\nQuestion: ",
+            "[1] {passage}\n[2] {second}\n[3] {third}\n[4] {fourth}\nAnswer from the numbered texts.\nQuestion: ",
+            "Passages:\n- {passage}\n- {second}\n- {third}\n- {fourth}\n\nQuery: ",
         ),
     ),
     Kind(
         "translation",
-        1.5,
+        2.5,
         (
             "Translate {language} to {other}: ",
             "Translate to {language}: {name} ",
@@ -158,7 +162,7 @@ KINDS: tuple[Kind, ...] = (
     ),
     Kind(
         "extraction",
-        1.5,
+        2.0,
         (
             "Extract the names, places and dates from this text as JSON:\n\n{passage}",
             "Convert this to JSON with the keys name, age and city: {name}, ",

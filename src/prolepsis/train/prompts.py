@@ -15,6 +15,8 @@ from prolepsis.train.topics import LANGUAGES, NAMES, PROGRAMMING, THINGS, TOPICS
 SYSTEM_SHARE = 0.15
 GREEDY_SHARE = 0.7
 MAX_PASSAGES = 512
+PASSAGES = 4
+"""Passages of a prompt at most."""
 PASSAGE_CHARACTERS = (200, 1200)
 GIVEN = "given"
 """Kind of the prompts that the user brought."""
@@ -50,7 +52,7 @@ class Planner:
             return PromptPlan(number, GIVEN, None, self._given[number], False, temperature)
         kind = rng.choices(KINDS, [kind.weight for kind in KINDS])[0]
         opener = rng.choice(kind.openers)
-        if "{passage}" in opener and len(self._passages) < 2:
+        if "{passage}" in opener and len(self._passages) < PASSAGES:
             kind = next(kind for kind in KINDS if kind.name == "article")
             opener = rng.choice(kind.openers)
         is_open = not opener or opener[-1].isspace()
@@ -64,7 +66,7 @@ class Planner:
 
     def _fill(self, opener: str, rng: random.Random) -> str:
         language, other = rng.sample(LANGUAGES, 2)
-        passages = rng.sample(list(self._passages), 2) if "{passage}" in opener else ("", "")
+        passages = rng.sample(list(self._passages), PASSAGES) if "{passage}" in opener else ("",) * PASSAGES
         slots = {
             "{topic}": rng.choice(TOPICS),
             "{thing}": rng.choice(THINGS),
@@ -74,6 +76,8 @@ class Planner:
             "{number}": str(rng.choice((rng.randint(2, 12), rng.randint(10, 99), 10 * rng.randint(10, 99)))),
             "{passage}": passages[0],
             "{second}": passages[1],
+            "{third}": passages[2],
+            "{fourth}": passages[3],
         }
         while "{name}" in opener:
             opener = opener.replace("{name}", rng.choice(NAMES), 1)

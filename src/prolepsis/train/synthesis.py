@@ -35,7 +35,7 @@ class SynthesisLimits:
     concurrency: int = 48
     turn_tokens: int = 80
     answer_tokens: int = 256
-    prompt_tokens: int = 768
+    prompt_tokens: int = 1024
 
 
 @dataclass(slots=True)
