@@ -60,7 +60,7 @@ def head(
     tokens: Tokens = "10M",
     prompts: Prompts = None,
     resume: Resume = False,
-    init: Annotated[Path | None, typer.Option(help="head to go on from", metavar="HEAD")] = None,
+    init: Annotated[str | None, typer.Option(help="head to go on from: a name or a folder", metavar="HEAD")] = None,
     epochs: Epochs = 4.0,
     draft_vocab: Annotated[
         int, typer.Option(min=64, help="tokens that the head can draft", rich_help_panel=_RECIPE)
@@ -82,6 +82,7 @@ def head(
     threads: Threads = None,
 ) -> None:
     """Train a draft head (EAGLE-3): generate text, train on it, export the head with its report at each measurement."""
+    from prolepsis.models.heads import find_head
     from prolepsis.native.processor import default_threads
     from prolepsis.train.head_student import Objective
     from prolepsis.train.head_training import HeadPlan
@@ -93,6 +94,7 @@ def head(
     quiet_logs()
     settings = settings_here(model=target, threads=threads)
     ensure_model(settings)
+    first = find_head(init, settings.engine.model_dir).folder if init else None
     workplace = Workplace(out)
     workplace.begin(resume=resume)
     make_text(settings.engine, workplace, Text(count(tokens), prompts, seed, concurrency))
@@ -105,7 +107,7 @@ def head(
         dtype=training_dtype(),
     )
     plan = HeadPlan(
-        draft_vocab=draft_vocab, init=init, objective=Objective(num_steps=unroll, noise=noise), settings=recipe
+        draft_vocab=draft_vocab, init=first, objective=Objective(num_steps=unroll, noise=noise), settings=recipe
     )
     training = _head_training(settings.engine, workplace, plan)
     run_training(training, "training")
@@ -119,7 +121,7 @@ def head(
 def train_levels(
     *,
     out: Annotated[Path, typer.Option(help="folder of a training: its data are used, its head gets levels")],
-    head: Annotated[Path | None, typer.Option(help="folder of another head of the same target")] = None,
+    head: Annotated[str | None, typer.Option(help="another head of the same target: a name or a folder")] = None,
     target: Target = DEFAULT_MODEL,
     count: Annotated[int, typer.Option("--levels", min=1, max=4, help="levels behind the first")] = 3,
     width: Annotated[int, typer.Option(min=32, help="width of a level, a multiple of 32")] = 256,
@@ -131,6 +133,7 @@ def train_levels(
     threads: Threads = None,
 ) -> None:
     """Train levels for a head that is there: its first pass then drafts all tokens. Takes minutes."""
+    from prolepsis.models.heads import find_head
     from prolepsis.native.processor import default_threads
     from prolepsis.train.levels import LevelSettings
     from prolepsis.train.workplace import Workplace
@@ -150,7 +153,8 @@ def train_levels(
         workers=threads or default_threads(),
         dtype=training_dtype(),
     )
-    _train_levels(settings.engine, head or workplace.exported, workplace.data, recipe)
+    behind = find_head(head, settings.engine.model_dir).folder if head else workplace.exported
+    _train_levels(settings.engine, behind, workplace.data, recipe)
 
 
 @app.command(epilog=EPILOG)

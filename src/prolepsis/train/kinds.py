@@ -1,8 +1,8 @@
 """The kinds of user turns, and how each begins; the target writes on from there.
 
 Slots: {topic}, {name}, {thing}, {language}, {other} (another language), {code} (a programming language), {number},
-{passage}, {second}, {third} and {fourth} (texts the target wrote before). An opener that ends in a space or newline is continued by the
-target up to the end of the turn; any other opener is a whole turn.
+{passage}, {second}, {third} and {fourth} (texts the target wrote before). An opener that ends in a space or newline is
+continued by the target up to the end of the turn; any other opener is a whole turn.
 """
 
 from dataclasses import dataclass
