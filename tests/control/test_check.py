@@ -28,27 +28,29 @@ def found(rule: str) -> list[str]:
         ("proposers: [draft_head], mode: on", "warning proposers is draft_head, of which none is loaded here"),
         ("proposers: [suffix, suffix], mode: on", "warning proposers names 'suffix' twice"),
         ("shadow_percentage: 5", "warning shadow_percentage is 5 with mode off"),
-        ("mode: on, rollout: {step_weights: [5, 1, 100]}", "error rollout.step_weights is 5, 1, 100; allowed"),
-        ("mode: on, rollout: {step_weights: [5, 5, 100]}", "error rollout.step_weights is 5, 5, 100; allowed"),
-        ("mode: on, rollout: {step_weights: [0, 100]}", "error rollout.step_weights is 0, 100; allowed"),
-        ("mode: on, rollout: {step_weights: [1, 25]}", "warning rollout.step_weights ends at 25; 75 percent never"),
-        ("mode: on, pinned: true, rollout: {step_weights: 100}", "error rollout is given for a rule that is pinned"),
-        ("mode: shadow, rollout: {step_weights: 100}", "error rollout is given with mode shadow"),
+        ("mode: on, rollout: {step_weights: [5, 1, 50]}", "error rollout.step_weights is 5, 1, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [5, 5, 50]}", "error rollout.step_weights is 5, 5, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [0, 50]}", "error rollout.step_weights is 0, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [1, 100]}", "error rollout.step_weights is 1, 100; allowed: up to 95"),
+        ("mode: on, rollout: {min_step_s: 9, max_step_s: 9}", "error rollout.min_step_s is 9, and max_step_s 9"),
+        ("mode: on, pinned: true, rollout: {}", "error rollout is given for a rule that is pinned"),
+        ("mode: shadow, rollout: {}", "error rollout is given with mode shadow"),
+        ("mode: on, rollout: {gate: automatic}", "error rollout.gate is automatic, and"),
         (
-            "mode: on, rollout: {step_weights: 100, gate: automatic}",
-            "error rollout.gate is automatic, and",
+            "mode: on, guardrails: [{name: g, metric: error_rate, margin: 0.01}]",
+            "error guardrails is given without a rollout",
         ),
         (
-            "guardrails: [{name: g, metric: acceptance_rate, threshold_range: {min: 70}}]",
-            "error guardrails[0].threshold_range has 70; acceptance_rate (accepted / drafted tokens) is 0 to 1",
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, limit: 70}]",
+            "error guardrails[0].limit is 70 for acceptance_rate (accepted / drafted tokens); allowed: above 0, below",
         ),
         (
-            "guardrails: [{name: g, metric: itl_p95_ms, threshold_range: {min: 9, max: 1}}]",
-            "error guardrails[0].threshold_range has min 9 above max 1",
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, margin: 0.1}]",
+            "error guardrails[0].margin is given for acceptance_rate (accepted / drafted tokens), which plain requests",
         ),
         (
-            "guardrails: [{name: g, metric: speedup, threshold_range: {min: 1}}, "
-            "{name: g, metric: speedup, threshold_range: {min: 2}}]",
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: error_rate, limit: 0.1}, "
+            "{name: g, metric: latency_p95_ms, margin: 0.1}]",
             "error guardrails names 'g' twice",
         ),
     ],
@@ -64,9 +66,10 @@ def test_terms(rule: str, beginning: str) -> None:
         "mode: on, proposers: [draft_head, suffix]",
         "proposers: []",
         "mode: shadow, shadow_percentage: 5",
-        "mode: on, rollout: {step_weights: [1, 5, 25, 50, 100], control_weight: 5}",
-        "mode: on, rollout: {step_weights: [1, 100], gate: automatic}, "
-        "guardrails: [{name: g, metric: correction_rate, threshold_range: {max: 0.3}}]",
+        "mode: on, rollout: {}",
+        "mode: on, rollout: {step_weights: 80, control_weight: 20}",
+        "mode: on, shadow_percentage: 10, rollout: {gate: automatic}, "
+        "guardrails: [{name: g, metric: acceptance_rate, limit: 0.3}, {name: l, metric: latency_p95_ms, limit: 3000}]",
         "mode: off, pinned: true",
     ],
 )

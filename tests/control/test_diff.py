@@ -36,7 +36,7 @@ def test_changed_field_by_field_with_presets_filled_in() -> None:
             description: now for code
             match: {prompt_tokens: {min: 1, max: 8}, tools: true}
             use: code
-            guardrails: [{name: rate, metric: acceptance_rate, threshold_range: {min: 0.7}}]
+            guardrails: [{name: rate, metric: acceptance_rate, limit: 0.7}]
     """
     assert diff(policy(old), policy(new)) == [
         Change("changed", "", "version", "", "2", effective=False),
@@ -46,7 +46,7 @@ def test_changed_field_by_field_with_presets_filled_in() -> None:
         Change("changed", "a", "num_speculative_tokens", 8, 16),
         Change("changed", "a", "guardrails[rate].name", None, "rate"),
         Change("changed", "a", "guardrails[rate].metric", None, "acceptance_rate"),
-        Change("changed", "a", "guardrails[rate].threshold_range.min", None, 0.7),
+        Change("changed", "a", "guardrails[rate].limit", None, 0.7),
         Change("changed", "a", "guardrails[rate].dry_run", None, False),
         Change("changed", "a", "description", "", "now for code", effective=False),
         Change("changed", "default", "mode", "off", "shadow"),

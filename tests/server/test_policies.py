@@ -173,7 +173,7 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: Ho
     assert await rule_and_mode() == ("1", False)  # not looked at yet
     house.seconds += LOOK_EVERY_S
     assert await rule_and_mode() == ("2", True)
-    for bad in ("mode: maybe", "mode: on, rollout: {step_weights: 100}"):
+    for bad in ("mode: maybe", "mode: on, rollout: {}"):
         house.write(f"version: 3\ndefault: {{{bad}}}\n")
         house.seconds += LOOK_EVERY_S
         assert await rule_and_mode() == ("2", True)
@@ -201,11 +201,8 @@ def not_started() -> Iterator[Any]:
     [
         ("rulez: 1", "did you mean 'rules'"),
         ("default: {mode: on, proposers: [sufix]}", "did you mean 'suffix'"),
-        ("default: {mode: on, rollout: {step_weights: 100}}", "carries out no rollouts"),
-        (
-            "default: {guardrails: [{name: g, metric: speedup, threshold_range: {min: 1}}]}",
-            "watches no guardrails",
-        ),
+        ("default: {mode: on, rollout: {}}", "carries out no rollouts"),
+        ("default: {guardrails: [{name: g, metric: error_rate, margin: 0.1}]}", "given without a rollout"),
     ],
 )
 def test_a_policy_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str, said: str) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from prolepsis.control.conditions import Names, Range
 from prolepsis.control.finding import Finding, Severity
 from prolepsis.control.match import Match
+from prolepsis.control.metrics import METRICS
 from prolepsis.control.policy import DEFAULT_RULE, Policy, Rule
-from prolepsis.control.rollout import METRICS, Guardrail, Rollout
+from prolepsis.control.rollout import GuardrailTerms, RolloutTerms
 from prolepsis.control.terms import Terms
 
 Keys = tuple[int | str, ...]
@@ -96,10 +97,12 @@ def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterat
 def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> Iterator[Finding]:
     yield from _proposers((*path, "proposers"), terms, known)
     yield from _guardrails((*path, "guardrails"), terms.guardrails)
+    if terms.guardrails and terms.rollout is None:
+        yield _error((*path, "guardrails"), "is given without a rollout, which is what guardrails watch")
     if terms.rollout is not None:
         yield from _rollout((*path, "rollout"), terms.rollout, terms)
-    if "shadow_percentage" in given and terms.mode != "shadow":
-        message = f"is {terms.shadow_percentage:g} with mode {terms.mode}; it counts in mode shadow only"
+    if "shadow_percentage" in given and terms.mode != "shadow" and terms.rollout is None:
+        message = f"is {terms.shadow_percentage:g} with mode {terms.mode}; it counts in mode shadow and in rollouts"
         yield _warning((*path, "shadow_percentage"), message)
 
 
@@ -116,33 +119,35 @@ def _proposers(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
     yield from (_warning(path, f"names {name!r} twice") for name in _twice(terms.proposers))
 
 
-def _guardrails(path: Keys, guardrails: Sequence[Guardrail]) -> Iterator[Finding]:
+def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms]) -> Iterator[Finding]:
     yield from (
         _error(path, f"names {name!r} twice; allowed: names that differ")
         for name in _twice([g.name for g in guardrails])
     )
     for i, guardrail in enumerate(guardrails):
-        here, bounds = (*path, i, "threshold_range"), guardrail.threshold_range
         meaning = METRICS[guardrail.metric]
-        highest = float("inf") if meaning.highest is None else meaning.highest
-        if bounds.empty:
-            yield _error(here, f"has min {bounds.min:g} above max {bounds.max:g}; no value lies between")
-        for bound in (bounds.min, bounds.max):
-            if bound is not None and not meaning.lowest <= bound <= highest:
-                possible = f"{meaning.lowest:g} " + ("or more" if meaning.highest is None else f"to {highest:g}")
-                message = f"has {bound:g}; {guardrail.metric} ({meaning.text}) is {possible}"
-                yield _error(here, message)
+        what = f"{guardrail.metric} ({meaning.text})"
+        if guardrail.margin is not None and not meaning.has_control:
+            message = f"is given for {what}, which plain requests do not have; allowed: limit"
+            yield _error((*path, i, "margin"), message)
+        for name, given in (("margin", guardrail.margin), ("limit", guardrail.limit)):
+            if given is not None and given >= meaning.highest:
+                yield _error((*path, i, name), f"is {given:g} for {what}; allowed: above 0, below {meaning.highest:g}")
 
 
-def _rollout(path: Keys, rollout: Rollout, terms: Terms) -> Iterator[Finding]:
-    steps, here = rollout.step_weights, (*path, "step_weights")
+def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:
+    steps, here, most = rollout.step_weights, (*path, "step_weights"), 100.0 - rollout.control_weight
     shown = ", ".join(f"{step:g}" for step in steps)
     if list(steps) != sorted(set(steps)):
         yield _error(here, f"is {shown}; allowed: percentages that rise from step to step")
     elif steps[0] == 0:
         yield _error(here, f"is {shown}; allowed: percentages above 0")
-    elif steps[-1] != 100:
-        yield _warning(here, f"ends at {steps[-1]:g}; {100 - steps[-1]:g} percent never get the rule's mode")
+    elif steps[-1] > most:
+        kept = f"{rollout.control_weight:g} percent plain"
+        yield _error(here, f"is {shown}; allowed: up to {most:g}, since control_weight keeps {kept}")
+    if rollout.min_step_s >= rollout.max_step_s:
+        message = f"is {rollout.min_step_s:g}, and max_step_s {rollout.max_step_s:g}; allowed: less than that"
+        yield _error((*path, "min_step_s"), message)
     if terms.pinned:
         yield _error(path, "is given for a rule that is pinned; allowed: one of them, since a rollout changes the mode")
     if terms.mode != "on":

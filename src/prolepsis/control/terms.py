@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from prolepsis.control.rollout import Guardrail, Percent, Rollout
+from prolepsis.control.rollout import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.control.shape import Part, one_or_more
 
 Mode = Literal["off", "shadow", "on"]
@@ -28,9 +28,9 @@ class Terms:
     pinned: bool = False
     """The mode stands whatever a caller asks, for routes that are regulated."""
     shadow_percentage: float = 100.0
-    """Share of the requests that draft in shadow; the others are decoded plainly."""
-    guardrails: tuple[Guardrail, ...] = ()
-    rollout: Rollout | None = None
+    """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
+    guardrails: tuple[GuardrailTerms, ...] = ()
+    rollout: RolloutTerms | None = None
 
 
 class GivenTerms(Part):
@@ -44,8 +44,8 @@ class GivenTerms(Part):
     emit: Emit = "block"
     pinned: bool = False
     shadow_percentage: Percent = 100.0
-    guardrails: Annotated[tuple[Guardrail, ...], BeforeValidator(one_or_more)] = ()
-    rollout: Rollout | None = None
+    guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
+    rollout: RolloutTerms | None = None
 
     def over(self, base: Terms) -> Terms:
         """Return `base` with what is given here in its place, each field as a whole."""

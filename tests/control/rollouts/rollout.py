@@ -17,7 +17,7 @@ STAGES = (
     Stage(name="canary 50%", share=0.5, guardrails=(ERRORS,), minimum_s=10.0, maximum_s=100.0, manual_gate=True),
 )
 SETTINGS = RolloutSettings(stages=STAGES)
-NEW = RolloutState("r1", plan_version=7)
+NEW = RolloutState("r1", plan_version="7")
 
 
 def counts(stage: int, canary_errors: float, errors: int = 0, num_canary: int = 1000) -> StageEvidence:
@@ -26,7 +26,7 @@ def counts(stage: int, canary_errors: float, errors: int = 0, num_canary: int = 
     num_control = 0 if stage == 0 else round(num_canary * (1 - share) / share)
     bad = canary_errors * num_canary
     arms = Arms(Tally((num_canary - bad, bad), num_canary), Tally((float(num_control), 0.0), num_control))
-    return StageEvidence("r1", stage, {"errors": arms}, num_canary, num_control, errors)
+    return StageEvidence("r1", stage, {"errors": arms}, num_canary, num_control, errors, run=1)
 
 
 def by_hand(state: RolloutState, what: Command, now: float) -> RolloutState:
@@ -34,4 +34,4 @@ def by_hand(state: RolloutState, what: Command, now: float) -> RolloutState:
 
 
 def running_in(stage: int, since: float = 0.0) -> RolloutState:
-    return RolloutState("r1", plan_version=7, version=3, phase="running", stage=stage, stage_since=since)
+    return RolloutState("r1", plan_version="7", version=3, run=1, phase="running", stage=stage, stage_since=since)

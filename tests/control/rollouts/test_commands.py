@@ -13,11 +13,11 @@ from prolepsis.core.errors import InvalidParameter
 from tests.control.rollouts.rollout import SETTINGS, by_hand, counts, running_in
 
 MEANINGFUL = {
-    "start": {"off"},
-    "approve": {"gate"},
-    "pause": {"running", "gate"},
-    "resume": {"paused", "held"},
-    "abort": {"off", "running", "gate", "held", "paused", "on"},
+    "start": {"off", "rolled_back"},
+    "hold": {"running", "gate"},
+    "resume": {"held"},
+    "promote": {"running", "gate", "held"},
+    "roll_back": {"running", "gate", "held", "on"},
 }
 
 
@@ -33,32 +33,40 @@ def test_a_command_is_taken_or_refused_by_phase(what: Command, phase: Phase) -> 
             command(state, what, 5.0, SETTINGS, "")
 
 
-def test_a_pause_stops_the_stages_clock() -> None:
-    paused = by_hand(running_in(1), "pause", 40.0)
-    assert canary_share(paused, SETTINGS) == 0.05
-    assert step(paused, counts(1, 0.0), 1000.0, SETTINGS) == (paused, ())
-    resumed = by_hand(paused, "resume", 1040.0)
+def test_holding_stops_the_stages_clock() -> None:
+    held = by_hand(running_in(1), "hold", 40.0)
+    assert canary_share(held, SETTINGS) == 0.05
+    assert step(held, counts(1, 0.0), 1000.0, SETTINGS) == (held, ())
+    resumed = by_hand(held, "resume", 1040.0)
     assert (resumed.phase, resumed.stage_since) == ("running", 1000.0)
     assert step(resumed, None, 1099.0, SETTINGS)[0].phase == "running"
     assert step(resumed, None, 1100.0, SETTINGS)[0].phase == "held"
 
 
-def test_a_gate_that_was_paused_is_a_gate_again() -> None:
+def test_a_gate_that_was_held_is_a_gate_again() -> None:
     gate = replace(running_in(2), phase="gate")
-    assert by_hand(by_hand(gate, "pause", 1.0), "resume", 2.0).phase == "gate"
+    assert by_hand(by_hand(gate, "hold", 1.0), "resume", 2.0).phase == "gate"
 
 
-def test_what_was_held_gets_the_stages_time_anew() -> None:
+def test_what_was_held_for_want_of_a_verdict_gets_the_stages_time_anew() -> None:
     held = replace(running_in(1), phase="held")
     resumed = by_hand(held, "resume", 500.0)
     assert step(resumed, None, 599.0, SETTINGS)[0].phase == "running"
     assert step(resumed, counts(1, 0.0), 510.0, SETTINGS)[0].stage == 2
 
 
-def test_an_approval_is_told_before_what_it_leads_to() -> None:
-    after, events = command(replace(running_in(2), phase="gate"), "approve", 9.0, SETTINGS, "somebody")
-    assert (after.phase, [e.kind for e in events]) == ("on", ["approved", "completed"])
+@pytest.mark.parametrize("phase", ["running", "gate", "held"])
+def test_promoting_by_hand_asks_for_no_verdict(phase: Phase) -> None:
+    after, [event] = command(replace(running_in(1), phase=phase, held_at=1.0), "promote", 9.0, SETTINGS, "somebody")
+    assert (after.phase, after.stage, after.stage_since, after.held_at) == ("running", 2, 9.0, None)
+    assert (event.kind, event.stage, event.verdict) == ("promoted", "canary 5%", None)
+    on, [event] = command(replace(running_in(2), phase=phase), "promote", 9.0, SETTINGS, "somebody")
+    assert (on.phase, event.kind) == ("on", "completed")
 
 
-def test_aborting_takes_everything_back() -> None:
-    assert canary_share(by_hand(replace(running_in(2), phase="on"), "abort", 1.0), SETTINGS) == 0.0
+def test_rolling_back_takes_everything_back_and_starting_again_is_another_run() -> None:
+    back = by_hand(replace(running_in(2), phase="on"), "roll_back", 1.0)
+    assert canary_share(back, SETTINGS) == 0.0
+    again = by_hand(back, "start", 5.0)
+    assert (again.phase, again.stage, again.run, again.stage_since) == ("running", 0, 2, 5.0)
+    assert step(again, counts(0, 0.0), 50.0, SETTINGS) == (again, ())  # evidence of the first run

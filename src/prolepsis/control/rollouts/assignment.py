@@ -18,7 +18,8 @@ class Weights:
 
     def __post_init__(self) -> None:
         assert self.canary >= 0.0, "shares are in [0, 1]"
-        assert 0.0 <= self.control <= 1.0 - self.canary, "shares are in [0, 1] and together at most 1"
+        assert self.control >= 0.0, "shares are in [0, 1]"
+        assert self.canary + self.control <= 1.0 + 1e-9, "shares are together at most 1"
 
 
 def arm_of(key: str, rollout_id: str, weights: Weights) -> Place:

@@ -11,14 +11,11 @@ from prolepsis.control.verdicts.judge import Verdict
 Kind = Literal[
     "started",
     "promoted",  # to the next stage
-    "gate_reached",  # passed, and waits for somebody to approve
-    "approved",
+    "gate_reached",  # passed, and waits for somebody to promote it
     "completed",
     "rolled_back",
-    "held",  # no verdict in time, or none to be had: waits for somebody
-    "paused",
+    "held",  # by hand, or because no verdict came in time or is to be had: waits for somebody
     "resumed",
-    "aborted",
 ]
 
 
@@ -26,7 +23,7 @@ Kind = Literal[
 class RolloutEvent:
     at: float
     rollout_id: str
-    plan_version: int
+    plan_version: str
     version: int
     """Of the state that the event led to."""
     kind: Kind

@@ -16,7 +16,7 @@ class Stage:
 
     name: str
     share: float
-    """Of requests that go to the canary, in (0, 1); in shadow, of requests that are also measured."""
+    """Of requests that go to the canary, in (0, 1); in shadow, of requests that draft beside."""
     guardrails: tuple[Guardrail, ...]
     kind: Literal["shadow", "canary"] = "canary"
     minimum_s: float = 60.0
@@ -45,7 +45,8 @@ class RolloutSettings:
         shares = [stage.share for stage in self.stages if stage.kind == "canary"]
         assert self.stages, "a rollout has a stage"
         assert shares == sorted(shares), "the canary only grows"
-        assert all(0.0 < share <= 1.0 - self.standing_control for share in shares), "the standing control is kept"
+        most = 1.0 - self.standing_control + 1e-9  # of decimal percentages
+        assert all(0.0 < share <= most for share in shares), "the standing control is kept"
 
     @property
     def levels(self) -> Levels:
@@ -57,15 +58,23 @@ def ladder(
     *,
     shares: Sequence[float] = (0.01, 0.05, 0.25, 0.5),
     shadow_guardrails: tuple[Guardrail, ...] = (),
-    gate_at: Sequence[float] = (),
+    shadow_share: float = 0.95,
+    manual_gate: bool = False,
+    minimum_s: float = 60.0,
+    maximum_s: float = 86400.0,
 ) -> tuple[Stage, ...]:
-    """Return canary stages with the same guardrails, after a shadow stage where that has some to decide by.
+    """Return canary stages with the same guardrails, after a shadow stage where that has some to decide by."""
 
-    `gate_at`: shares after which somebody has to approve.
-    """
-    shadow = Stage(name="shadow", kind="shadow", share=1.0, guardrails=shadow_guardrails)
-    canary = tuple(
-        Stage(name=f"canary {share:.0%}", share=share, guardrails=guardrails, manual_gate=share in gate_at)
-        for share in shares
-    )
-    return (shadow, *canary) if shadow_guardrails else canary
+    def stage(name: str, kind: Literal["shadow", "canary"], share: float, watched: tuple[Guardrail, ...]) -> Stage:
+        return Stage(
+            name=name,
+            kind=kind,
+            share=share,
+            guardrails=watched,
+            minimum_s=minimum_s,
+            maximum_s=maximum_s,
+            manual_gate=manual_gate,
+        )
+
+    canary = tuple(stage(f"canary {100 * share:g}%", "canary", share, guardrails) for share in shares)
+    return (stage("shadow", "shadow", shadow_share, shadow_guardrails), *canary) if shadow_guardrails else canary

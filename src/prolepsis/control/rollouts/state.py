@@ -1,14 +1,16 @@
 """Where a rollout stands: a value that is stored, shared by replicas and survives restarts."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from pydantic import TypeAdapter
 
 from prolepsis.control.rollouts.settings import RolloutSettings
+from prolepsis.control.verdicts.guardrail import Guardrail
 
-Phase = Literal["off", "running", "gate", "held", "paused", "on", "rolled_back", "aborted"]
-ACTIVE: tuple[Phase, ...] = ("running", "gate", "held", "paused")
+Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
+ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
 """Phases in which requests go to the canary."""
 
 
@@ -17,16 +19,21 @@ class RolloutState:
     """Times in seconds, of one clock that all replicas share."""
 
     rollout_id: str
-    plan_version: int
-    """Of the plan that is rolled out."""
+    plan_version: str
+    """Of the policy that it was last changed under."""
     version: int = 0
     """Rises by one with each change; a store takes a state only over the one before it (`follows`)."""
+    run: int = 0
+    """How often it was started."""
     phase: Phase = "off"
     stage: int = 0
     stage_since: float = 0.0
-    """When the stage began, moved on by the time it was paused."""
-    paused_at: float | None = None
+    """When the stage began, moved on by the time it was held by hand."""
+    held_at: float | None = None
+    """Where it was held by hand: since when; None where it was held for want of a verdict."""
     resumes_to: Phase = "running"
+    references: Mapping[str, float] = field(default_factory=dict)
+    """What the control showed before the stage, by guardrail: replicas test against the same number."""
 
     def follows(self, stored: Self | None) -> bool:
         """Return whether this state may take the place of the stored one: compare-and-swap."""
@@ -38,6 +45,11 @@ class RolloutState:
         """Return the next version, in `phase`."""
         return replace(self, phase=phase, version=self.version + 1)
 
+    def at_stage(self, stage: int, now: float, *, run: int | None = None) -> Self:
+        """Return the state at the beginning of a stage, in the same version."""
+        run = self.run if run is None else run
+        return replace(self, run=run, stage=stage, stage_since=now, held_at=None, references={})
+
     def to_json(self) -> bytes:
         return _STATE.dump_json(self)
 
@@ -45,6 +57,15 @@ class RolloutState:
     def from_json(text: bytes | str) -> "RolloutState":
         """Return the stored state; raises pydantic's ValidationError where the text is not one."""
         return _STATE.validate_json(text)
+
+
+def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
+    """Return the guardrails of the stage the rollout is in, with its references."""
+    references = state.references
+    return tuple(
+        guardrail.referring_to(references[guardrail.name]) if guardrail.name in references else guardrail
+        for guardrail in settings.stages[state.stage].guardrails
+    )
 
 
 def canary_share(state: RolloutState, settings: RolloutSettings) -> float:

@@ -23,6 +23,11 @@ class StageEvidence:
     """Requests of the stage that finished, by arm, whatever was measured of them."""
     consecutive_errors: int = 0
     """Requests with a measurement that failed since the last without; of the replica that has most."""
+    run: int = 0
+    """Which start of the rollout the stage belongs to."""
+
+    def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool:
+        return (self.rollout_id, self.run, self.stage) == (rollout_id, run, stage)
 
     def observe(self, guardrails: Sequence[Guardrail], arm: Arm, values: Mapping[str, float]) -> Self:
         """Return the evidence with one more finished request, given its values by metric.
@@ -44,7 +49,7 @@ class StageEvidence:
         )
 
     def __add__(self, other: Self) -> Self:
-        assert (self.rollout_id, self.stage) == (other.rollout_id, other.stage), "evidence of one stage is added"
+        assert other.belongs_to(self.rollout_id, self.run, self.stage), "evidence of one stage is added"
         merged = dict(self.arms)
         for name, arms in other.arms.items():
             merged[name] = merged[name] + arms if name in merged else arms

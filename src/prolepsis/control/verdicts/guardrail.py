@@ -38,7 +38,12 @@ class Guardrail:
 
     def calibrated(self, history: History) -> Self:
         """Return the guardrail for a stage that begins, with what the control showed before it."""
-        return replace(self, measure=self.measure.calibrated(history))
+        reference = self.measure.reference_from(history)
+        return self if reference is None else self.referring_to(reference)
+
+    def referring_to(self, reference: float) -> Self:
+        """Return the guardrail with the number that `measure.reference_from` gave, here or on another replica."""
+        return replace(self, measure=self.measure.referring_to(reference))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from prolepsis.control.verdicts.beta_binomial import log_evidence_against
 from prolepsis.control.verdicts.evidence import StageEvidence
-from prolepsis.control.verdicts.guardrail import Finding, Guardrail, Outcome, find
+from prolepsis.control.verdicts.guardrail import Finding, Guardrail, Outcome, decide, find
 
 Reason = Literal[
     "harm",  # a decisive guardrail failed
@@ -64,17 +64,44 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a stage whose requests went to the canary with probability `share` (ignored by limits)."""
     levels = levels or Levels()
-    decisive = sum(not g.dry_run for g in guardrails)
-    fail_alpha = levels.rollback / (max(1, decisive) * levels.num_stages)
+    fail_alpha = _fail_alpha(guardrails, levels)
     findings = tuple(
         find(g, evidence.arms.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)
         for g in guardrails
     )
+    unfit = _unfit(evidence, share, consecutive_error_limit)
+    return Verdict(*(unfit or _together([f.outcome for f in findings if not f.dry_run])), findings)
+
+
+def outcome_of(
+    guardrails: Sequence[Guardrail],
+    evidence: StageEvidence,
+    *,
+    share: float,
+    levels: Levels | None = None,
+    consecutive_error_limit: int = 5,
+) -> tuple[Outcome, Reason]:
+    """Return what `judge` says without its numbers, in a tenth of the time."""
+    levels = levels or Levels()
+    fail_alpha = _fail_alpha(guardrails, levels)
+    outcomes = [
+        decide(g, evidence.arms.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)[0]
+        for g in guardrails
+        if not g.dry_run
+    ]
+    return _unfit(evidence, share, consecutive_error_limit) or _together(outcomes)
+
+
+def _fail_alpha(guardrails: Sequence[Guardrail], levels: Levels) -> float:
+    decisive = sum(not g.dry_run for g in guardrails)
+    return levels.rollback / (max(1, decisive) * levels.num_stages)
+
+
+def _unfit(evidence: StageEvidence, share: float, consecutive_error_limit: int) -> tuple[Outcome, Reason] | None:
+    """Return why a verdict is withheld whatever the guardrails say, None where it is not."""
     if evidence.consecutive_errors > consecutive_error_limit:
-        return Verdict("inconclusive", "measurement_errors", findings)
-    if _uneven(evidence, share):
-        return Verdict("inconclusive", "uneven_arms", findings)
-    return Verdict(*_together([f.outcome for f in findings if not f.dry_run]), findings)
+        return "inconclusive", "measurement_errors"
+    return ("inconclusive", "uneven_arms") if _uneven(evidence, share) else None
 
 
 def _together(outcomes: Sequence[Outcome]) -> tuple[Outcome, Reason]:

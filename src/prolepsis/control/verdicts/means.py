@@ -51,8 +51,11 @@ class Difference:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def calibrated(self, history: History) -> Self:
-        return replace(self, baseline=history.mean)
+    def reference_from(self, history: History) -> float | None:
+        return history.mean if history.count else None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,11 @@ class Ratio:
     def estimate(self, canary: float, control: float) -> float:
         return canary / control - 1.0 if control else 0.0
 
-    def calibrated(self, history: History) -> Self:
-        return replace(self, baseline=history.mean)
+    def reference_from(self, history: History) -> float | None:
+        return history.mean if history.count else None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +130,11 @@ class LogRatio:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def calibrated(self, history: History) -> Self:
-        return replace(self, baseline=history.quantile(0.5) or None)
+    def reference_from(self, history: History) -> float | None:
+        return history.quantile(0.5) or None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +162,10 @@ class Limit:
     def estimate(self, canary: float, _control: float) -> float:
         return canary
 
-    def calibrated(self, _history: History) -> Self:
+    def reference_from(self, _history: History) -> None:
+        return None
+
+    def referring_to(self, _reference: float) -> Self:
         return self
 
 

@@ -45,8 +45,11 @@ class QuantileRatio:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def calibrated(self, history: History) -> Self:
-        return replace(self, reference=history.quantile(self.level)) if history.count else self
+    def reference_from(self, history: History) -> float | None:
+        return history.quantile(self.level) if history.count else None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, reference=reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,5 +78,8 @@ class QuantileLimit:
     def estimate(self, canary: float, _control: float) -> float:
         return canary
 
-    def calibrated(self, _history: History) -> Self:
+    def reference_from(self, _history: History) -> None:
+        return None
+
+    def referring_to(self, _reference: float) -> Self:
         return self

@@ -1,0 +1,72 @@
+"""From a policy's words to the stages and tests that a rollout runs by."""
+
+from textwrap import indent
+
+import pytest
+
+from prolepsis.control.reading import InvalidPolicy
+from prolepsis.control.rollouts.settings import RolloutSettings
+from prolepsis.control.verdicts.guardrail import Guardrail
+from prolepsis.control.verdicts.means import Difference, Limit
+from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
+from tests.control.policies import policy
+
+GUARDRAILS = """
+guardrails:
+  - {name: taken, metric: acceptance_rate, limit: 0.3}
+  - {name: typical, metric: latency_per_token_p50_ms, margin: 0.1}
+  - {name: slow, metric: latency_p95_ms, limit: 2000}
+  - {name: errors, metric: error_rate, margin: 0.02}
+  - {name: forms, metric: structured_validity, margin: 0.02, dry_run: true}
+"""
+
+
+def settings(rollout: str, guardrails: str = GUARDRAILS, share: int = 100) -> RolloutSettings:
+    terms = policy(f"default:\n  mode: on\n  rollout: {rollout}\n{indent(guardrails, '  ')}").default
+    assert terms.rollout is not None
+    return terms.rollout.settings(terms.guardrails, share)
+
+
+def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
+    found = settings("{step_weights: [2, 20], control_weight: 10, gate: automatic, min_step_s: 5, min_samples: 7}")
+    assert [(s.name, s.kind, s.share, s.manual_gate, s.minimum_s) for s in found.stages] == [
+        ("shadow", "shadow", 0.9, False, 5.0),
+        ("canary 2%", "canary", 0.02, False, 5.0),
+        ("canary 20%", "canary", 0.2, False, 5.0),
+    ]
+    assert [g.name for g in found.stages[0].guardrails] == ["taken"]
+    assert {g.minimum_samples for stage in found.stages for g in stage.guardrails} == {7}
+    assert found.standing_control == 0.1
+    assert settings("{}", share=10).stages[0].share == 0.1
+    assert settings("{}", share=0).stages[0].kind == "canary"
+    assert settings("{}", "guardrails: [{name: e, metric: error_rate, limit: 0.1}]").stages[0].kind == "canary"
+
+
+def test_each_metric_has_its_test() -> None:
+    taken, typical, slow, errors, forms = settings("{}").stages[1].guardrails
+    assert (taken.metric, taken.better, taken.measure) == ("acceptance", "higher", Limit(limit=0.3, num_knots=33))
+    assert (typical.metric, typical.measure) == ("latency_per_token_ms", QuantileRatio(level=0.5, margin=0.1))
+    assert (slow.metric, slow.measure) == ("latency_ms", QuantileLimit(level=0.95, limit=2000.0))
+    assert (errors.better, errors.measure) == ("lower", Difference(margin=0.02))
+    assert forms == Guardrail(
+        name="forms",
+        metric="validity",
+        measure=Difference(margin=0.02),
+        better="higher",
+        dry_run=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("guardrail", "said"),
+    [
+        ("metric: cost_per_token, margin: 0.1", "cost_per_token is not measured: no prices are kept yet; allowed: acc"),
+        ("metric: correctness, limit: 0.1", "no requests are replayed yet"),
+        ("metric: error_rate", "exactly one of margin, limit"),
+        ("metric: error_rate, margin: 0.1, limit: 0.1", "exactly one of margin, limit"),
+        ("metric: speedup, margin: 0.1", "speedup"),
+    ],
+)
+def test_what_is_not_measured_is_refused_by_name(guardrail: str, said: str) -> None:
+    with pytest.raises(InvalidPolicy, match=said):
+        settings("{}", f"guardrails: [{{name: g, {guardrail}}}]")
