@@ -73,6 +73,7 @@ class FakeEngine:
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     plans: list[SpecPlan] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request; for tests that share the engine's event loop."""
     closed: int = 0
@@ -115,6 +116,9 @@ class FakeEngine:
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
+
+    def stop_slice(self, name: str) -> None:
+        self.stopped.append(name)
 
     async def swap_head(self, name: str) -> HeadSwapped:
         return HeadSwapped(None, name, 0)

@@ -25,6 +25,13 @@ class ApplyPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StopSlice:
+    """Decode the requests of a slice plainly from the next step on: those in flight, and any that still come."""
+
+    slice: str
+
+
+@dataclass(frozen=True, slots=True)
 class SwapHead:
     """Draft with another head from the next step on: the one that was loaded under `ticket` (`engine.head_bay`)."""
 
@@ -33,4 +40,4 @@ class SwapHead:
     ticket: int
 
 
-Message = Submit | Abort | ApplyPlan | SwapHead
+Message = Submit | Abort | ApplyPlan | StopSlice | SwapHead

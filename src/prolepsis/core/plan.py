@@ -14,6 +14,9 @@ class SpecPlan:
     fixed_depth: int | None = None
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
     reason: str = "default"
+    stopped: frozenset[str] = frozenset()
+    """Slices that were rolled back: their requests decode plainly, those in flight too. The engine keeps them over
+    later plans."""
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")

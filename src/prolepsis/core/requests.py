@@ -21,6 +21,8 @@ class SpeculationChoice:
     """Names of the proposers allowed; None allows every proposer of the plan."""
     off_by_policy: bool = False
     """Where it is not enabled: the policy says so, not the caller."""
+    slice: str = ""
+    """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopSlice`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ EffectiveReason = Literal[
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "plan_off",  # the plan's ceiling is 0
+    "rolled_back",  # the rollout that it drafted under was taken back while it ran, before any draft was decided
     "no_decode",  # the request ended before a step that could have drafted
     "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged
     "overload_plain",  # speculation was stopped because the queue aged

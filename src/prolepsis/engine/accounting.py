@@ -87,6 +87,8 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
         return "overload_shallow" if plan.reason == "overload_shallow" else "speculating"
     if request.stats.shadow:
         return "compared"
+    if choice.slice in plan.stopped:
+        return "rolled_back"
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return "policy_off" if choice.off_by_policy else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:

@@ -68,6 +68,9 @@ class EngineClient(Protocol):
     def apply_plan(self, plan: SpecPlan) -> None:
         """Swap the speculation plan between two steps."""
 
+    def stop_slice(self, name: str) -> None:
+        """Decode the requests of a slice plainly from the next step on, those in flight too; it stays stopped."""
+
     async def swap_head(self, name: str) -> HeadSwapped:
         """Load a draft head ("none", "auto", NAME, NAME@VERSION or a folder) and put it in between two steps.
 

@@ -33,6 +33,7 @@ class FakeEngineClient:
         self.aborted: list[str] = []
         """Ids of requests that were aborted, by `abort` or by closing their iterator early."""
         self.plans: list[SpecPlan] = []
+        self.stopped: list[str] = []
         self.swaps: list[str] = []
         self.closed = False
         self.reported = EngineHealth(alive=True, ready=True, detail="")
@@ -69,6 +70,9 @@ class FakeEngineClient:
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
+
+    def stop_slice(self, name: str) -> None:
+        self.stopped.append(name)
 
     async def swap_head(self, name: str) -> HeadSwapped:
         self.swaps.append(name)

@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SpeculationChoice
 from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad
+
+_PLAIN = SpeculationChoice(enabled=False)
 
 
 class Speculation:
@@ -49,8 +52,10 @@ class Speculation:
                 self.proposers.forget(sample)
 
     def _with_drafts(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
-        choices = [row.sample.request.source.speculation for row in rows]
-        limits = [0 if choice.shadow else self._limit(row.sample) for row, choice in zip(rows, choices, strict=True)]
+        choices = [_choice(row.sample, plan) for row in rows]
+        limits = [
+            0 if choice.shadow else self._limit(row.sample, choice) for row, choice in zip(rows, choices, strict=True)
+        ]
         limits = [min(limit, load.max_draft_tokens) for limit in limits]
         samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
         forced = [choice.forced for choice in choices]
@@ -62,13 +67,13 @@ class Speculation:
 
     def _with_shadows(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
         """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
-        choices = [row.sample.request.source.speculation for row in rows]
+        choices = [_choice(row.sample, plan) for row in rows]
         due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
         if not any(due):
             return rows
         limits = [
-            min(self._limit(row.sample), load.max_draft_tokens) if is_due else 0
-            for row, is_due in zip(rows, due, strict=True)
+            min(self._limit(row.sample, choice), load.max_draft_tokens) if is_due else 0
+            for row, choice, is_due in zip(rows, choices, due, strict=True)
         ]
         samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
         drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
@@ -77,9 +82,8 @@ class Speculation:
             for row, is_due, draft, plain in zip(rows, due, drafts, self.proposers.plain, strict=True)
         ]
 
-    def _limit(self, sample: Sample) -> int:
+    def _limit(self, sample: Sample, choice: SpeculationChoice) -> int:
         """Return the most draft nodes the sample has a use for: the step emits one token more than it accepts."""
-        choice = sample.request.source.speculation
         if not choice.enabled:
             return 0
         left = sample.params.max_tokens - sample.num_output_tokens - 1
@@ -93,6 +97,12 @@ class Speculation:
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
         self.proposers.commit(sample, num_new)
+
+
+def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
+    """Return what the request may do now: nothing where its slice was stopped."""
+    choice = sample.request.source.speculation
+    return _PLAIN if choice.slice in plan.stopped else choice
 
 
 def _within_end(row: Row, draft: Draft | None) -> Draft | None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prolepsis.core.errors import EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, Submit
+from prolepsis.core.messages import Abort, ApplyPlan, StopSlice, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -74,6 +74,10 @@ class ThreadEngineClient:
     def apply_plan(self, plan: SpecPlan) -> None:
         """Swap the speculation plan between two steps."""
         self.engine.send(ApplyPlan(plan))
+
+    def stop_slice(self, name: str) -> None:
+        """Decode the requests of a slice plainly from the next step on, those in flight too; it stays stopped."""
+        self.engine.send(StopSlice(name))
 
     async def swap_head(self, name: str) -> HeadSwapped:
         """Load a draft head in a thread of its own and put it in between two steps; one after the other."""

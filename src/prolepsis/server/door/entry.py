@@ -60,6 +60,9 @@ class Watched:
     def apply_plan(self, plan: SpecPlan) -> None:
         self._client.apply_plan(plan)
 
+    def stop_slice(self, name: str) -> None:
+        self._client.stop_slice(name)
+
     async def swap_head(self, name: str) -> HeadSwapped:
         return await self._client.swap_head(name)
 
