@@ -44,7 +44,6 @@ def test_check_says_where_and_fails(here: Path) -> None:
     assert [(one["severity"], one["line"], one["path"]) for one in findings] == [
         ("error", 3, "rules[0].match.tier"),
         ("error", 4, "rules[0].rollout"),
-        ("warning", 4, "rules[0].rollout"),
     ]
     shown = plan("check", "p.yaml")
     assert "did you mean 'premium'?" in shown.stdout

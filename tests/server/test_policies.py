@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
@@ -20,6 +21,7 @@ from prolepsis.server.door.key_file import KeyFile, new_key
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.policies import LOOK_EVERY_S, Policies, open_policy
 from prolepsis.server.replies import Metrics as MetricsReply
+from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.run import StartedEngine, serve
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -53,8 +55,10 @@ class House:
         record, key = new_key(tenant, roles=roles)
         file.add(record)
         held = open_policy(self.folder / "policy.yaml")
-        policies = Policies(held, self.engine.info.proposers, lambda: self.seconds, lambda: self.time)
-        app = build(ServerConfig(), self.engine, ByteTokenizer(), Metrics(), Door(Keys(file)), policies=policies)
+        metrics = Metrics()
+        rollouts = Rollouts(MemoryJournal(), self.engine.stop_slice, metrics.rollouts, model="tiny")
+        policies = Policies(held, self.engine.info.proposers, rollouts, lambda: self.seconds, lambda: self.time)
+        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=policies)
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 
@@ -173,7 +177,7 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: Ho
     assert await rule_and_mode() == ("1", False)  # not looked at yet
     house.seconds += LOOK_EVERY_S
     assert await rule_and_mode() == ("2", True)
-    for bad in ("mode: maybe", "mode: on, rollout: {}"):
+    for bad in ("mode: maybe", "mode: off, rollout: {}"):
         house.write(f"version: 3\ndefault: {{{bad}}}\n")
         house.seconds += LOOK_EVERY_S
         assert await rule_and_mode() == ("2", True)
@@ -201,7 +205,7 @@ def not_started() -> Iterator[Any]:
     [
         ("rulez: 1", "did you mean 'rules'"),
         ("default: {mode: on, proposers: [sufix]}", "did you mean 'suffix'"),
-        ("default: {mode: on, rollout: {}}", "carries out no rollouts"),
+        ("default: {mode: shadow, rollout: {}}", "given with mode shadow"),
         ("default: {guardrails: [{name: g, metric: error_rate, margin: 0.1}]}", "given without a rollout"),
     ],
 )

@@ -19,7 +19,7 @@ from prolepsis.control.finding import Finding
 from prolepsis.control.policy import Policy, plain_terms
 from prolepsis.control.reading import InvalidPolicy, located, read_policy
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.policies import KNOWN, not_carried_out
+from prolepsis.server.policies import KNOWN
 
 if TYPE_CHECKING:
     from prolepsis.cli.plan_request import Sample
@@ -43,8 +43,7 @@ def check(
     except InvalidPolicy as error:
         _show_findings(file, None, error.findings, as_json=as_json)
         raise typer.Exit(FAILED) from None
-    found = [*check_policy(policy, KNOWN), *not_carried_out(policy, "warning")]
-    findings = sorted(located(found, document), key=lambda one: one.line or 0)
+    findings = sorted(located(check_policy(policy, KNOWN), document), key=lambda one: one.line or 0)
     _show_findings(file, policy, findings, as_json=as_json)
     if any(strict or one.severity == "error" for one in findings):
         raise typer.Exit(FAILED)

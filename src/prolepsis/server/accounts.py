@@ -67,6 +67,8 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None) -> Json:
     intervals = stats.num_output_tokens - 1
     decode_s = stats.total_s - first if first is not None else None
     ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
+    if ruling and ruling.pin:
+        ruled |= {"rollout": ruling.pin.rollout_id, "arm": ruling.pin.place}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(first),

@@ -60,11 +60,13 @@ def build(
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
-        ticking = asyncio.create_task(gate.run())
+        running = [gate.run(), *([policies.rollouts.run()] if policies else [])]
+        tasks = [asyncio.create_task(one) for one in running]
         yield
-        ticking.cancel()
-        with suppress(asyncio.CancelledError):
-            await ticking
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         gate.end_waiting()
         await client.close()
 

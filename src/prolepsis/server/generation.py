@@ -22,6 +22,7 @@ from prolepsis.server.door.party import Party
 from prolepsis.server.errors import RequestRefused
 from prolepsis.server.formats import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.server.merging import merged
+from prolepsis.server.observation import observed
 from prolepsis.server.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.room import Room
@@ -71,20 +72,21 @@ async def _completion(request: Request, admitted: Admitted, room: Room, make_for
 
 async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
     """Yield the deltas of all samples, last the stats; an invalid grammar is named as the body calls it."""
-    stats = []
     try:
-        with room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party:
+        with (
+            observed(room.policies.rollouts if room.policies else None, admitted) as observation,
+            room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party,
+        ):
             streams = [_one_prompt(party, i, admitted, room) for i in range(len(admitted.requests))]
             async with aclosing(merged(streams)) as parts:
                 async for part in parts:
+                    observation.see(part)
                     if isinstance(part, Delta):
                         yield part
-                    else:
-                        stats.append(part)
     except InvalidGrammar as error:
         error.param = admitted.grammar_field or error.param
         raise
-    yield summed(stats)
+    yield summed(observation.stats)
 
 
 async def _one_prompt(party: Party, number: int, admitted: Admitted, room: Room) -> Parts:

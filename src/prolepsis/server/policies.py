@@ -1,4 +1,4 @@
-"""The policy in use while serving: looked at for changes, asked by admission; what of policies is not carried out."""
+"""The policy in use while serving: looked at for changes, asked by admission."""
 
 import time
 from collections.abc import Callable, Collection
@@ -10,14 +10,15 @@ import structlog
 
 from prolepsis.control.check import Known, check
 from prolepsis.control.facts import RequestFacts
-from prolepsis.control.finding import Finding, Severity
-from prolepsis.control.policy import DEFAULT_RULE, Policy
+from prolepsis.control.policy import DEFAULT_RULE
 from prolepsis.control.policy_file import PolicyFile
+from prolepsis.control.rollouts.live import Pin
 from prolepsis.control.terms import Terms
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.server.caller import ROLES
 from prolepsis.server.door.tiers import TIERS
 from prolepsis.server.request_facts import GENERATION_ROUTES
+from prolepsis.server.rollouts import Rollouts
 
 LOOK_EVERY_S = 1.0
 """How often the file is looked at for changes, at most."""
@@ -34,6 +35,8 @@ class Ruling:
     rule: str
     terms: Terms
     policy_version: str
+    pin: Pin | None = None
+    """What the rule's rollout gives the request; None where the rule is not rolled out."""
 
 
 class Policies:
@@ -43,11 +46,14 @@ class Policies:
         self,
         file: PolicyFile,
         loaded: Collection[str],
+        rollouts: Rollouts,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """`loaded`: proposers of the engine; the log says where a rule names none of them."""
         self.now = now
+        self.rollouts = rollouts
+        """Of the policy in use."""
         self._file = file
         self._loaded = loaded
         self._clock = clock
@@ -59,9 +65,12 @@ class Policies:
         self._look()
         policy = self._file.policy
         rule = policy.rule_for(facts)
-        if rule is None:
-            return Ruling(DEFAULT_RULE, policy.default_terms, policy.full_version)
-        return Ruling(rule.name, rule.terms, policy.full_version)
+        name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
+        pin = None
+        if terms.rollout is not None:
+            assert facts.targeting_key is not None, "requests that are served have a key"
+            pin = self.rollouts.place(name, facts.targeting_key)
+        return Ruling(name, terms, policy.full_version, pin)
 
     def _look(self) -> None:
         now = self._clock()
@@ -76,25 +85,12 @@ class Policies:
 
     def _tell(self, event: str) -> None:
         policy = self._file.policy
+        self.rollouts.adopt(policy)
         log.info(event, file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
         for finding in check(policy, Known(loaded=self._loaded)):
             log.warning("policy_warning", finding=finding.in_file(str(self._file.path)))
 
 
 def open_policy(path: Path) -> PolicyFile:
-    """Return the policy file a server is to use; raises `ConfigError` where it cannot carry out what it holds."""
-    return PolicyFile(path, KNOWN, lambda policy: not_carried_out(policy, "error"))
-
-
-def not_carried_out(policy: Policy, severity: Severity) -> list[Finding]:
-    """Return what a server does not act on: to serve such rules as if it did would give up what they promise."""
-    given = [(("rules", i), rule.terms) for i, rule in enumerate(policy.rules)]
-    findings = []
-    for path, terms in [*given, (("default",), policy.default_terms)]:
-        if terms.rollout is not None:
-            message = "is given; `serve --policy` carries out no rollouts and refuses the file"
-            findings.append(Finding(severity, (*path, "rollout"), message))
-        if terms.guardrails:
-            message = "is given; `serve --policy` watches no guardrails and refuses the file"
-            findings.append(Finding(severity, (*path, "guardrails"), message))
-    return findings
+    """Return the policy file a server is to use; raises `ConfigError` where it holds no usable policy."""
+    return PolicyFile(path, KNOWN)

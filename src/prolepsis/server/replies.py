@@ -61,6 +61,9 @@ class Effective(Reply):
     policy_rule: str | None = None
     """The rule that matched, `default` where none did; there where the server has a policy."""
     policy_version: str | None = None
+    rollout: str | None = None
+    """The rollout of that rule, where it has one."""
+    arm: Literal["canary", "rest", "control"] | None = None
 
 
 class Metrics(Reply):

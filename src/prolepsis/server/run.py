@@ -14,6 +14,8 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from prolepsis.control.policy_file import PolicyFile
+from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
@@ -25,6 +27,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -65,13 +68,18 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
-        policies = Policies(policy, engine.client.info.proposers) if policy else None
+        policies = _policies(policy, engine.client, metrics) if policy else None
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
         app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
         server = StoppingServer(app, engine.client, config)
         announce(config, keys)
         with _signals_end_quietly():
             _run(server, listener, server_config)
+
+
+def _policies(file: PolicyFile, client: EngineClient, metrics: Metrics) -> Policies:
+    rollouts = Rollouts(MemoryJournal(), client.stop_slice, metrics.rollouts, model=client.info.model)
+    return Policies(file, client.info.proposers, rollouts)
 
 
 def _keys(config: ServerConfig) -> Keys:

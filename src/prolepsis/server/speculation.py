@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from prolepsis.control.in_effect import InEffect, Wish, conflict, in_effect
+from prolepsis.control.rollouts.live import Pin
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.server.asker import SPEC_MODE
@@ -38,7 +39,18 @@ class AskedSpeculation:
     @property
     def ruled_by(self) -> str:
         """What headers add of the policy."""
-        return f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
+        if self.ruling is None:
+            return ""
+        ruled = f";rule={self.ruling.rule};policy={self.ruling.policy_version}"
+        pin = self.ruling.pin
+        return ruled if pin is None else f"{ruled};rollout={pin.rollout_id};arm={pin.place}"
+
+    @property
+    def observed(self) -> Pin | None:
+        """What the request counts for in its rule's rollout; None where the caller's own wish narrows what it gets."""
+        wish = self.wish
+        as_given = wish.mode == "auto" and wish.max_depth is None and wish.proposer is None
+        return self.ruling.pin if self.ruling and as_given else None
 
 
 def asked_speculation(
@@ -67,8 +79,13 @@ def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) ->
     against = conflict(ruling.rule, ruling.terms, asked.wish)
     if against is not None:
         raise RequestRefused(against.message, code="policy_conflict", param=against.param, status=403)
-    effect = in_effect(ruling.rule, ruling.terms, asked.wish, targeting_key)
-    return replace(asked, choice=_ruled(effect), emit_tokens=effect.emit == "token", ruling=ruling)
+    terms, pin = ruling.terms, ruling.pin
+    if pin is not None:
+        terms = replace(terms, mode=pin.mode, shadow_percentage=100.0)
+    effect = in_effect(ruling.rule, terms, asked.wish, targeting_key)
+    drafts_by_rollout = pin is not None and effect.sources["mode"] == "policy" and effect.mode != "off"
+    choice = replace(_ruled(effect), slice=pin.slice if pin is not None and drafts_by_rollout else "")
+    return replace(asked, choice=choice, emit_tokens=effect.emit == "token", ruling=ruling)
 
 
 def _ruled(effect: InEffect) -> SpeculationChoice:

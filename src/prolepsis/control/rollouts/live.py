@@ -1,0 +1,137 @@
+"""One rollout while it is served: who gets what, and what the requests showed so far."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prolepsis.control.rollouts.assignment import Place, Weights, arm_of
+from prolepsis.control.rollouts.events import Stepped
+from prolepsis.control.rollouts.settings import RolloutSettings
+from prolepsis.control.rollouts.slices import Slice
+from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share, guardrails_of
+from prolepsis.control.rollouts.step import step
+from prolepsis.control.terms import Mode
+from prolepsis.control.verdicts.evidence import StageEvidence
+from prolepsis.control.verdicts.history import History
+
+REFERENCE_REQUESTS = 100
+"""Requests of the control whose quantiles a stage is judged by; with fewer its quantiles wait."""
+Histories = Mapping[str, History]
+"""What plain requests showed since the stage began, by what is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What one request was given; it keeps it whatever the rollout does, and counts for the stage it came in."""
+
+    rollout_id: str
+    run: int
+    stage: int
+    place: Place
+    mode: Mode
+
+    @property
+    def slice(self) -> str:
+        """The name that the engine stops its requests by."""
+        return slice_name(self.rollout_id, self.run)
+
+
+def slice_name(rollout_id: str, run: int) -> str:
+    return f"{rollout_id}#{run}"
+
+
+class LiveRollout:
+    """Holds state and evidence as frozen values: whoever reads them in a thread sees one moment. One event loop."""
+
+    def __init__(self, slice_: Slice, state: RolloutState) -> None:
+        self.slice = slice_
+        self.others: tuple[StageEvidence, ...] = ()
+        """Evidence of other replicas, and of earlier lives of this one."""
+        self._begin(state)
+        self.take(state)
+
+    @property
+    def settings(self) -> RolloutSettings:
+        return self.slice.settings
+
+    def take(self, state: RolloutState) -> None:
+        """Go on from `state`; a stage that is new begins without evidence."""
+        if not self.evidence.belongs_to(state.rollout_id, state.run, state.stage):
+            self._begin(state)
+        self.state = state
+        self._guardrails = guardrails_of(state, self.settings)
+
+    def _begin(self, state: RolloutState) -> None:
+        self.evidence = StageEvidence(state.rollout_id, state.stage, run=state.run)
+        self._histories: dict[str, History] = {}
+
+    def place(self, key: str) -> Pin:
+        """Return what the request with `key` gets now."""
+        state, settings = self.state, self.settings
+        shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
+        share = settings.stages[state.stage].share if shadow else canary_share(state, settings)
+        place = arm_of(key, state.rollout_id, Weights(share, settings.standing_control))
+        mode: Mode = "off" if place != "canary" else "shadow" if shadow else "on"
+        return Pin(state.rollout_id, state.run, state.stage, place, mode)
+
+    def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Count one finished request, given its values by what was measured; less than 0.1 ms."""
+        if pin.mode == "off":
+            for name, value in values.items():
+                self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
+        on_canary = pin.place == "canary"
+        if not self.evidence.belongs_to(pin.rollout_id, pin.run, pin.stage) or self.state.phase not in ACTIVE:
+            return
+        if on_canary or self.settings.stages[pin.stage].kind == "canary":
+            self.evidence = self.evidence.observe(self._guardrails, "canary" if on_canary else "control", values)
+
+    @property
+    def all_evidence(self) -> StageEvidence:
+        """What all replicas saw of the stage."""
+        state, total = self.state, self.evidence
+        for other in self.others:
+            if other.belongs_to(state.rollout_id, state.run, state.stage):
+                total += other
+        return total
+
+    @property
+    def histories(self) -> Histories:
+        return dict(self._histories)
+
+
+def look(
+    state: RolloutState, evidence: StageEvidence, histories: Histories, now: float, settings: RolloutSettings
+) -> Stepped:
+    """Return the state at `now`, with the references that a stage needs and plain requests can give by now."""
+    after, events = step(state, evidence, now, settings)
+    return referenced(state, after, histories, settings), events
+
+
+def referenced(
+    before: RolloutState, after: RolloutState, histories: Histories, settings: RolloutSettings
+) -> RolloutState:
+    """Return the state `after` with references for its stage, as one change from `before`.
+
+    Where the stage is new, for all guardrails there is a history of; later only for those that cannot be judged
+    without, so that nothing changes under what was counted already.
+    """
+    if after.phase not in ACTIVE:
+        return after
+    is_new = (before.run, before.stage) != (after.run, after.stage)
+    found: dict[str, float] = {}
+    for guardrail in guardrails_of(after, settings):
+        history = histories.get(guardrail.metric, _NO_HISTORY)
+        reference = guardrail.measure.reference_from(history) if history.count >= REFERENCE_REQUESTS else None
+        if reference is not None and (is_new or not guardrail.measure.ready):
+            found[guardrail.name] = reference
+    if not found:
+        return after
+    return replace(after, version=before.version + 1, references={**after.references, **found})
+
+
+def stopped_slices(before: RolloutState, after: RolloutState) -> Sequence[str]:
+    """Return the names to stop in the engine where the change took back what requests in flight were given."""
+    taken_back = before.run > 0 and (after.phase == "rolled_back" or after.run != before.run)
+    return (slice_name(before.rollout_id, before.run),) if taken_back else ()
+
+
+_NO_HISTORY = History()

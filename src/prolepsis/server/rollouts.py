@@ -1,0 +1,258 @@
+"""The rollouts of a server: steps them on a clock, keeps what changes, and tells the engine what to stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import structlog
+
+from prolepsis.control.policy import Policy
+from prolepsis.control.rollouts.commands import Command, command
+from prolepsis.control.rollouts.events import RolloutEvent, Stepped
+from prolepsis.control.rollouts.journal import RolloutJournal
+from prolepsis.control.rollouts.live import LiveRollout, Pin, look, referenced, stopped_slices
+from prolepsis.control.rollouts.slices import slices_of
+from prolepsis.control.rollouts.state import RolloutState, canary_share
+from prolepsis.control.rollouts.step import outcome_on, verdict_on
+from prolepsis.control.verdicts.guardrail import Finding
+from prolepsis.control.verdicts.judge import Verdict
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.server.errors import RequestRefused
+from prolepsis.server.steady_clock import SteadyClock
+from prolepsis.telemetry.rollouts import RolloutMetrics
+
+TICK_S = 1.0
+"""How often rollouts are looked at."""
+KEEP_EVERY_S = 10.0
+"""How often evidence is kept for other replicas and the next start, at most."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """One rollout as it stands, for people."""
+
+    rule: str
+    live: LiveRollout
+    state: RolloutState
+    verdict: Verdict | None
+    num_canary: int
+    num_control: int
+
+
+class Rollouts:
+    """Holds the rollouts of the policy in use. Belongs to one event loop; what blocks runs in threads.
+
+    Where looking at a rollout fails, or nothing can be kept, requests go on by the last state. A rollback takes effect
+    all the same and is kept later.
+    """
+
+    def __init__(
+        self,
+        journal: RolloutJournal,
+        stop_slice: Callable[[str], None],
+        metrics: RolloutMetrics,
+        *,
+        model: str,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Raises `OSError` where the journal cannot be read."""
+        self._journal = journal
+        self._stop_slice = stop_slice
+        self._metrics = metrics
+        self._model = model
+        self._clock = clock or SteadyClock()
+        self._live: dict[str, LiveRollout] = {}
+        """By rule."""
+        self._stored = dict(journal.states())
+        self._policy_version = ""
+        self._unkept: dict[str, list[RolloutEvent]] = {}
+        """Events of rollbacks that took effect and could not be kept, by rollout."""
+        self._kept_at = self._clock()
+        self._lock = asyncio.Lock()
+
+    def adopt(self, policy: Policy) -> None:
+        """Roll out what this policy rolls out; rollouts that it has no more are left where they stand."""
+        self._policy_version = policy.full_version
+        before, self._live = self._live, {}
+        for rule, found in slices_of(policy, self._model).items():
+            live = before.get(rule)
+            if live is None or live.slice.rollout_id != found.rollout_id:
+                stored = self._stored.get(found.rollout_id)
+                live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
+            live.take(replace(live.state, plan_version=self._policy_version))
+            self._live[rule] = live
+            self._show(rule, live)
+
+    def place(self, rule: str, key: str) -> Pin | None:
+        """Return what the request with `key` gets, None where its rule is not rolled out."""
+        live = self._live.get(rule)
+        if live is None:
+            return None
+        pin = live.place(key)
+        self._metrics.placed(rule, pin.place, pin.mode)
+        return pin
+
+    def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Count a finished request, given its values by what was measured; none for one that ended before it could."""
+        for live in self._live.values():
+            if live.slice.rollout_id == pin.rollout_id:
+                live.observe(pin, values)
+
+    async def run(self) -> None:
+        """Look at the rollouts until cancelled; keep what was seen at the end."""
+        try:
+            while True:
+                await self.tick()
+                await asyncio.sleep(TICK_S)
+        finally:
+            with suppress(OSError):
+                for live in self._live.values():
+                    self._journal.keep_evidence(live.evidence)
+
+    async def tick(self) -> None:
+        """Take in what other replicas did, then look at every rollout."""
+        async with self._lock:
+            await _contained("rollouts_not_read", self._refresh())
+            for rule, live in list(self._live.items()):
+                await _contained("rollout_not_looked_at", self._look(rule, live))
+
+    async def command(self, rollout_id: str, what: Command, reason: str) -> RolloutView:
+        """Do by hand what `what` says; raises `RequestRefused`: 404 unknown, 409 where it cannot be done now."""
+        async with self._lock:
+            await _contained("rollouts_not_read", self._refresh())
+            live = self._find(rollout_id)
+            try:
+                stepped = _by_hand(live, what, self._clock(), reason)
+            except InvalidParameter as error:
+                raise RequestRefused(str(error), code="rollout_conflict", param="command", status=409) from None
+            if not await self._change(live, stepped):
+                message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be kept"
+                raise RequestRefused(message, code="rollout_conflict", status=409)
+        return await self.view(rollout_id)
+
+    async def view(self, rollout_id: str) -> RolloutView:
+        """Return one rollout with what the evidence says now; raises `RequestRefused` (404)."""
+        live = self._find(rollout_id)
+        state, evidence = live.state, live.all_evidence
+        verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings)
+        return RolloutView(live.slice.rule, live, state, verdict, evidence.num_canary, evidence.num_control)
+
+    async def views(self) -> Sequence[RolloutView]:
+        return [await self.view(live.slice.rollout_id) for live in list(self._live.values())]
+
+    async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
+        """Return what happened to a rollout, oldest first."""
+        kept = await asyncio.to_thread(self._journal.events, rollout_id)
+        return [*kept, *self._unkept.get(rollout_id, ())]
+
+    def _find(self, rollout_id: str) -> LiveRollout:
+        for live in self._live.values():
+            if live.slice.rollout_id == rollout_id:
+                return live
+        known = ", ".join(live.slice.rollout_id for live in self._live.values()) or "none"
+        message = f"there is no rollout {rollout_id[:96]!r}; those of the policy in use: {known}"
+        raise RequestRefused(message, code="rollout_not_found", param="rollout_id", status=404)
+
+    async def _refresh(self) -> None:
+        """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
+        self._stored.update(await asyncio.to_thread(self._journal.states))
+        now = self._clock()
+        is_due = now - self._kept_at >= KEEP_EVERY_S
+        self._kept_at = now if is_due else self._kept_at
+        for live in list(self._live.values()):
+            rollout_id = live.slice.rollout_id
+            stored = self._stored.get(rollout_id)
+            if rollout_id in self._unkept:
+                await self._keep_rollback(live, stored)
+            elif stored is not None and stored.version > live.state.version:
+                self._take(live, stored, ())
+            live.others = tuple(await asyncio.to_thread(self._journal.other_evidence, rollout_id))
+            if is_due:
+                await asyncio.to_thread(self._journal.keep_evidence, live.evidence)
+
+    async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
+        """Keep a rollback that took effect already, over whatever was kept meanwhile."""
+        rollout_id = live.slice.rollout_id
+        state = replace(live.state, version=1 + (stored.version if stored else 0))
+        if await asyncio.to_thread(self._journal.swap, state, self._unkept[rollout_id]):
+            del self._unkept[rollout_id]
+            self._stored[rollout_id] = state
+            live.take(state)
+
+    async def _look(self, rule: str, live: LiveRollout) -> None:
+        before, now, evidence = live.state, self._clock(), live.all_evidence
+        if before.phase == "off" and live.slice.starts_itself:
+            stepped = _by_hand(live, "start", now, "by the policy: its gate is automatic")
+        else:
+            stepped = await asyncio.to_thread(look, before, evidence, live.histories, now, live.settings)
+        if stepped[0] != before:
+            await self._change(live, stepped)
+        outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
+        self._show(rule, live)
+        self._metrics.judged(rule, outcome)
+
+    async def _change(self, live: LiveRollout, stepped: Stepped) -> bool:
+        """Keep a change and let it take effect; return whether it did."""
+        after, events = stepped
+        try:
+            kept = await asyncio.to_thread(self._journal.swap, after, events)
+        except Exception as error:  # contained: a journal that fails must not keep harm in service
+            log.error("rollout_not_kept", rollout=after.rollout_id, phase=after.phase, error=str(error))
+            self._metrics.not_kept.inc()
+            if after.phase != "rolled_back":
+                return False
+            self._unkept[after.rollout_id] = list(events)
+            self._take(live, after, events)
+            return True
+        if kept:
+            self._stored[after.rollout_id] = after
+            self._take(live, after, events)
+        return kept
+
+    def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
+        for name in stopped_slices(live.state, after):
+            self._stop_slice(name)
+        live.take(replace(after, plan_version=self._policy_version))
+        for event in events:
+            self._metrics.changed(live.slice.rule, event.kind)
+            log.info(
+                "rollout_changed",
+                rollout=event.rollout_id,
+                kind=event.kind,
+                stage=event.stage,
+                reason=event.reason,
+                policy=event.plan_version,
+                findings=[_told(finding) for finding in event.verdict.findings] if event.verdict else [],
+            )
+
+    def _show(self, rule: str, live: LiveRollout) -> None:
+        state = live.state
+        stage = len(live.settings.stages) if state.phase == "on" else state.stage
+        self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
+
+
+def _by_hand(live: LiveRollout, what: Command, now: float, reason: str) -> Stepped:
+    after, events = command(live.state, what, now, live.settings, reason)
+    return referenced(live.state, after, live.histories, live.settings), events
+
+
+async def _contained(event: str, work: Awaitable[None]) -> None:
+    """Run a part of control; where it fails, the last states go on."""
+    try:
+        await work
+    except Exception as error:  # contained: requests are served whatever becomes of control
+        log.error(event, error=f"{type(error).__name__}: {error}")
+
+
+def _told(finding: Finding) -> dict[str, object]:
+    return {
+        "guardrail": finding.name,
+        "outcome": finding.outcome,
+        "estimate": round(finding.estimate, 4),
+        "allowed": round(finding.allowed, 4),
+        "canary": finding.num_canary,
+        "control": finding.num_control,
+    }
