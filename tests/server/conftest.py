@@ -14,6 +14,7 @@ import uvicorn
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
 from prolepsis.server.door.connections import door_protocol
+from prolepsis.server.policies import Policies
 from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -36,10 +37,13 @@ class Served:
 
 @contextmanager
 def served(
-    engine: FakeEngine, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
+    engine: FakeEngine,
+    config: ServerConfig | None = None,
+    tokenizer: ByteTokenizer | None = None,
+    policies: Policies | None = None,
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
-    app = build(config, engine, tokenizer or ByteTokenizer(), metrics)
+    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies)
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))

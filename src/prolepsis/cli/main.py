@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("prolepsis.cli.profile:profile", "Measure and store what a pass costs here; show the self-check."),
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
     "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
+    "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models from the target's own text."),
     "models": ("prolepsis.cli.models:app", "Fetch, list and show models."),
 }

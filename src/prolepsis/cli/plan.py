@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
 from prolepsis.control.check import check as check_policy
@@ -35,16 +36,26 @@ _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
 def check(
     file: PolicyPath,
     strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
+    requests_per_s: Annotated[
+        float, typer.Option(min=0.001, help="requests a second that match a rule, to tell how long its rollout takes")
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say everything that is wrong with a policy or odd about it; status 1 where it cannot be used."""
+    """Say everything that is wrong with a policy or odd about it; status 1 where it cannot be used.
+
+    Rollouts are told with the time that each stage is expected to take.
+    """
     try:
         policy, document = read_policy(file)
     except InvalidPolicy as error:
-        _show_findings(file, None, error.findings, as_json=as_json)
+        _show_findings(file, None, error.findings, (), as_json=as_json)
         raise typer.Exit(FAILED) from None
     findings = sorted(located(check_policy(policy, KNOWN), document), key=lambda one: one.line or 0)
-    _show_findings(file, policy, findings, as_json=as_json)
+    is_right = all(one.severity != "error" for one in findings)
+    expected = forecasts(policy, requests_per_s) if is_right else []
+    _show_findings(file, policy, findings, expected, as_json=as_json)
+    if expected and not as_json:
+        show_forecasts(expected, requests_per_s)
     if any(strict or one.severity == "error" for one in findings):
         raise typer.Exit(FAILED)
 
@@ -123,10 +134,18 @@ def _time(text: str | None) -> datetime:
     return time
 
 
-def _show_findings(file: Path, policy: Policy | None, findings: Sequence[Finding], *, as_json: bool) -> None:
+def _show_findings(
+    file: Path,
+    policy: Policy | None,
+    findings: Sequence[Finding],
+    expected: Sequence[RuleForecast],
+    *,
+    as_json: bool,
+) -> None:
     version = policy.full_version if policy else None
     if as_json:
-        print_json({"file": file, "version": version, "findings": [one.plain() for one in findings]})
+        document = {"file": file, "version": version, "findings": [one.plain() for one in findings]}
+        print_json(document | ({"rollouts": [one.plain() for one in expected]} if expected else {}))
         return
     if findings:
         rows = [[one.severity, str(one.line or ""), one.where, one.message] for one in findings]
@@ -181,6 +200,10 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     terms = plain_terms(explanation.terms)
     shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS]
     print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
+    if explanation.terms.rollout is not None:
+        note(
+            "rolled out: until it is on, a share gets this and the rest is plain (`prolepsis rollout show` on a server)"
+        )
     if sample.facts.prompt_tokens is None:
         note("the prompt's length is not known here; --prompt-tokens says it")
 

@@ -73,6 +73,9 @@ class ServerConfig(BaseModel):
     policy: Path | None = Field(
         default=None, description="policy file: which requests may speculate and how; taken anew when it changes"
     )
+    rollouts_folder: Path | None = Field(
+        default=None, description="where rollouts of the policy are kept; default: in the user's data directory"
+    )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"

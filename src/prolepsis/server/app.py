@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
+from prolepsis.server.admin import admin_routes
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
@@ -80,6 +81,7 @@ def build(
         generation_routes(room),
         tokenization_routes(room),
         status_routes(room, metrics),
+        admin_routes(room),
         openapi_routes(),
     ):
         app.include_router(router)

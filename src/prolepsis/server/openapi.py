@@ -1,8 +1,10 @@
 """The OpenAPI document: every route, what it takes, and every status it can give."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import get_args
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -14,6 +16,13 @@ from prolepsis.server import replies
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
+from prolepsis.server.rollout_replies import (
+    RolloutCommandBody,
+    RolloutCommandName,
+    RolloutHistoryReply,
+    RolloutListReply,
+    RolloutReply,
+)
 from prolepsis.server.tokenize_bodies import DetokenizeBody, TokenizeBody
 
 STATUSES = {
@@ -22,6 +31,7 @@ STATUSES = {
     403: "The key's role does not allow this; `param` names a parameter that it does not",
     404: "No such route or model",
     405: "The route has other methods",
+    409: "What is asked cannot be done in the state this is in",
     408: "The body did not arrive in time",
     413: "The body is larger than allowed",
     429: "Over a limit of the key or the tenant; Retry-After says when to come back",
@@ -48,6 +58,8 @@ class _Route:
 
     @property
     def statuses(self) -> Sequence[int]:
+        if self.path.startswith("/admin/") and self.method == "post":
+            return (*_ANY, 409)
         return _GENERATES if self.streams else _ANY
 
 
@@ -65,8 +77,19 @@ _ROUTES = (
     _Route("get", "/health/deep", "The engine generates a token", replies.Deep, failing=replies.Deep),
     _Route("get", "/version", "Version of the server", replies.Version),
     _Route("get", "/metrics", "Metrics for Prometheus", None),
+    _Route("get", "/admin/rollouts", "Rollouts of the policy in use", RolloutListReply),
+    _Route("get", "/admin/rollouts/{rollout_id}", "One rollout and what happened to it", RolloutHistoryReply),
+    _Route(
+        "post",
+        "/admin/rollouts/{rollout_id}/{command}",
+        "Start, hold, resume, promote or roll back",
+        RolloutReply,
+        RolloutCommandBody,
+    ),
 )
 
+_PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}
+"""What parts of a path may be, where that is a fixed set."""
 
 _EVENT: Json = {
     "type": "object",
@@ -125,9 +148,10 @@ def _operation(route: _Route) -> Json:
         failed: Json = {"application/json": {"schema": {"anyOf": either}}}
         responses["503"] = {"description": STATUSES[503], "content": failed}
     operation: Json = {"summary": route.summary, "responses": responses}
-    parameters: list[Json] = []
-    if "{name}" in route.path:
-        parameters.append({"name": "name", "in": "path", "required": True, "schema": {"type": "string"}})
+    parameters: list[Json] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **_PATH_VALUES.get(name, {})}}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
     if route.streams:
         schema = {"enum": ["auto", "off", "on", "shadow"]}
         parameters.append({"name": "X-Spec-Mode", "in": "header", "required": False, "schema": schema})

@@ -12,6 +12,7 @@ from prolepsis.control.rollouts.commands import Command, command
 from prolepsis.control.rollouts.events import RolloutEvent, Stepped
 from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.control.rollouts.live import LiveRollout, Pin, look, referenced, stopped_slices
+from prolepsis.control.rollouts.settings import RolloutSettings
 from prolepsis.control.rollouts.slices import slices_of
 from prolepsis.control.rollouts.state import RolloutState, canary_share
 from prolepsis.control.rollouts.step import outcome_on, verdict_on
@@ -35,7 +36,7 @@ class RolloutView:
     """One rollout as it stands, for people."""
 
     rule: str
-    live: LiveRollout
+    settings: RolloutSettings
     state: RolloutState
     verdict: Verdict | None
     num_canary: int
@@ -138,7 +139,7 @@ class Rollouts:
         live = self._find(rollout_id)
         state, evidence = live.state, live.all_evidence
         verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings)
-        return RolloutView(live.slice.rule, live, state, verdict, evidence.num_canary, evidence.num_control)
+        return RolloutView(live.slice.rule, live.settings, state, verdict, evidence.num_canary, evidence.num_control)
 
     async def views(self) -> Sequence[RolloutView]:
         return [await self.view(live.slice.rollout_id) for live in list(self._live.values())]

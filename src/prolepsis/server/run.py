@@ -15,8 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from prolepsis.control.policy_file import PolicyFile
-from prolepsis.control.rollouts.journal import MemoryJournal
+from prolepsis.control.rollouts.file_journal import FileJournal
+from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.directories import data_directory
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
@@ -54,7 +56,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    the policy cannot be used (before anything is loaded), and what `start_engine` raises.
+    the policy or the folder of its rollouts cannot be used (before anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -64,11 +66,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     with bind(config) as listener:
         keys = _keys(config)
         policy = open_policy(config.policy) if config.policy else None
+        journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
-        policies = _policies(policy, engine.client, metrics) if policy else None
+        policies = _policies(policy, journal, engine.client, metrics) if policy and journal else None
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
         app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
         server = StoppingServer(app, engine.client, config)
@@ -77,8 +80,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             _run(server, listener, server_config)
 
 
-def _policies(file: PolicyFile, client: EngineClient, metrics: Metrics) -> Policies:
-    rollouts = Rollouts(MemoryJournal(), client.stop_slice, metrics.rollouts, model=client.info.model)
+def _policies(file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics) -> Policies:
+    rollouts = Rollouts(journal, client.stop_slice, metrics.rollouts, model=client.info.model)
     return Policies(file, client.info.proposers, rollouts)
 
 

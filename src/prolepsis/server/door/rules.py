@@ -14,6 +14,8 @@ Roles = frozenset[Role] | None
 _ANY_ROLE: Roles = frozenset(ROLES)
 _CLIENT: Roles = frozenset({"client"})
 _WATCHES: Roles = frozenset({"viewer", "operator"})
+_READS: Roles = frozenset({"viewer", "operator", "auditor"})
+_OPERATES: Roles = frozenset({"operator"})
 
 ROUTES: dict[str, Roles] = {
     "GET /health/live": None,
@@ -31,6 +33,9 @@ ROUTES: dict[str, Roles] = {
     "POST /v1/embeddings": _CLIENT,
     "POST /tokenize": _CLIENT,
     "POST /detokenize": _CLIENT,
+    "GET /admin/rollouts": _READS,
+    "GET /admin/rollouts/{rollout_id}": _READS,
+    "POST /admin/rollouts/{rollout_id}/{command}": _OPERATES,
 }
 """Method and path -> roles; `admin` has every role."""
 

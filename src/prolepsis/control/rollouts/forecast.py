@@ -1,0 +1,78 @@
+"""How long a rollout will take, told before it starts, under assumptions that are named."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from prolepsis.control.rollouts.settings import RolloutSettings, Stage
+from prolepsis.control.verdicts.guardrail import Guardrail
+from prolepsis.control.verdicts.means import Difference, Limit
+from prolepsis.control.verdicts.planning import Expectation, Wait, expected_time_to_pass
+from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
+
+SPREAD = 0.45
+"""Assumed standard deviation of the logarithm of times."""
+ASSUMED = (
+    "a canary that is no different; rates half as far from zero (or one) as their limit allows; times lognormal with "
+    f"deviation {SPREAD}, a limit on times at twice what is served"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How long a stage takes to pass."""
+
+    stage: str
+    wait: Wait | None
+    """None: nothing in it decides, so it goes on by hand only."""
+
+
+def forecast(settings: RolloutSettings, requests_per_s: float) -> tuple[Forecast, ...]:
+    """Return the time to pass of each stage at so many requests a second that match the rule; see `ASSUMED`.
+
+    The least time of a stage is counted in; a gate's wait for somebody is not.
+    """
+    return tuple(Forecast(stage.name, _wait(stage, settings, requests_per_s)) for stage in settings.stages)
+
+
+def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float) -> Wait | None:
+    decisive = [guardrail for guardrail in stage.guardrails if not guardrail.dry_run]
+    if not decisive:
+        return None
+    wait = expected_time_to_pass(
+        [_expected(guardrail) for guardrail in decisive],
+        share=stage.share,
+        requests_per_s=requests_per_s,
+        levels=settings.levels,
+    )
+    return Wait(max(stage.minimum_s, wait.least_s), max(stage.minimum_s, wait.most_s))
+
+
+def _expected(guardrail: Guardrail) -> Expectation:
+    control, canary, deviation = _scores(guardrail)
+    known = guardrail.measure
+    if isinstance(known, Difference):
+        guardrail = guardrail.referring_to(control)
+    return Expectation(guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=deviation)
+
+
+def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
+    """Return the assumed means of control and canary and the deviation, on the scale of scores."""
+    measure = guardrail.measure
+    if isinstance(measure, QuantileRatio):
+        slow = _beyond(measure.level, 1.0 + measure.margin)
+        return 1.0 - measure.level, slow, 0.5
+    if isinstance(measure, QuantileLimit):
+        return 0.0, _beyond(measure.level, 2.0), 0.5
+    if isinstance(measure, Limit):
+        good = measure.limit / 2.0 if guardrail.better == "lower" else (1.0 + measure.limit) / 2.0
+        return good, good, 0.2 if guardrail.metric == "acceptance" else 0.5
+    assert isinstance(measure, Difference), "policies have no other measures"
+    rate = measure.margin / 2.0 if guardrail.better == "lower" else 1.0 - measure.margin / 2.0
+    return rate, rate, 0.5
+
+
+def _beyond(level: float, factor: float) -> float:
+    """Return the share of times above `factor` times their quantile at `level`."""
+    normal = NormalDist()
+    return 1.0 - normal.cdf(normal.inv_cdf(level) + math.log(factor) / SPREAD)

@@ -1,0 +1,72 @@
+"""`prolepsis rollout` against a server that runs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from prolepsis.cli.main import app
+from prolepsis.control.rollouts.journal import MemoryJournal
+from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.rollouts import Rollouts
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
+
+POLICY = """
+rules:
+  - name: code
+    match: {}
+    mode: on
+    rollout: {step_weights: [5, 50], gate: manual}
+    guardrails: [{name: taken, metric: acceptance_rate, limit: 0.4}]
+"""
+Rollout = Callable[..., Result]
+
+
+@pytest.fixture
+def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    engine, file = FakeEngine(), open_policy(tmp_path / "policy.yaml")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, Metrics().rollouts, model="tiny")
+    with served(engine, policies=Policies(file, (), rollouts)) as running:
+        yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
+
+
+def test_from_start_to_roll_back(rollout: Rollout) -> None:
+    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    assert (listed["rule"], listed["phase"], listed["num_stages"], listed["share"]) == ("code", "off", 3, 0.0)
+    name = listed["id"]
+    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote",), ("roll-back",)):
+        result = rollout(words[0], name, *words[1:])
+        assert result.exit_code == 0, result.output
+    assert "rolled_back" in rollout("list").stdout
+    document = json.loads(rollout("show", name, "--json").stdout)
+    assert [(event["kind"], event["stage"], event["reason"]) for event in document["events"]] == [
+        ("started", "shadow", "by the developer"),
+        ("held", "shadow", "by the developer: lunch"),
+        ("resumed", "shadow", "by the developer"),
+        ("promoted", "shadow", "by the developer"),
+        ("rolled_back", "canary 5%", "by the developer"),
+    ]
+    assert "lunch" in rollout("show", name).stdout
+
+
+def test_what_cannot_be_done_is_said(rollout: Rollout) -> None:
+    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    refused = rollout("promote", listed["id"])
+    assert refused.exit_code == 2
+    assert "409: 'promote' is for rollouts that are running, gate, held; this one is off" in refused.stderr
+    unknown = rollout("show", "nobody")
+    assert unknown.exit_code == 2
+    assert f"there is no rollout 'nobody'; those of the policy in use: {listed['id']}" in unknown.stderr
+
+
+def test_no_server_is_said() -> None:
+    result = CliRunner().invoke(app, ["rollout", "list", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "no server answers at http://127.0.0.1:9" in result.stderr
