@@ -201,9 +201,7 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS]
     print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
     if explanation.terms.rollout is not None:
-        note(
-            "rolled out: until it is on, a share gets this and the rest is plain (`prolepsis rollout show` on a server)"
-        )
+        note("rolled out: until it is on, a share of the requests gets this and the rest is plain")
     if sample.facts.prompt_tokens is None:
         note("the prompt's length is not known here; --prompt-tokens says it")
 

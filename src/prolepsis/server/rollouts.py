@@ -14,7 +14,7 @@ from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.control.rollouts.live import LiveRollout, Pin, look, referenced, stopped_slices
 from prolepsis.control.rollouts.settings import RolloutSettings
 from prolepsis.control.rollouts.slices import slices_of
-from prolepsis.control.rollouts.state import RolloutState, canary_share
+from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share
 from prolepsis.control.rollouts.step import outcome_on, verdict_on
 from prolepsis.control.verdicts.guardrail import Finding
 from prolepsis.control.verdicts.judge import Verdict
@@ -138,7 +138,8 @@ class Rollouts:
         """Return one rollout with what the evidence says now; raises `RequestRefused` (404)."""
         live = self._find(rollout_id)
         state, evidence = live.state, live.all_evidence
-        verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings)
+        is_judged = state.phase in ACTIVE
+        verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings) if is_judged else None
         return RolloutView(live.slice.rule, live.settings, state, verdict, evidence.num_canary, evidence.num_control)
 
     async def views(self) -> Sequence[RolloutView]:
@@ -171,7 +172,7 @@ class Rollouts:
             elif stored is not None and stored.version > live.state.version:
                 self._take(live, stored, ())
             live.others = tuple(await asyncio.to_thread(self._journal.other_evidence, rollout_id))
-            if is_due:
+            if is_due and live.evidence.num_canary + live.evidence.num_control:
                 await asyncio.to_thread(self._journal.keep_evidence, live.evidence)
 
     async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:

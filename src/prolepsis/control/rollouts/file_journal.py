@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import ValidationError
 
 from prolepsis.control.rollouts.events import RolloutEvent
-from prolepsis.control.rollouts.state import RolloutState
+from prolepsis.control.rollouts.state import ACTIVE, RolloutState
 from prolepsis.control.verdicts.evidence import StageEvidence
 from prolepsis.core.errors import ConfigError
 
@@ -82,7 +82,9 @@ class FileJournal:
 
     def _is_over(self, evidence: StageEvidence) -> bool:
         state = self._states.get(evidence.rollout_id)
-        return state is not None and (evidence.run, evidence.stage) < (state.run, state.stage)
+        return state is not None and (
+            state.phase not in ACTIVE or (evidence.run, evidence.stage) < (state.run, state.stage)
+        )
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
