@@ -56,7 +56,7 @@ async def test_roles(door: Any, role: str, reads: int, acts: int) -> None:
 
 
 async def test_a_change_is_on_record_with_who_and_why(door: Any) -> None:
-    http = door("operator")
+    http = door("operator", "client")
     listed = RolloutListReply.model_validate((await http.get("/admin/rollouts")).json())
     [one] = listed.rollouts
     assert (one.rule, one.phase, one.verdict) == ("default", "off", None)

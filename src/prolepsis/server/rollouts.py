@@ -87,12 +87,9 @@ class Rollouts:
             self._live[rule] = live
             self._show(rule, live)
 
-    def place(self, rule: str, key: str) -> Pin | None:
-        """Return what the request with `key` gets, None where its rule is not rolled out."""
-        live = self._live.get(rule)
-        if live is None:
-            return None
-        pin = live.place(key)
+    def place(self, rule: str, key: str) -> Pin:
+        """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
+        pin = self._live[rule].place(key)
         self._metrics.placed(rule, pin.place, pin.mode)
         return pin
 
