@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
+from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
@@ -30,11 +32,13 @@ Rollout = Callable[..., Result]
 def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, file = FakeEngine(), open_policy(tmp_path / "policy.yaml")
     rollouts = Rollouts(MemoryJournal(), engine.stop_slice, Metrics().rollouts, model="tiny")
     with served(engine, policies=Policies(file, (), rollouts)) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
+    structlog.reset_defaults()
 
 
 def test_from_start_to_roll_back(rollout: Rollout) -> None:

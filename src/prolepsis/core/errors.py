@@ -6,6 +6,8 @@ ProlepsisError
 │   ├── InvalidGrammar         a schema, regex, choice or grammar that cannot be compiled
 │   ├── ContextTooLong         prompt and answer do not fit the model's context or the page pool
 │   ├── ModelNotFound          a model name nobody serves
+│   ├── RolloutNotFound        an id of no rollout of the policy in use
+│   ├── RolloutConflict        what is asked of a rollout cannot be done now
 │   └── ConfigError            a configuration file, flag or environment variable
 ├── ModelError                 a model that cannot be used
 │   ├── ModelLoadError         missing, corrupt or unsupported files
@@ -50,6 +52,14 @@ class ContextTooLong(UserError):
 
 class ModelNotFound(UserError):
     code = "model_not_found"
+
+
+class RolloutNotFound(UserError):
+    code = "rollout_not_found"
+
+
+class RolloutConflict(UserError):
+    code = "rollout_conflict"
 
 
 class ConfigError(UserError):

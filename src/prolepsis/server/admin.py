@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from prolepsis.control.rollouts.commands import Command
+from prolepsis.core.errors import RolloutNotFound
 from prolepsis.server.body_reader import read_body
 from prolepsis.server.caller import caller_of
 from prolepsis.server.errors import RequestRefused
@@ -52,5 +53,5 @@ def admin_routes(room: Room) -> APIRouter:
 def _rollouts(room: Room) -> Rollouts:
     if room.policies is None:
         message = "there are no rollouts; `serve --policy` has them"
-        raise RequestRefused(message, code="rollout_not_found", param="rollout_id", status=404)
+        raise RolloutNotFound(message, param="rollout_id")
     return room.policies.rollouts

@@ -17,6 +17,8 @@ from prolepsis.core.errors import (
     EngineError,
     ModelNotFound,
     ProlepsisError,
+    RolloutConflict,
+    RolloutNotFound,
     UserError,
 )
 
@@ -58,6 +60,8 @@ class RequestAborted(EngineError):
 
 _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (ModelNotFound, 404),
+    (RolloutNotFound, 404),
+    (RolloutConflict, 409),
     (ContextTooLong, 400),
     (UserError, 400),
     (DeadlineExceeded, 504),

@@ -18,8 +18,7 @@ from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share
 from prolepsis.control.rollouts.step import outcome_on, verdict_on
 from prolepsis.control.verdicts.guardrail import Finding
 from prolepsis.control.verdicts.judge import Verdict
-from prolepsis.core.errors import InvalidParameter
-from prolepsis.server.errors import RequestRefused
+from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
 from prolepsis.server.steady_clock import SteadyClock
 from prolepsis.telemetry.rollouts import RolloutMetrics
 
@@ -118,21 +117,21 @@ class Rollouts:
                 await _contained("rollout_not_looked_at", self._look(rule, live))
 
     async def command(self, rollout_id: str, what: Command, reason: str) -> RolloutView:
-        """Do by hand what `what` says; raises `RequestRefused`: 404 unknown, 409 where it cannot be done now."""
+        """Do by hand what `what` says; raises `RolloutNotFound`, and `RolloutConflict` where it cannot be done now."""
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             live = self._find(rollout_id)
             try:
                 stepped = _by_hand(live, what, self._clock(), reason)
             except InvalidParameter as error:
-                raise RequestRefused(str(error), code="rollout_conflict", param="command", status=409) from None
+                raise RolloutConflict(str(error), param="command") from None
             if not await self._change(live, stepped):
                 message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be kept"
-                raise RequestRefused(message, code="rollout_conflict", status=409)
+                raise RolloutConflict(message)
         return await self.view(rollout_id)
 
     async def view(self, rollout_id: str) -> RolloutView:
-        """Return one rollout with what the evidence says now; raises `RequestRefused` (404)."""
+        """Return one rollout with what the evidence says now; raises `RolloutNotFound`."""
         live = self._find(rollout_id)
         state, evidence = live.state, live.all_evidence
         is_judged = state.phase in ACTIVE
@@ -153,7 +152,7 @@ class Rollouts:
                 return live
         known = ", ".join(live.slice.rollout_id for live in self._live.values()) or "none"
         message = f"there is no rollout {rollout_id[:96]!r}; those of the policy in use: {known}"
-        raise RequestRefused(message, code="rollout_not_found", param="rollout_id", status=404)
+        raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:
         """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
