@@ -1,9 +1,10 @@
 """How an engine is set up. What may change while serving is not here: it is a `SpecPlan`."""
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", "draft_head", "early_exit")
@@ -55,6 +56,11 @@ class EngineConfig(BaseModel):
     suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
 
 
+def without_password(url: str) -> str:
+    """Return a URL as it may be shown."""
+    return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
+
+
 class ServerConfig(BaseModel):
     """How the HTTP room is set up; every field has a flag, an environment variable and a file key of its name."""
 
@@ -76,6 +82,13 @@ class ServerConfig(BaseModel):
     rollouts_folder: Path | None = Field(
         default=None, description="where rollouts of the policy are kept; default: in the user's data directory"
     )
+    store: Annotated[str, PlainSerializer(without_password)] = Field(
+        default="auto",
+        description="where request records and the audit log are kept: auto (SQLite in the user's data directory), "
+        "none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
+    )
+    store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
+    store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"

@@ -14,6 +14,9 @@ ProlepsisError
 │   ├── FetchError             a download that failed: hub unreachable, checksum, disk full
 │   └── VocabularyMismatch     draft and target models do not share a tokenizer
 ├── MemoryPlanError            the stated memory budget is too small: says how much is needed
+├── StoreError                 the store could not do what was asked
+│   ├── StoreUnavailable       the database is gone, locked or full: what was asked is not known to be written
+│   └── StoreConflict          somebody else changed it first: says what is there now
 └── EngineError                the engine could not finish a request it had accepted
     ├── DeadlineExceeded       the request's own deadline passed
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
@@ -84,6 +87,18 @@ class VocabularyMismatch(ModelError):
 
 class MemoryPlanError(ProlepsisError):
     code = "insufficient_memory"
+
+
+class StoreError(ProlepsisError):
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    code = "store_unavailable"
+
+
+class StoreConflict(StoreError):
+    code = "store_conflict"
 
 
 class EngineError(ProlepsisError):

@@ -22,12 +22,14 @@ from prolepsis.server.errors import install_error_handlers
 from prolepsis.server.generation import generation_routes
 from prolepsis.server.openapi import openapi_routes
 from prolepsis.server.policies import Policies
+from prolepsis.server.recorder import Recorder
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
 from prolepsis.server.status import status_routes
 from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.tracing import Traces
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 
 
@@ -48,10 +50,12 @@ def build(
     door: Door | None = None,
     *,
     policies: Policies | None = None,
+    store: Store | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate. Its `state.gate` is what a server drains, in
+    Without `policies` callers decide alone how they speculate, without `store` no requests are recorded; closing it is
+    its owner's. Its `state.gate` is what a server drains, in
     `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where the address asks for keys and
     there are none.
     """
@@ -76,7 +80,7 @@ def build(
     app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
     app.state.door_metrics = metrics.door
-    room = Room(config, client, tokenizer, gate, int(time.time()), policies)
+    room = Room(config, client, tokenizer, gate, int(time.time()), policies, Recorder(store, config.store_sample))
     for router in (
         generation_routes(room),
         tokenization_routes(room),

@@ -77,7 +77,8 @@ async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
             observed(room.policies.rollouts if room.policies else None, admitted) as observation,
             room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party,
         ):
-            streams = [_one_prompt(party, i, admitted, room) for i in range(len(admitted.requests))]
+            route = http.scope["path"]
+            streams = [_one_prompt(party, i, route, admitted, room) for i in range(len(admitted.requests))]
             async with aclosing(merged(streams)) as parts:
                 async for part in parts:
                     observation.see(part)
@@ -89,11 +90,12 @@ async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
     yield summed(observation.stats)
 
 
-async def _one_prompt(party: Party, number: int, admitted: Admitted, room: Room) -> Parts:
+async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted, room: Room) -> Parts:
     """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
     telling = Telling(number * admitted.n, admitted.showing, admitted.speculation.emit_tokens)
     async with (
         room.gate.enter(party, number) as entry,
+        room.recorder.record(route, admitted, entry),
         aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
     ):
         async for part in parts:

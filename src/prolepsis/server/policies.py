@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import structlog
 
@@ -15,6 +16,7 @@ from prolepsis.control.policy_file import PolicyFile
 from prolepsis.control.rollouts.live import Pin
 from prolepsis.control.terms import Terms
 from prolepsis.core.config import PROPOSER_NAMES
+from prolepsis.server.acts import Acts
 from prolepsis.server.caller import ROLES
 from prolepsis.server.door.tiers import TIERS
 from prolepsis.server.request_facts import GENERATION_ROUTES
@@ -49,8 +51,9 @@ class Policies:
         rollouts: Rollouts,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        acts: Acts | None = None,
     ) -> None:
-        """`loaded`: proposers of the engine; the log says where a rule names none of them."""
+        """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log."""
         self.now = now
         self.rollouts = rollouts
         """Of the policy in use."""
@@ -58,7 +61,8 @@ class Policies:
         self._loaded = loaded
         self._clock = clock
         self._looked = clock()
-        self._tell("policy_loaded")
+        self._acts = acts or Acts(None)
+        self._tell("loaded", None)
 
     def ruling(self, facts: RequestFacts) -> Ruling:
         """Return the terms of the first rule that matches, as the file says now or last said rightly."""
@@ -77,16 +81,18 @@ class Policies:
         if now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
+        before = self._file.policy
         seen = self._file.look()
         if seen.refused is not None:
             log.error("policy_not_reloaded", error=str(seen.refused), in_use=self._file.policy.full_version)
         elif seen.changed:
-            self._tell("policy_reloaded")
+            self._tell("reloaded", before)
 
-    def _tell(self, event: str) -> None:
+    def _tell(self, what: Literal["loaded", "reloaded"], before: Policy | None) -> None:
         policy = self._file.policy
         self.rollouts.adopt(policy)
-        log.info(event, file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
+        log.info(f"policy_{what}", file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
+        self._acts.policy_changed(what, self._file.path, before, policy)
         for finding in check(policy, Known(loaded=self._loaded)):
             log.warning("policy_warning", finding=finding.in_file(str(self._file.path)))
 

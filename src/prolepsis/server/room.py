@@ -1,6 +1,6 @@
 """What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
@@ -9,6 +9,7 @@ from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.policies import Policies
+from prolepsis.server.recorder import Recorder
 from prolepsis.server.tokenizer import Tokenizer
 
 
@@ -22,6 +23,7 @@ class Room:
     """Unix time in seconds."""
     policies: Policies | None = None
     """None: callers decide alone, as their roles allow."""
+    recorder: Recorder = field(default_factory=Recorder)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from prolepsis.core.directories import data_directory
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
+from prolepsis.server.acts import Acts, opened_store
 from prolepsis.server.app import Door, build
 from prolepsis.server.door.connections import door_protocol
 from prolepsis.server.door.exposure import announce, check_exposure, check_tls
@@ -56,7 +57,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    the policy or the folder of its rollouts cannot be used (before anything is loaded), and what `start_engine` raises.
+    the policy, the folder of its rollouts or the store cannot be used (before anything is loaded), and what
+    `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -70,19 +72,25 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
-        engine = start_engine(engine_config, metrics)
-        policies = _policies(policy, journal, engine.client, metrics) if policy and journal else None
-        door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
-        server = StoppingServer(app, engine.client, config)
-        announce(config, keys)
-        with _signals_end_quietly():
-            _run(server, listener, server_config)
+        with opened_store(config, metrics) as store:
+            engine = start_engine(engine_config, metrics)
+            acts = Acts(store)
+            acts.started(engine.client.info, engine_config, config)
+            policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
+            door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
+            app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies, store=store)
+            server = StoppingServer(app, engine.client, config)
+            announce(config, keys)
+            with _signals_end_quietly():
+                _run(server, listener, server_config)
+            acts.stopped()
 
 
-def _policies(file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics) -> Policies:
+def _policies(
+    file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
+) -> Policies:
     rollouts = Rollouts(journal, client.stop_slice, metrics.rollouts, model=client.info.model)
-    return Policies(file, client.info.proposers, rollouts)
+    return Policies(file, client.info.proposers, rollouts, acts=acts)
 
 
 def _keys(config: ServerConfig) -> Keys:

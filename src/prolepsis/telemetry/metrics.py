@@ -22,6 +22,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
+from prolepsis.telemetry.store import StoreMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["finished", "aborted", "failed"]
@@ -41,6 +42,7 @@ class Metrics:
         self._shadow = ShadowCounters(self.registry)
         self.door = DoorMetrics(self.registry)
         self.rollouts = RolloutMetrics(self.registry)
+        self.store = StoreMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(

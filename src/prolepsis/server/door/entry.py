@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from prolepsis.core.events import Event, Finished, Tokens
+from prolepsis.core.events import Event, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
@@ -27,13 +27,18 @@ class Watched:
         self.answered = False
         """The engine took the request and said something of it."""
         self.kept: list[Tokens] = []
-        self.finished: Finished | None = None
+        self.ended: Terminal | None = None
+        """How, where the engine or the stored answer has said so."""
         self._client = client
         self._keep = keep
 
     @property
     def info(self) -> EngineInfo:
         return self._client.info
+
+    @property
+    def finished(self) -> Finished | None:
+        return self.ended if isinstance(self.ended, Finished) else None
 
     def num_used(self, request: GenerateRequest) -> int:
         """Return the tokens that count as used: prompt and answer as far as it came, none of what never ran."""
@@ -43,6 +48,8 @@ class Watched:
         """Yield the engine's events, or those of the stored answer."""
         if self.stored is not None:
             for stored in replayed(self.stored, request.request_id):
+                if not isinstance(stored, Tokens):
+                    self.ended = stored
                 yield stored
             return
         events: AsyncIterator[Event] = self._client.generate(request)
@@ -78,5 +85,5 @@ class Watched:
             self.num_tokens += len(event.token_ids)
             if self._keep:
                 self.kept.append(event)
-        elif isinstance(event, Finished):
-            self.finished = event
+        else:
+            self.ended = event

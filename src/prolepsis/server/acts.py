@@ -1,0 +1,64 @@
+"""What a server does that belongs into the audit log, and the store it is written to."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from prolepsis import __version__
+from prolepsis.control.policy import Policy
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.engine.client import EngineInfo
+from prolepsis.store.audit.entry import Act
+from prolepsis.store.store import Store, open_store
+from prolepsis.store.writer import WriterSettings
+from prolepsis.telemetry.metrics import Metrics
+
+_ACTOR = "server"
+_DAY_S = 86400.0
+
+
+@contextmanager
+def opened_store(config: ServerConfig, metrics: Metrics) -> Iterator[Store | None]:
+    """Hold the store that the configuration names, None for none; raises `ConfigError` where it cannot be used."""
+    retention_s = _DAY_S * config.store_retention_days or None
+    store = open_store(config.store, metrics.store, WriterSettings(retention_s=retention_s))
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+class Acts:
+    """Hands acts to the store's writer, without waiting for it; without a store they are not kept."""
+
+    def __init__(self, store: Store | None) -> None:
+        self._writer = store.writer if store else None
+
+    def started(self, info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> None:
+        """Say what serves, and with what configuration."""
+        after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json")}
+        versions = {"prolepsis": __version__, "model": info.model, "fingerprint": info.fingerprint}
+        self._offer(Act(actor=_ACTOR, action="server.started", after=after, versions=versions))
+
+    def stopped(self) -> None:
+        self._offer(Act(actor=_ACTOR, action="server.stopped"))
+
+    def policy_changed(
+        self, what: Literal["loaded", "reloaded"], file: Path, before: Policy | None, after: Policy
+    ) -> None:
+        """Say what was in effect and what is now."""
+        act = Act(
+            actor=_ACTOR,
+            action=f"policy.{what}",
+            subject=str(file),
+            before=before.content() if before else None,
+            after=after.content(),
+            versions={"policy": after.full_version},
+        )
+        self._offer(act)
+
+    def _offer(self, act: Act) -> None:
+        if self._writer is not None:
+            self._writer.offer(act)

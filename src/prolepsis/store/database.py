@@ -1,0 +1,118 @@
+"""One database, SQLite or PostgreSQL: transactions, and its failures as errors of ours."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from prolepsis.core.errors import ConfigError, StoreUnavailable
+
+LOCK_WAIT_S = 5.0
+_STATEMENT_S = 30.0
+_WRITES = "prolepsis_writes"
+
+
+class Database:
+    """Opens a connection when one is needed; safe to share between threads."""
+
+    def __init__(self, url: URL) -> None:
+        """Nothing is opened yet. Raises `ConfigError` where the driver of PostgreSQL is not installed."""
+        self.file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+        """Of SQLite."""
+        self.name = url.render_as_string(hide_password=True)
+        self._engine = _sqlite(self.file) if self.file else _postgresql(url)
+        self._writing = self._engine.execution_options(**{_WRITES: True})
+        self._reading = self._engine if self.file else self._engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Hold one transaction that may write: all of it is on disk when the block has been left, or none of it.
+
+        SQLite has one writer at a time, and waits for it. Raises `StoreUnavailable`.
+        """
+        with _failures(self.name), self._writing.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Hold one transaction that reads and sees one state of the database; raises `StoreUnavailable`."""
+        with _failures(self.name), self._reading.begin() as connection:
+            yield connection
+
+    def make_file(self) -> None:
+        """Make the file of SQLite where it is missing, for its owner only; raises `StoreUnavailable`."""
+        if self.file is None or self.file.exists():
+            return
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.file, os.O_CREAT | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise StoreUnavailable(f"store {self.name}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._engine.dispose()
+
+
+@contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Name the database and what its driver says; never the statement, whose values are not for logs."""
+    try:
+        yield
+    except (IntegrityError, DataError):  # the fault of what was to be written
+        raise
+    except DBAPIError as error:
+        said = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+        raise StoreUnavailable(f"store {name}: {said[0]}") from error
+    except PoolTimeout as error:
+        raise StoreUnavailable(f"store {name}: all connections are in use") from error
+
+
+def _sqlite(file: Path) -> Engine:
+    """A connection a transaction, so that a file that was moved away or replaced is noticed."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(file))}?mode=rw",  # what is missing is not made here
+            uri=True,
+            timeout=LOCK_WAIT_S,
+            isolation_level=None,  # transactions begin below, not when the driver sees fit
+            check_same_thread=False,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL) -> Engine:
+    """Connections with bounds on everything that could wait for ever: connecting, statements, locks, a dead network."""
+    if find_spec("psycopg") is None:
+        raise ConfigError("store is on PostgreSQL, which needs psycopg: install prolepsis[postgres]", param="store")
+    bounds = {
+        "application_name": "prolepsis",
+        "connect_timeout": int(LOCK_WAIT_S),
+        "tcp_user_timeout": int(1000 * _STATEMENT_S),
+        "options": f"-c lock_timeout={int(1000 * LOCK_WAIT_S)} -c statement_timeout={int(1000 * _STATEMENT_S)}",
+    }
+    return create_engine(url, connect_args=bounds, pool_pre_ping=True, pool_size=4, hide_parameters=True)

@@ -1,0 +1,113 @@
+"""What is kept of one request that has ended: figures and names, no text of prompt or answer."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+from uuid import uuid4
+
+from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
+
+RequestEnd = Literal[
+    "finished",  # with all of its text
+    "failed",
+    "aborted",  # by the server
+    "left",  # the client went away
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAbout:
+    """Who asked what of whom, and what decided how it was served."""
+
+    request_id: str
+    """The engine's."""
+    answer_id: str
+    """The client's; prompts of one HTTP request share it."""
+    tenant: str
+    key_id: str
+    tier: str
+    route: str
+    model: str
+    policy_rule: str | None = None
+    policy_version: str | None = None
+    slice: str | None = None
+    """Of a rollout, where there is one; and the arm in it."""
+    arm: str | None = None
+    flags: Mapping[str, object] = field(default_factory=dict)
+    """By flag: variant and reason, plain JSON values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One row of `request_records`; times in seconds, `ended_at` of Unix time."""
+
+    record_id: str
+    ended_at: float
+    request_id: str
+    answer_id: str
+    tenant: str
+    key_id: str
+    tier: str
+    route: str
+    model: str
+    terminal: RequestEnd
+    error: str | None
+    """Code of the error where it failed."""
+    mode: Mode
+    reason: str
+    plan_version: int
+    policy_rule: str | None
+    policy_version: str | None
+    slice: str | None
+    arm: str | None
+    flags: Mapping[str, object]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    num_preemptions: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    queue_s: float
+    compute_s: float
+    first_token_s: float | None
+    total_s: float
+    proposers: Mapping[str, Mapping[str, object]]
+    """Counts of verified drafts by proposer, the fields of `ProposerCounts`; likewise those compared in shadow."""
+    shadow: Mapping[str, Mapping[str, object]]
+
+
+def request_record(
+    about: RequestAbout, terminal: RequestEnd, stats: RequestStats, *, error: str | None = None
+) -> RequestRecord:
+    """Return the record of a request that ends now."""
+    return RequestRecord(
+        record_id=uuid4().hex,
+        ended_at=time.time(),
+        terminal=terminal,
+        error=error,
+        mode=stats.mode.mode,
+        reason=stats.mode.reason,
+        plan_version=stats.mode.plan_version,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
+        num_output_tokens=stats.num_output_tokens,
+        num_steps=stats.num_steps,
+        num_preemptions=stats.num_preemptions,
+        num_drafts=stats.num_drafts,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted=stats.num_accepted,
+        queue_s=stats.queue_s,
+        compute_s=stats.compute_s,
+        first_token_s=stats.first_token_s,
+        total_s=stats.total_s,
+        proposers=_plain(stats.proposers),
+        shadow=_plain(stats.shadow),
+        **asdict(about),
+    )
+
+
+def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]:
+    return {name: asdict(count) for name, count in counts.items()}

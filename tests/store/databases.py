@@ -1,0 +1,36 @@
+"""Databases for tests: a file of SQLite, or a database of its own on a PostgreSQL server."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SERVER = "host=127.0.0.1 user=root dbname=postgres connect_timeout=2"
+
+
+def sqlite_setting(folder: Path) -> str:
+    return f"sqlite:///{folder / 'store.sqlite'}"
+
+
+@contextmanager
+def postgresql_setting() -> Iterator[str]:
+    """Make a database, and drop it in the end; skips where no server answers."""
+    name = f"prolepsis_test_{secrets.token_hex(6)}"
+    ask_server(f"CREATE DATABASE {name}")
+    try:
+        yield f"postgresql://root@127.0.0.1/{name}"
+    finally:
+        ask_server(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def ask_server(*statements: str) -> None:
+    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
+    try:
+        connection = psycopg.connect(SERVER, autocommit=True)
+    except psycopg.OperationalError as error:
+        pytest.skip(f"no PostgreSQL server at 127.0.0.1: {error}")
+    with connection:
+        for statement in statements:
+            connection.execute(statement)

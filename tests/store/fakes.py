@@ -1,0 +1,34 @@
+"""Records to write."""
+
+from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.store.request_record import RequestAbout, RequestRecord, request_record
+
+STATS = RequestStats(
+    num_prompt_tokens=7,
+    num_cached_tokens=2,
+    num_output_tokens=9,
+    num_steps=4,
+    proposers={"suffix": ProposerCounts(3, 6, 5, [[3, 3], [3, 2]])},
+    shadow={"draft_head": ProposerCounts(1, 2, 1, [[1, 1], [1, 0]])},
+    queue_s=0.1,
+    compute_s=0.3,
+    first_token_s=0.2,
+    total_s=0.5,
+    mode=EffectiveMode("on", "speculating", 3),
+)
+
+
+def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny") -> RequestRecord:
+    about = RequestAbout(
+        request_id=request_id,
+        answer_id=request_id,
+        tenant=tenant,
+        key_id="0123456789ab",
+        tier="standard",
+        route="/v1/completions",
+        model=model,
+        policy_rule="code",
+        policy_version="1@abc",
+        flags={"speculation": {"variant": "on", "reason": "SPLIT"}},
+    )
+    return request_record(about, "finished", STATS)

@@ -1,0 +1,74 @@
+"""The schema, from nothing and by several at once."""
+
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.store.database import Database
+from prolepsis.store.migrate import newest_revision, revision, upgrade
+from prolepsis.store.request_record import RequestRecord
+from prolepsis.store.tables import metadata, request_records
+from prolepsis.store.url import store_url
+
+UPGRADE = """
+import sys
+from prolepsis.store.database import Database
+from prolepsis.store.migrate import upgrade
+from prolepsis.store.url import store_url
+print("ready", flush=True)
+sys.stdin.readline()
+upgrade(Database(store_url(sys.argv[1])))
+"""
+
+
+def test_migrations_lead_from_nothing_to_the_tables(setting: str) -> None:
+    url = store_url(setting)
+    assert url is not None
+    database = Database(url)
+    assert revision(database) is None
+    upgrade(database)
+    upgrade(database)
+    assert revision(database) == newest_revision()
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    if database.file is not None:
+        assert stat.S_IMODE(database.file.stat().st_mode) == 0o600
+    database.close()
+
+
+def test_a_record_has_the_columns_of_its_table() -> None:
+    assert {field.name for field in fields(RequestRecord)} == set(request_records.columns.keys())
+
+
+def test_replicas_that_start_at_once_take_turns(setting: str) -> None:
+    command = [sys.executable, "-c", UPGRADE, setting]
+    replicas = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for replica in replicas:
+        assert replica.stdout is not None
+        assert replica.stdout.readline() == "ready\n"
+    for replica in replicas:
+        assert replica.stdin is not None
+        replica.stdin.write("go\n")
+        replica.stdin.flush()
+    for replica in replicas:
+        _, said = replica.communicate(timeout=30)
+        assert replica.returncode == 0, said
+
+
+def test_a_schema_of_a_newer_version_is_refused_by_name(connect: Callable[[], Database]) -> None:
+    database = connect()
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConfigError, match="9999"):
+        upgrade(database)

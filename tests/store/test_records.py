@@ -1,0 +1,39 @@
+"""Request records: as they were, once, and not for ever."""
+
+from dataclasses import replace
+
+from prolepsis.store import records
+from prolepsis.store.database import Database
+from prolepsis.store.writer import prune
+from tests.store.fakes import record
+
+
+def test_a_record_comes_back_as_it_was(database: Database) -> None:
+    one, other = record(), record("other")
+    with database.write() as connection:
+        records.add(connection, [one, other])
+    with database.read() as connection:
+        [back] = records.latest(connection, 10, tenant="acme")
+    assert back == one
+    assert (back.num_draft_tokens, back.num_accepted, back.mode) == (6, 5, "on")
+    assert back.proposers == {
+        "suffix": {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted": 5, "per_position": [[3, 3], [3, 2]]}
+    }
+
+
+def test_a_record_that_is_sent_again_is_there_once(database: Database) -> None:
+    one, other = record(), record()
+    for batch in ([one], [one, other]):
+        with database.write() as connection:
+            records.add(connection, batch)
+    with database.read() as connection:
+        assert records.count(connection) == 2
+
+
+def test_records_are_deleted_by_age_in_short_transactions(database: Database) -> None:
+    old = [replace(record(), ended_at=100.0) for _ in range(records.PRUNED_AT_ONCE + 5)]
+    with database.write() as connection:
+        records.add(connection, [*old, replace(record(), ended_at=300.0)])
+    assert prune(database, before=200.0) == len(old)
+    with database.read() as connection:
+        assert [left.ended_at for left in records.latest(connection, 10)] == [300.0]
