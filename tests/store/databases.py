@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.store.database import Database
+from prolepsis.store.url import store_url
+
 SERVER = "host=127.0.0.1 user=root dbname=postgres connect_timeout=2"
 
 
 def sqlite_setting(folder: Path) -> str:
     return f"sqlite:///{folder / 'store.sqlite'}"
+
+
+def opened(setting: str) -> Database:
+    url = store_url(setting)
+    assert url is not None
+    return Database(url)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -12,11 +11,10 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.store.database import Database
 from prolepsis.store.migrate import newest_revision, revision, upgrade
 from prolepsis.store.request_record import RequestRecord
 from prolepsis.store.tables import metadata, request_records
-from prolepsis.store.url import store_url
+from tests.store.databases import opened
 
 UPGRADE = """
 import sys
@@ -29,10 +27,8 @@ upgrade(Database(store_url(sys.argv[1])))
 """
 
 
-def test_migrations_lead_from_nothing_to_the_tables(setting: str) -> None:
-    url = store_url(setting)
-    assert url is not None
-    database = Database(url)
+def test_migrations_lead_from_nothing_to_the_tables(empty: str) -> None:
+    database = opened(empty)
     assert revision(database) is None
     upgrade(database)
     upgrade(database)
@@ -48,8 +44,8 @@ def test_a_record_has_the_columns_of_its_table() -> None:
     assert {field.name for field in fields(RequestRecord)} == set(request_records.columns.keys())
 
 
-def test_replicas_that_start_at_once_take_turns(setting: str) -> None:
-    command = [sys.executable, "-c", UPGRADE, setting]
+def test_replicas_that_start_at_once_take_turns(empty: str) -> None:
+    command = [sys.executable, "-c", UPGRADE, empty]
     replicas = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -66,9 +62,11 @@ def test_replicas_that_start_at_once_take_turns(setting: str) -> None:
         assert replica.returncode == 0, said
 
 
-def test_a_schema_of_a_newer_version_is_refused_by_name(connect: Callable[[], Database]) -> None:
-    database = connect()
+def test_a_schema_of_a_newer_version_is_refused_by_name(empty: str) -> None:
+    database = opened(empty)
+    upgrade(database)
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigError, match="9999"):
         upgrade(database)
+    database.close()

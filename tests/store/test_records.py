@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from prolepsis.store import records
 from prolepsis.store.database import Database
-from prolepsis.store.writer import prune
 from tests.store.fakes import record
 
 
@@ -31,9 +30,9 @@ def test_a_record_that_is_sent_again_is_there_once(database: Database) -> None:
 
 
 def test_records_are_deleted_by_age_in_short_transactions(database: Database) -> None:
-    old = [replace(record(), ended_at=100.0) for _ in range(records.PRUNED_AT_ONCE + 5)]
+    old = [replace(record(), ended_at=100.0) for _ in range(records.DELETED_AT_ONCE + 5)]
     with database.write() as connection:
         records.add(connection, [*old, replace(record(), ended_at=300.0)])
-    assert prune(database, before=200.0) == len(old)
+    assert records.prune(database, before=200.0) == len(old)
     with database.read() as connection:
         assert [left.ended_at for left in records.latest(connection, 10)] == [300.0]

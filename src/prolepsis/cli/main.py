@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
     "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
+    "audit": ("prolepsis.cli.audit:app", "Verify, show and export the audit log."),
+    "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models from the target's own text."),
     "models": ("prolepsis.cli.models:app", "Fetch, list and show models."),
 }

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import fields
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
+from prolepsis.store.database import Database
 from prolepsis.store.request_record import RequestRecord
 from prolepsis.store.tables import request_records
 
-PRUNED_AT_ONCE = 1000
+DELETED_AT_ONCE = 1000
 _COLUMNS = tuple(field.name for field in fields(RequestRecord))
 
 
@@ -33,12 +34,23 @@ def count(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(request_records)) or 0
 
 
-def prune(connection: Connection, before: float, limit: int = PRUNED_AT_ONCE) -> int:
-    """Delete up to `limit` records that ended before a Unix time; returns how many these were."""
-    old = select(request_records.c.record_id).where(request_records.c.ended_at < before).limit(limit)
-    return connection.execute(delete(request_records).where(request_records.c.record_id.in_(old))).rowcount
+def prune(database: Database, before: float) -> int:
+    """Delete the records that ended before a Unix time; returns how many these were. Raises `StoreUnavailable`."""
+    return _delete(database, request_records.c.ended_at < before)
 
 
-def forget(connection: Connection, tenant: str) -> int:
-    """Delete a tenant's records; returns how many these were."""
-    return connection.execute(delete(request_records).where(request_records.c.tenant == tenant)).rowcount
+def forget(database: Database, tenant: str) -> int:
+    """Delete a tenant's records; returns how many these were. Raises `StoreUnavailable`."""
+    return _delete(database, request_records.c.tenant == tenant)
+
+
+def _delete(database: Database, which: ColumnElement[bool]) -> int:
+    """Delete in transactions that are short, so that writers get in between."""
+    some = select(request_records.c.record_id).where(which).limit(DELETED_AT_ONCE)
+    total = 0
+    while True:
+        with database.write() as connection:
+            deleted = connection.execute(delete(request_records).where(request_records.c.record_id.in_(some))).rowcount
+        total += deleted
+        if deleted < DELETED_AT_ONCE:
+            return total

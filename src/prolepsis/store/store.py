@@ -25,7 +25,8 @@ class Store:
     def record_act(self, act: Act) -> AuditEntry:
         """Write an act to the audit log now: it is on disk before this returns, so before what it allows takes effect.
 
-        Waits for the database, so not for an event loop; raises `StoreUnavailable`.
+        Waits for the database, so not for an event loop; raises `StoreUnavailable`, and the same act may then be sent
+        again.
         """
         with self.database.write() as connection:
             [entry] = chain.append(connection, [act])
@@ -62,14 +63,15 @@ def open_store(setting: str, metrics: StoreMetrics, settings: WriterSettings | N
 
 
 def forget_tenant(database: Database, tenant: str, actor: str) -> Forgotten:
-    """Delete a tenant's request records and erase what audit entries tell about it, in one transaction.
+    """Delete a tenant's request records, then erase what audit entries tell about it.
 
-    The chain verifies as before. What a running server still has in its queue is written after that. Raises
-    `StoreUnavailable`, and `InvalidParameter` for the tenant without a name.
+    The chain verifies as before. What a running server still has in its queue is written after that, and what fails
+    half way is done again from the start. Raises `StoreUnavailable`, and `InvalidParameter` for the tenant without a
+    name.
     """
     if not tenant:
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
+    num_records = records.forget(database, tenant)
+    act = Act(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
     with database.write() as connection:
-        num_records = records.forget(connection, tenant)
-        act = Act(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
         return Forgotten(num_records, chain.erase(connection, tenant, act))

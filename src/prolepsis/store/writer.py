@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection
 
-from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.audit import chain
 from prolepsis.store.audit.entry import Act
@@ -167,9 +167,15 @@ class Writer:
         self._went_well()
 
     def _prepare(self) -> None:
-        if not self._schema_is_known:
+        if self._schema_is_known:
+            return
+        try:
             upgrade(self._database)
-            self._schema_is_known = True
+        except ProlepsisError:
+            raise
+        except Exception as error:  # whatever it is, it is no fault of what waits to be written
+            raise StoreUnavailable(f"store {self._database.name}: no schema ({type(error).__name__})") from error
+        self._schema_is_known = True
 
     def _refused(self, group: Sequence[Item], groups: deque[Sequence[Item]], error: Exception) -> None:
         if len(group) > 1:
@@ -212,26 +218,13 @@ class Writer:
         try:
             self._prepare()
             if settings.retention_s is not None:
-                prune(self._database, time.time() - settings.retention_s)
+                records.prune(self._database, time.time() - settings.retention_s)
         except ProlepsisError as error:
             self._failed(error)
             self._tend_at = now + settings.longest_retry_s
         else:
             self._went_well()
             self._tend_at = now + settings.tend_every_s
-
-
-def prune(database: Database, before: float) -> int:
-    """Delete all records that ended before a Unix time, in short transactions; returns how many these were.
-
-    Raises `StoreUnavailable`.
-    """
-    total = 0
-    while True:
-        with database.write() as connection:
-            total += (number := records.prune(connection, before))
-        if number < records.PRUNED_AT_ONCE:
-            return total
 
 
 def _write_items(connection: Connection, batch: Sequence[Item]) -> None:

@@ -16,23 +16,24 @@ _TOLD = ("actor", "tenant", "subject", "before", "after", "salt")
 
 
 def append(connection: Connection, acts: Sequence[Act], erases: Sequence[int] = ()) -> list[AuditEntry]:
-    """Redact acts and append them; those whose uid is in the chain already are left out.
+    """Redact acts, append them, and return the entry of each; one whose uid is in the chain already has its entry.
 
     Others who append wait until the transaction ends. Durable when it has; before that nothing is promised.
     """
     seq, digest = head(connection, hold=True)
-    uids = [act.uid for act in acts]
-    known = set(connection.scalars(select(audit_entries.c.uid).where(audit_entries.c.uid.in_(uids))))
-    entries = []
+    of_acts = audit_entries.c.uid.in_([act.uid for act in acts])
+    found = {row["uid"]: _read(row) for row in connection.execute(select(audit_entries).where(of_acts)).mappings()}
+    added = []
     for act in acts:
-        if act.uid not in known:
+        if act.uid not in found:
             seq += 1
-            entries.append(_entry(act, seq, digest, tuple(erases)))
-            digest = entries[-1].digest
-    if entries:
-        connection.execute(insert(audit_entries), [_row(entry) for entry in entries])
+            found[act.uid] = _entry(act, seq, digest, tuple(erases))
+            added.append(found[act.uid])
+            digest = found[act.uid].digest
+    if added:
+        connection.execute(insert(audit_entries), [_row(entry) for entry in added])
         connection.execute(update(audit_head).values(seq=seq, digest=digest))
-    return entries
+    return [found[act.uid] for act in acts]
 
 
 def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
@@ -45,22 +46,27 @@ def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
     return (0, START_OF_CHAIN) if row is None else (row.seq, row.digest)
 
 
-def entries(
-    connection: Connection, after: int = 0, *, action: str | None = None, tenant: str | None = None
-) -> Iterator[AuditEntry]:
+def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, from the one after number `after` on."""
-    columns = audit_entries.c
-    query = select(audit_entries).order_by(columns.seq).limit(_PAGE)
-    if action is not None:
-        query = query.where(columns.action == action)
-    if tenant is not None:
-        query = query.where(columns.tenant == tenant)
+    query = select(audit_entries).order_by(audit_entries.c.seq).limit(_PAGE)
     while True:
-        page = [_read(row) for row in connection.execute(query.where(columns.seq > after)).mappings()]
+        page = [_read(row) for row in connection.execute(query.where(audit_entries.c.seq > after)).mappings()]
         yield from page
         if len(page) < _PAGE:
             return
         after = page[-1].seq
+
+
+def newest(
+    connection: Connection, limit: int, *, action: str | None = None, tenant: str | None = None
+) -> list[AuditEntry]:
+    """Return the last entries, of one action or about one tenant where that is given, in their order."""
+    query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(limit)
+    if action is not None:
+        query = query.where(audit_entries.c.action == action)
+    if tenant is not None:
+        query = query.where(audit_entries.c.tenant == tenant)
+    return [_read(row) for row in reversed(connection.execute(query).mappings().all())]
 
 
 def erase(connection: Connection, tenant: str, act: Act) -> AuditEntry:

@@ -1,0 +1,120 @@
+"""`prolepsis audit` and `prolepsis store`, on the store that a server would use."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+from typer.testing import CliRunner, Result
+
+from prolepsis.cli.main import app
+from prolepsis.store import records
+from prolepsis.store.audit import chain
+from prolepsis.store.audit.entry import Act
+from prolepsis.store.database import Database
+from prolepsis.store.tables import audit_entries
+from prolepsis.store.url import store_url
+from tests.store.fakes import record
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def database() -> Database:
+    """The default store, with three entries and two records."""
+    assert run("store", "upgrade").exit_code == 0
+    url = store_url("auto")
+    assert url is not None
+    database = Database(url)
+    with database.write() as connection:
+        records.add(connection, [record("acme"), record("other")])
+        for tenant in ("acme", "", "acme"):
+            chain.append(connection, [Act(actor="ann", action="plan.applied", subject="plan", tenant=tenant)])
+    return database
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def plain(*arguments: str) -> dict[str, object]:
+    done = run(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_without_a_store_commands_say_so_and_make_none(home: Path) -> None:
+    for arguments in (["audit", "verify"], ["audit", "show"], ["audit", "export"], ["store", "prune", "--days", "1"]):
+        done = run(*arguments)
+        assert done.exit_code == 2
+        assert "there is no store at" in done.stderr
+    assert plain("store", "status")["schema"] is None
+    assert run("audit", "verify", "--store", "none").exit_code == 2
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.usefixtures("database")
+def test_the_store_says_what_it_holds_and_grows_up(home: Path) -> None:
+    status = plain("store", "status")
+    assert (status["request_records"], status["audit_entries"], status["plan_version"]) == (2, 3, 0)
+    assert status["store"] == f"sqlite:///{home / 'data' / 'store.sqlite'}"
+    assert plain("store", "upgrade")["schema_before"] == status["newest_schema"]
+
+
+def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -> None:
+    head = str(plain("audit", "verify")["head"])
+    assert head.startswith("3:")
+    assert plain("audit", "verify", "--anchor", head)["faults"] == []
+    assert run("audit", "verify", "--anchor", "soon").exit_code == 2
+    with database.write() as connection:
+        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
+    done = run("audit", "verify")
+    assert done.exit_code == 1
+    assert "entry 2 tells something else" in done.stderr
+
+
+@pytest.mark.usefixtures("database")
+def test_an_export_is_verified_without_the_store(home: Path) -> None:
+    head = str(plain("audit", "verify")["head"])
+    assert run("audit", "export", "-o", "audit.jsonl").exit_code == 0
+    whole = (home / "audit.jsonl").read_text()
+    assert run("audit", "export").stdout == whole
+    assert plain("audit", "verify", "--file", "audit.jsonl")["head"] == head
+    (home / "audit.jsonl").write_text(whole.replace("ann", "eve", 1))
+    assert run("audit", "verify", "--file", "audit.jsonl").exit_code == 1
+    (home / "audit.jsonl").write_text("{}\n")
+    done = run("audit", "verify", "--file", "audit.jsonl")
+    assert (done.exit_code, "line 1" in done.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("database")
+def test_the_newest_entries_are_shown() -> None:
+    shown = json.loads(run("audit", "show", "--last", "2", "--json").stdout)
+    assert [entry["seq"] for entry in shown] == [2, 3]
+    assert [e["seq"] for e in json.loads(run("audit", "show", "--tenant", "acme", "--json").stdout)] == [1, 3]
+    assert "plan.applied" in run("audit", "show").stdout
+
+
+@pytest.mark.usefixtures("database")
+def test_a_tenant_is_forgotten() -> None:
+    forgotten = plain("store", "forget-tenant", "acme")
+    assert forgotten == {"request_records_deleted": 1, "audit_entries_erased": 2, "by_audit_entry": 4}
+    verified = plain("audit", "verify")
+    assert (verified["erased"], verified["faults"]) == (2, [])
+    assert "acme" not in run("audit", "export").stdout
+    assert run("store", "forget-tenant", "").exit_code == 2
+
+
+@pytest.mark.usefixtures("database")
+def test_pruning_deletes_records_and_is_on_record() -> None:
+    assert plain("store", "prune", "--days", "1")["request_records_deleted"] == 0
+    assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 2
+    [_, last] = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)
+    assert last["told"]["after"] == {"days": 0.0, "request_records": 2}

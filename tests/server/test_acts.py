@@ -1,0 +1,72 @@
+"""A server's own acts are in the audit log of its store."""
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.server.acts import Acts, opened_store
+from prolepsis.server.policies import Policies, open_policy
+from prolepsis.store.audit import chain
+from prolepsis.store.audit.entry import AuditEntry
+from prolepsis.store.audit.verify import verify
+from prolepsis.store.store import Store
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.fakes import INFO
+from tests.server.test_run import process
+from tests.store.databases import opened
+
+
+def entries_of(setting: str) -> list[AuditEntry]:
+    with closing(opened(setting)) as database, database.read() as connection:
+        entries = list(chain.entries(connection))
+    assert verify(entries).faults == ()
+    return entries
+
+
+def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
+    file, setting, now = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}", 0.0
+    file.write_text("version: 1\ndefault: {mode: off}\n")
+    with opened_store(ServerConfig(store=setting), Metrics()) as store:
+        policies = Policies(open_policy(file), INFO.proposers, clock=lambda: now, acts=Acts(store))
+        file.write_text("version: 2\ndefault: {mode: on}\n")
+        now = 5.0
+        policies._look()
+    loaded, reloaded = entries_of(setting)
+    assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
+    assert reloaded.versions["policy"].startswith("2@")
+    assert loaded.told is not None
+    assert reloaded.told is not None
+    assert loaded.told.before is None
+    assert reloaded.told.before == loaded.told.after
+    assert isinstance(reloaded.told.after, dict)
+    assert reloaded.told.after["default"]["mode"] == "on"
+    assert (reloaded.told.actor, reloaded.told.subject) == ("server", str(file))
+
+
+def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
+    with process("None", 0.0, 1.0) as (running, _):
+        os.kill(running.pid, signal.SIGTERM)
+        assert running.wait(20) == 0
+    started, stopped = entries_of(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    assert (started.action, stopped.action) == ("server.started", "server.stopped")
+    assert started.versions["model"] == INFO.model
+    assert started.told is not None
+    assert isinstance(started.told.after, dict)
+    assert started.told.after["server"]["store"] == "auto"
+
+
+def test_none_is_no_store_and_nonsense_is_an_error() -> None:
+    def held(setting: str) -> Store | None:
+        with opened_store(ServerConfig(store=setting), Metrics()) as store:
+            return store
+
+    assert held("none") is None
+    Acts(None).stopped()
+    with pytest.raises(ConfigError, match="sqlite:///FILE"):
+        held("mysql://somewhere/else")

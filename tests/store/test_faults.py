@@ -1,0 +1,200 @@
+"""The database is taken away, filled up, and its writer killed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event, text
+
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.store import records
+from prolepsis.store.audit import chain
+from prolepsis.store.audit.entry import Act
+from prolepsis.store.audit.verify import Anchor, verify
+from prolepsis.store.database import Database
+from prolepsis.store.migrate import upgrade
+from prolepsis.store.store import Store, open_store
+from prolepsis.telemetry.metrics import Metrics
+from tests.store.databases import ask_server, opened, postgresql_setting, sqlite_setting
+from tests.store.fakes import record
+from tests.store.test_writer import QUICK, num_stored, wait_until
+
+KILLED = """
+import sys
+from prolepsis.store.audit.entry import Act
+from prolepsis.store.store import open_store
+from prolepsis.store.writer import WriterSettings
+from prolepsis.telemetry.metrics import Metrics
+from tests.store.fakes import record
+
+store = open_store(sys.argv[1], Metrics().store, WriterSettings(linger_s=0.0))
+while True:
+    for _ in range(7):
+        store.writer.offer(record())
+    entry = store.record_act(Act(actor="ann", action="plan.applied"))
+    print(entry.seq, store.writer.health().written.get("request", 0), flush=True)
+"""
+
+
+def started(setting: str) -> Store:
+    store = open_store(setting, Metrics().store, QUICK)
+    assert store is not None
+    return store
+
+
+def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_back: Callable[[], object]) -> None:
+    """Write, lose the database, go on, and find all of it written once it is back."""
+    store.writer.offer(record())
+    assert store.writer.flush(20.0)
+    take_away()
+    for _ in range(3):
+        assert store.writer.offer(record())
+    wait_until(lambda: not store.writer.health().ok)
+    with pytest.raises(StoreUnavailable):
+        store.record_act(Act(actor="ann", action="kill.on"))
+    give_back()
+    assert store.writer.flush(30.0)
+    assert store.writer.health().ok
+    store.record_act(Act(actor="ann", action="kill.on"))
+    assert num_stored(store.database) == (4, 1)
+    assert store.writer.health().dropped == {}
+    store.close()
+
+
+def test_a_server_that_closes_its_connections_and_takes_no_new_ones() -> None:
+    with postgresql_setting() as setting:
+        name = setting.rpartition("/")[2]
+        close = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        loses_and_comes_back(
+            started(setting),
+            lambda: ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", close),
+            lambda: ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"),
+        )
+
+
+def test_a_connection_that_the_server_closed_is_replaced() -> None:
+    with postgresql_setting() as setting:
+        store = started(setting)
+        ask_server(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{setting.rpartition('/')[2]}'"
+        )
+        assert store.record_act(Act(actor="ann", action="kill.on")).seq == 1
+        store.close()
+
+
+def test_a_file_that_is_moved_away(tmp_path: Path) -> None:
+    store = started(sqlite_setting(tmp_path))
+    file, aside = tmp_path / "store.sqlite", tmp_path / "aside"
+
+    def take_away() -> None:
+        file.rename(aside)
+        file.mkdir()  # so that no new one can be made in its place
+
+    def give_back() -> None:
+        file.rmdir()
+        aside.rename(file)
+
+    loses_and_comes_back(store, take_away, give_back)
+
+
+def test_a_file_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+    store = started(sqlite_setting(tmp_path))
+    (tmp_path / "store.sqlite").unlink()
+    store.writer.offer(record())
+    assert store.writer.flush(20.0)
+    assert num_stored(store.database) == (1, 0)
+    store.close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write what nobody may write")
+def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite"
+    loses_and_comes_back(started(sqlite_setting(tmp_path)), lambda: file.chmod(0o400), lambda: file.chmod(0o600))
+
+
+def test_a_folder_that_cannot_be_made_does_not_hold_up_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = started(f"sqlite:///{tmp_path / 'file' / 'store.sqlite'}")
+    wait_until(lambda: not store.writer.health().ok)
+    (tmp_path / "file").unlink()
+    store.writer.offer(record())
+    assert store.writer.flush(20.0)
+    assert num_stored(store.database) == (1, 0)
+    store.close()
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    database = opened(sqlite_setting(tmp_path))
+    upgrade(database)
+    full = False
+
+    def limit(connection: object, _: object) -> None:
+        if full:
+            connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
+
+    event.listen(database._engine, "connect", limit)
+    with database.write() as connection:
+        chain.append(connection, [Act(actor="ann", action="a")])
+    full = True
+    large = Act(actor="ann", action="b", after="x" * 200_000)
+    with pytest.raises(StoreUnavailable, match="full"), database.write() as connection:
+        chain.append(connection, [large])
+    full = False
+    with database.write() as connection:
+        chain.append(connection, [large])
+    with database.read() as connection:
+        assert verify(chain.entries(connection), head=Anchor(*chain.head(connection))).num_entries == 2
+
+
+def test_a_full_disk_behind_the_writer(tmp_path: Path) -> None:
+    store = started(sqlite_setting(tmp_path))
+    limits = {"pages": 1}
+
+    def limit(connection: object, _: object) -> None:
+        if limits:
+            connection.execute(f"PRAGMA max_page_count={limits['pages']}")  # type: ignore[attr-defined]
+
+    event.listen(store.database._engine, "connect", limit)
+    for _ in range(200):
+        store.writer.offer(record())
+    wait_until(lambda: "full" in store.writer.health().detail)
+    limits.clear()
+    assert store.writer.flush(20.0)
+    assert store.writer.health().dropped == {}
+    assert num_stored(store.database) == (200, 0)
+    store.close()
+
+
+def test_a_writer_that_is_killed_loses_nothing_it_called_written(setting: str) -> None:
+    command = [sys.executable, "-c", KILLED, setting]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        heard = [process.stdout.readline() for _ in range(12)]
+        process.send_signal(signal.SIGKILL)
+        rest, _ = process.communicate(timeout=30)
+    heard += [line for line in rest.splitlines(keepends=True) if line.endswith("\n")]
+    seq, num_records = map(int, heard[-1].split())
+    database = opened(setting)
+    with closing(database), database.read() as connection:
+        verified = verify(chain.entries(connection), head=Anchor(*chain.head(connection)))
+        assert verified.num_entries >= seq
+        assert verified.faults == ()
+        assert records.count(connection) >= num_records > 0
+
+
+def test_a_transaction_that_is_not_ended_leaves_nothing(database: Database) -> None:
+    def fails() -> None:
+        with database.write() as connection:
+            chain.append(connection, [Act(actor="ann", action="a")])
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    with database.read() as connection:
+        assert chain.head(connection)[0] == 0
+        assert connection.execute(text("SELECT count(*) FROM audit_entries")).scalar() == 0

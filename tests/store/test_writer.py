@@ -1,0 +1,137 @@
+"""The writer: nothing waits for it, what it cannot write is kept or counted, and it comes back by itself."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.store import records
+from prolepsis.store.audit import chain
+from prolepsis.store.audit.entry import Act
+from prolepsis.store.database import Database
+from prolepsis.store.url import store_url
+from prolepsis.store.writer import Writer, WriterSettings
+from prolepsis.telemetry.metrics import Metrics
+from tests.store.fakes import record
+
+QUICK = WriterSettings(linger_s=0.01, first_retry_s=0.01, longest_retry_s=0.02)
+
+
+@pytest.fixture
+def start(connect: Callable[[], Database]) -> Iterator[Callable[..., Writer]]:
+    writers: list[Writer] = []
+
+    def make(settings: WriterSettings = QUICK, metrics: Metrics | None = None) -> Writer:
+        writers.append(Writer(connect(), (metrics or Metrics()).store, settings))
+        return writers[-1]
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
+def num_stored(database: Database) -> tuple[int, int]:
+    with database.read() as connection:
+        return records.count(connection), chain.head(connection)[0]
+
+
+def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], database: Database) -> None:
+    metrics = Metrics()
+    writer = start(replace(QUICK, linger_s=60.0), metrics)
+    for _ in range(5):
+        assert writer.offer(record())
+    assert writer.offer(Act(actor="ann", action="policy.reloaded"))
+    assert writer.flush(20.0)
+    assert num_stored(database) == (5, 1)
+    health = writer.health()
+    assert (health.ok, health.num_queued, health.dropped) == (True, 0, {})
+    assert health.written == {"request": 5, "audit": 1}
+    assert 'prolepsis_store_written_total{kind="request"} 5.0' in metrics.exposition().decode()
+
+
+def test_two_writers_share_a_database(start: Callable[..., Writer], database: Database) -> None:
+    writers = [start(), start()]
+    for i in range(40):
+        writers[i % 2].offer(record())
+        writers[i % 2].offer(Act(actor=str(i), action="a"))
+    assert all(writer.flush(20.0) for writer in writers)
+    assert num_stored(database) == (40, 40)
+
+
+def test_an_item_that_the_database_refuses_does_not_stop_the_others(
+    start: Callable[..., Writer], database: Database
+) -> None:
+    writer = start(replace(QUICK, linger_s=60.0))
+    for one in (record(), replace(record(), num_steps=2**70), record()):
+        writer.offer(one)
+    assert writer.flush(20.0)
+    health = writer.health()
+    assert (health.ok, health.written, health.dropped) == (True, {"request": 2}, {"request": 1})
+    assert num_stored(database) == (2, 0)
+
+
+def test_old_records_are_deleted_while_serving(start: Callable[..., Writer], database: Database) -> None:
+    with database.write() as connection:
+        records.add(connection, [replace(record(), ended_at=time.time() - 100.0), record()])
+    start(replace(QUICK, retention_s=50.0, tend_every_s=0.01))
+    wait_until(lambda: num_stored(database)[0] == 1)
+
+
+class Gone(Database):
+    """A database that is away until it is told to be back."""
+
+    away = True
+
+    def write(self):  # type: ignore[no-untyped-def]
+        if self.away:
+            raise StoreUnavailable("store test: gone")
+        return super().write()
+
+
+def test_while_the_database_is_away_offers_go_on_and_what_is_lost_is_counted(empty: str) -> None:
+    url = store_url(empty)
+    assert url is not None
+    database, metrics = Gone(url), Metrics()
+    writer = Writer(database, metrics.store, replace(QUICK, max_queued=10, max_batch=4))
+    writer.offer(record())
+    wait_until(lambda: not writer.health().ok)
+    started = time.perf_counter()
+    taken = [writer.offer(record()) for _ in range(30)]
+    assert time.perf_counter() - started < 1.0
+    health = writer.health()
+    assert health.detail == "store test: gone"
+    assert health.dropped == {"request": taken.count(False)}
+    assert health.num_queued == 1 + taken.count(True)
+    assert 10 <= health.num_queued <= 14  # a full queue, and a batch in hand
+    assert b"prolepsis_store_up 0.0" in metrics.exposition()
+
+    database.away = False
+    assert writer.flush(20.0)
+    after = writer.health()
+    assert (after.ok, after.dropped) == (True, health.dropped)
+    assert num_stored(database) == (after.written["request"], 0) == (1 + taken.count(True), 0)
+    writer.close()
+    database.close()
+
+
+def test_closing_drops_what_cannot_be_written_and_counts_it(empty: str) -> None:
+    url = store_url(empty)
+    assert url is not None
+    database = Gone(url)
+    writer = Writer(database, Metrics().store, replace(QUICK, max_batch=2, first_retry_s=30.0, longest_retry_s=30.0))
+    for _ in range(5):
+        writer.offer(record())
+    writer.close(0.2)
+    assert not writer.offer(record())
+    assert writer.health().dropped == {"request": 6}
+    assert writer.health().num_queued == 0
+    database.close()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.01)
