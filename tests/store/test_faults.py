@@ -1,6 +1,5 @@
 """The database is taken away, filled up, and its writer killed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -111,10 +110,16 @@ def test_a_file_that_is_gone_is_made_anew(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write what nobody may write")
 def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
-    file = tmp_path / "store.sqlite"
-    loses_and_comes_back(started(sqlite_setting(tmp_path)), lambda: file.chmod(0o400), lambda: file.chmod(0o600))
+    store = started(sqlite_setting(tmp_path))
+    read_only: list[str] = []
+
+    def protect(connection: object, _: object) -> None:
+        for statement in read_only:
+            connection.execute(statement)  # type: ignore[attr-defined]
+
+    event.listen(store.database._engine, "connect", protect)
+    loses_and_comes_back(store, lambda: read_only.append("PRAGMA query_only=ON"), read_only.clear)
 
 
 def test_a_folder_that_cannot_be_made_does_not_hold_up_the_start(tmp_path: Path) -> None:

@@ -130,6 +130,19 @@ def test_closing_drops_what_cannot_be_written_and_counts_it(empty: str) -> None:
     database.close()
 
 
+def test_closing_tries_once_more_before_it_drops(empty: str) -> None:
+    url = store_url(empty)
+    assert url is not None
+    database = Gone(url)
+    writer = Writer(database, Metrics().store, replace(QUICK, first_retry_s=60.0, longest_retry_s=60.0))
+    writer.offer(record())
+    wait_until(lambda: not writer.health().ok)
+    database.away = False
+    writer.close(20.0)
+    assert (writer.health().written, writer.health().dropped) == ({"request": 1}, {})
+    database.close()
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 20.0
     while not holds():

@@ -1,5 +1,6 @@
 """`prolepsis store`: the database of request records, plans, rollouts and the audit log."""
 
+import os
 import time
 from getpass import getuser
 from typing import Annotated
@@ -77,7 +78,11 @@ def forget(
 
 
 def _actor() -> str:
-    return f"command line, {getuser()}"
+    try:
+        name = getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        name = f"user {os.getuid()}"
+    return f"command line, {name}"
 
 
 def _show(facts: dict[str, object], *, as_json: bool) -> None:

@@ -82,7 +82,7 @@ class ServerConfig(BaseModel):
     rollouts_folder: Path | None = Field(
         default=None, description="where rollouts of the policy are kept; default: in the user's data directory"
     )
-    store: Annotated[str, PlainSerializer(without_password)] = Field(
+    store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
         description="where request records and the audit log are kept: auto (SQLite in the user's data directory), "
         "none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",

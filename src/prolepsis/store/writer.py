@@ -152,8 +152,12 @@ class Writer:
             groups.popleft()
 
     def _gives_up_within(self, wait_s: float) -> bool:
+        """Wait before the next attempt; closing makes that early, and the ones after it quick."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._giving_up, wait_s)
+            closing = self._closing
+            longest_s = min(wait_s, self._settings.first_retry_s) if closing else wait_s
+            self._changed.wait_for(lambda: self._giving_up or self._closing != closing, longest_s)
+            return self._giving_up
 
     def _put(self, batch: Sequence[Item]) -> None:
         self._prepare()
