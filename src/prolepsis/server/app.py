@@ -54,10 +54,9 @@ def build(
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate, without `store` no requests are recorded; closing it is
-    its owner's. Its `state.gate` is what a server drains, in
-    `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where the address asks for keys and
-    there are none.
+    Without `policies` callers decide alone how they speculate; without `store` no requests are recorded, and who opened
+    one closes it. The application's `state.gate` is what a server drains, in `state.door_metrics` it counts the
+    connections it refuses. Raises `ConfigError` where the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
