@@ -236,6 +236,13 @@ class Live(Reply):
     detail: str
 
 
+class StoreState(Reply):
+    ok: bool
+    num_queued: int
+    written: dict[str, int]
+    dropped: dict[str, int]
+
+
 class Ready(Reply):
     ready: bool
     detail: str
@@ -248,6 +255,7 @@ class Ready(Reply):
     num_running: int
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
+    store: StoreState | None
 
 
 class Deep(Reply):
