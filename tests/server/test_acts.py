@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.acts import Acts, opened_store
 from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.rollouts import Rollouts
 from prolepsis.store.audit import chain
 from prolepsis.store.audit.entry import AuditEntry
 from prolepsis.store.audit.verify import verify
@@ -32,7 +34,8 @@ def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path
     file, setting, now = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}", 0.0
     file.write_text("version: 1\ndefault: {mode: off}\n")
     with opened_store(ServerConfig(store=setting), Metrics()) as store:
-        policies = Policies(open_policy(file), INFO.proposers, clock=lambda: now, acts=Acts(store))
+        rollouts = Rollouts(MemoryJournal(), lambda _: None, Metrics().rollouts, model="tiny")
+        policies = Policies(open_policy(file), INFO.proposers, rollouts, lambda: now, acts=Acts(store))
         file.write_text("version: 2\ndefault: {mode: on}\n")
         now = 5.0
         policies._look()

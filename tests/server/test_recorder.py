@@ -7,9 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.server.app import build
+from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.rollouts import Rollouts
 from prolepsis.store import records
 from prolepsis.store.audit import chain
 from prolepsis.store.audit.entry import Act
@@ -17,6 +20,7 @@ from prolepsis.store.request_record import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server.test_observation import POLICY
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
 
@@ -143,3 +147,20 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
     with store.database.read() as connection:
         assert chain.head(connection)[0] == 1
     assert b"nobody keeps" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
+
+
+async def test_slice_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    engine, metrics = FakeEngine(), Metrics()
+    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, metrics.rollouts, model="tiny")
+    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, store=store)
+    [view] = await rollouts.views()
+    await rollouts.command(view.state.rollout_id, "start", "")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    [record] = recorded(store)
+    assert record.slice is not None
+    assert record.slice.startswith(f"{view.state.rollout_id}#")
+    assert record.arm in ("canary", "rest", "control")
+    assert record.policy_rule is not None

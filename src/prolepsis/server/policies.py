@@ -11,7 +11,7 @@ import structlog
 
 from prolepsis.control.check import Known, check
 from prolepsis.control.facts import RequestFacts
-from prolepsis.control.policy import DEFAULT_RULE
+from prolepsis.control.policy import DEFAULT_RULE, Policy
 from prolepsis.control.policy_file import PolicyFile
 from prolepsis.control.rollouts.live import Pin
 from prolepsis.control.terms import Terms
@@ -51,6 +51,7 @@ class Policies:
         rollouts: Rollouts,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
         acts: Acts | None = None,
     ) -> None:
         """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log."""

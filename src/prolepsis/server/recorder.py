@@ -70,6 +70,8 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         model=admitted.model,
         policy_rule=ruling.rule if ruling else None,
         policy_version=ruling.policy_version if ruling else None,
+        slice=ruling.pin.slice if ruling and ruling.pin else None,
+        arm=ruling.pin.place if ruling and ruling.pin else None,
     )
 
 
