@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A proposer that drafts no more for the samples of one slice, those in flight included."""
+
+    proposer: str
+    slice: str
+    probes: int = 0
+    """Drafts it may still be asked for, to see how it fares now."""
+    probe_round: int = 0
+    """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpecPlan:
     """Which proposers may draft and how far; `num_speculative_tokens` 0 is plain decoding everywhere."""
 
@@ -13,6 +25,7 @@ class SpecPlan:
     """None: every proposer the engine has."""
     fixed_depth: int | None = None
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
+    left_out: tuple[LeftOut, ...] = ()
     reason: str = "default"
 
 

@@ -1,12 +1,13 @@
 """The seam between whoever asks for tokens and the engine room."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class EngineClient(Protocol):
         """
 
     def health(self) -> EngineHealth: ...
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        """Return how each proposer has fared with each slice since the engine started, or since it was put in."""
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
@@ -35,6 +36,7 @@ class FakeEngineClient:
         self.plans: list[SpecPlan] = []
         self.swaps: list[str] = []
         self.closed = False
+        self.counts: Sequence[SliceCounts] = ()
         self.reported = EngineHealth(alive=True, ready=True, detail="")
         self._script = script
         self._aborts: dict[str, asyncio.Event] = {}
@@ -76,6 +78,9 @@ class FakeEngineClient:
 
     def health(self) -> EngineHealth:
         return self.reported
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        return self.counts
 
     async def close(self) -> None:
         self.closed = True

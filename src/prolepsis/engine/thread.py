@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from prolepsis.core.errors import EngineDead, InvalidParameter
@@ -10,6 +10,7 @@ from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.step import Engine
@@ -91,6 +92,10 @@ class ThreadEngineClient:
         if self._closing.is_set():
             return EngineHealth(alive=False, ready=False, detail="closed")
         return self.engine.health()
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        """Return how each proposer has fared with each slice."""
+        return self.engine.speculation.proposers.ledger.counts()
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -1,11 +1,12 @@
 """One request that was let in: what to ask of which client, and what came of it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.server.door.response_cache import Answer, replayed
 
@@ -65,6 +66,9 @@ class Watched:
 
     def health(self) -> EngineHealth:
         return self._client.health()
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        return self._client.proposer_counts()
 
     async def close(self) -> None:
         await self._client.close()
