@@ -15,7 +15,7 @@ from prolepsis.core.errors import ConfigError
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
-NOT_FIELDS = ("PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_PEER_")
+NOT_FIELDS = ("PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_DATA", "PROLEPSIS_PEER_")
 """Beginnings of the environment variables of this prefix that name no field."""
 
 Section = TypeVar("Section", bound=BaseModel)

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from prolepsis import __version__
 from prolepsis.server import replies
+from prolepsis.server.admin import BreakerBody, KillBody
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
@@ -65,6 +66,10 @@ _ROUTES = (
     _Route("get", "/health/deep", "The engine generates a token", replies.Deep, failing=replies.Deep),
     _Route("get", "/version", "Version of the server", replies.Version),
     _Route("get", "/metrics", "Metrics for Prometheus", None),
+    _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
+    _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
+    _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
+    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
 )
 
 

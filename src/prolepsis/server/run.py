@@ -24,6 +24,7 @@ from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
+from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import configure_logs
@@ -51,7 +52,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    the policy cannot be used (before anything is loaded), and what `start_engine` raises.
+    policy or flags cannot be used (before anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -61,13 +62,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     with bind(config) as listener:
         keys = _keys(config)
         policy = open_policy(config.policy) if config.policy else None
+        flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
         policies = Policies(policy, engine.client.info.proposers) if policy else None
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags)
         server = StoppingServer(app, engine.client, config)
         announce(config, keys)
         with _signals_end_quietly():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from prolepsis.control.flags.decision import FlagDecision
 from prolepsis.control.in_effect import InEffect, Wish, conflict, in_effect
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpeculationChoice
@@ -26,19 +27,23 @@ class AskedSpeculation:
     wish: Wish
     ruling: Ruling | None = None
     """The policy's; None where there is no policy."""
+    flag: FlagDecision | None = None
+    """The flag's; None where no flags are asked."""
 
     @property
     def known_at_start(self) -> str:
         """What a stream's header can say of the mode before the first step."""
         if not self.choice.enabled:
-            reason = "policy_off" if self.choice.off_by_policy else "requested_off"
+            by_policy = "policy_off" if self.choice.off_by_policy else "requested_off"
+            reason = "flag_off" if self.choice.off_by_flag else by_policy
             return f"mode=off;reason={reason}{self.ruled_by}"
         return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided{self.ruled_by}"
 
     @property
     def ruled_by(self) -> str:
-        """What headers add of the policy."""
-        return f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
+        """What headers add of policy and flag."""
+        ruled = f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
+        return f"{ruled};flag={self.flag.shown}" if self.flag else ruled
 
 
 def asked_speculation(
@@ -69,6 +74,13 @@ def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) ->
         raise RequestRefused(against.message, code="policy_conflict", param=against.param, status=403)
     effect = in_effect(ruling.rule, ruling.terms, asked.wish, targeting_key)
     return replace(asked, choice=_ruled(effect), emit_tokens=effect.emit == "token", ruling=ruling)
+
+
+def under_flag(asked: AskedSpeculation, flag: FlagDecision) -> AskedSpeculation:
+    """Return what takes effect once the flag has had its say: it turns off what caller and policy left on."""
+    if flag.value or not asked.choice.enabled:
+        return replace(asked, flag=flag)
+    return replace(asked, choice=replace(asked.choice, enabled=False, off_by_flag=True), flag=flag)
 
 
 def _ruled(effect: InEffect) -> SpeculationChoice:

@@ -14,6 +14,7 @@ Roles = frozenset[Role] | None
 _ANY_ROLE: Roles = frozenset(ROLES)
 _CLIENT: Roles = frozenset({"client"})
 _WATCHES: Roles = frozenset({"viewer", "operator"})
+_OPERATES: Roles = frozenset({"operator"})
 
 ROUTES: dict[str, Roles] = {
     "GET /health/live": None,
@@ -31,6 +32,10 @@ ROUTES: dict[str, Roles] = {
     "POST /v1/embeddings": _CLIENT,
     "POST /tokenize": _CLIENT,
     "POST /detokenize": _CLIENT,
+    "GET /admin/kill": _WATCHES,
+    "PUT /admin/kill": _OPERATES,
+    "GET /admin/breakers": _WATCHES,
+    "PUT /admin/breakers": _OPERATES,
 }
 """Method and path -> roles; `admin` has every role."""
 
