@@ -25,8 +25,8 @@ class SpecPlan:
     """None: every proposer the engine has."""
     fixed_depth: int | None = None
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
-    left_out: tuple[LeftOut, ...] = ()
     reason: str = "default"
+    left_out: tuple[LeftOut, ...] = ()
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")
