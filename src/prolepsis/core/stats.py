@@ -27,7 +27,7 @@ EffectiveReason = Literal[
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "flag_off",  # a feature flag turned it off
-    "killed",  # the kill switch stopped it; with mode on, after drafts had been verified
+    "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
     "plan_off",  # the plan's ceiling is 0
     "no_decode",  # the request ended before a step that could have drafted
     "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged

@@ -89,7 +89,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if request.stats.num_drafts:
         return _STOPPED_OR_CUT.get(plan.reason, "speculating")
     if request.stats.shadow:
-        return "compared"
+        return "killed" if plan.reason == "killed" else "compared"
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return "flag_off" if choice.off_by_flag else "policy_off" if choice.off_by_policy else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:

@@ -82,9 +82,12 @@ class Speculation:
 
     def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> list[tuple[str, ...] | None]:
         """Return who may draft for each row: as its request says, less those that the plan leaves out of its slice."""
-        asked = ((row.sample.slice, row.sample.request.source.speculation.proposers) for row in rows)
+        asked = [row.sample.request.source.speculation.proposers for row in rows]
+        if not plan.left_out:
+            return asked
         names = plan.proposers or self.proposers.names
-        return [self._leaving_out.allowed(of, proposers, plan, names) for of, proposers in asked]
+        slices = (row.sample.slice for row in rows)
+        return [self._leaving_out.allowed(*each, plan, names) for each in zip(slices, asked, strict=True)]
 
     def _plain(self, allowed: Sequence[tuple[str, ...] | None]) -> list[PlainReason | None]:
         """Return why rows got no draft, those included for which nobody is left that may draft."""

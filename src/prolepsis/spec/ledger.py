@@ -4,6 +4,7 @@ Acceptance is counted on every draft that is judged (`spec.scoring`), verified o
 what the window cuts, does not select the trials. Time and rows are counted in tokens, at the prices of their own step.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -62,12 +63,10 @@ class Ledger:
         """Count one call for samples of `slices`; its time is theirs in equal parts."""
         late = seconds > self._late_s
         spent = 1000.0 * seconds * prices.ms / len(slices) if prices else 0.0
-        for slice_name in slices:
+        for slice_name, number in Counter(slices).items():
             if (tally := self._of(proposer, slice_name)) is not None:
-                tally.num_asked += 1
-                tally.spent += spent
-        for slice_name in set(slices):
-            if (tally := self._of(proposer, slice_name)) is not None:
+                tally.num_asked += number
+                tally.spent += spent * number
                 tally.num_late += late
                 tally.late_in_row = tally.late_in_row + 1 if late else 0
 
@@ -79,12 +78,13 @@ class Ledger:
 
     def verify(self, draft: Draft, path: Sequence[int], slice_name: str, prices: Prices | None) -> None:
         """Count a verified draft whose nodes `path` were emitted, each node with the proposer it is of."""
-        sources = draft.sources or (draft.proposer,) * len(draft.tokens)
-        for proposer in dict.fromkeys(sources):
+        sources = draft.sources
+        rows = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
+        for proposer, num_rows in rows.items():
             if (tally := self._of(proposer, slice_name)) is not None:
-                gained = sum(sources[node] == proposer for node in path)
+                gained = sum(sources[node] == proposer for node in path) if sources else len(path)
                 tally.num_rounds += 1
-                tally.spent += sources.count(proposer) * prices.row if prices else 0.0
+                tally.spent += num_rows * prices.row if prices else 0.0
                 tally.gained += gained
                 tally.gained_squared += gained * gained
 
