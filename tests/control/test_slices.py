@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from prolepsis.control.facts import RequestFacts
-from prolepsis.control.slices import slice_of
+from prolepsis.control.slices import SLICE, slice_of
 
 FACTS = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_tokens=512)
 
@@ -20,6 +22,7 @@ FACTS = RequestFacts(route="/v1/chat/completions", tier="standard", prompt_token
 )
 def test_a_slice_is_route_tier_form_and_context(facts: RequestFacts, name: str) -> None:
     assert slice_of(facts) == name
+    assert re.search(SLICE, name)
 
 
 def test_what_a_tenant_writes_makes_no_slices() -> None:

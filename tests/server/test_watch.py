@@ -204,7 +204,11 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
         assert text_of(reply) == text_of(complete(house, "bcd", **PLAIN))
         assert httpx.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
-        for wrong, param in (({"proposer": "gone"}, "proposer"), ({"state": "broken"}, "state")):
+        for wrong, param in (
+            ({"proposer": "gone"}, "proposer"),
+            ({"slice": "chat"}, "slice"),
+            ({"state": "broken"}, "state"),
+        ):
             refused = httpx.put(url, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 

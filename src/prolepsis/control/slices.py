@@ -2,6 +2,8 @@
 
 from prolepsis.control.facts import RequestFacts
 
+SLICE = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)$"
+"""What names of slices look like."""
 _SHORT, _MEDIUM = 512, 4096  # tokens of the prompt
 
 

@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from prolepsis.control.breaker.state import Breaker, ByHand
+from prolepsis.control.slices import SLICE
 from prolepsis.server.body_reader import read_body
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.caller import caller_of
@@ -24,7 +25,7 @@ class KillBody(Body):
 
 class BreakerBody(Body):
     proposer: Annotated[str, Field(max_length=64)]
-    slice: Annotated[str, Field(max_length=256)]
+    slice: Annotated[str, Field(pattern=SLICE)]
     state: ByHand
 
 

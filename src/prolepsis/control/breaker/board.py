@@ -31,7 +31,10 @@ class Breakers:
         events: list[BreakerEvent] = []
         for reading in counts:
             key = (reading.proposer, reading.slice)
-            self._breakers[key], told = step(self._of(key, now), reading, now, self._settings)
+            breaker = self._of(key, now)
+            if breaker.state == "closed" and breaker.seen == reading:  # most of them, at most looks
+                continue
+            self._breakers[key], told = step(breaker, reading, now, self._settings)
             events += told
         return events
 
