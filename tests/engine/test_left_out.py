@@ -123,6 +123,16 @@ def test_a_damaged_slice_shows_in_its_own_counts_only() -> None:
     assert code.num_right == 0 < code.num_judged
 
 
+def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_acceptance() -> None:
+    for choice in (SpeculationChoice(forced=True), SpeculationChoice(shadow=True), SpeculationChoice()):
+        engine = build(Room(proposers=[Named("first")]))
+        run(engine, sliced("a", "chat", choice))
+        [counts] = engine.speculation.proposers.ledger.counts()
+        assert counts.num_right == counts.num_judged > 10
+        weighed = choice == SpeculationChoice()
+        assert (counts.num_rounds > 0, counts.spent > 0.0, counts.gained > 0.0) == (weighed, weighed, weighed)
+
+
 def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
     first = Named("first")
     engine = build(Room(proposers=[first]))

@@ -110,7 +110,8 @@ class Speculation:
         sample = row.sample
         if row.draft is not None:
             path = row.draft.follow(sample.tokens[row.start + row.num_tokens :])
-            self.proposers.observe(row.draft, path, sample.slice)
+            forced = sample.request.source.speculation.forced
+            self.proposers.observe(row.draft, path, None if forced else sample.slice)
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
         self.proposers.commit(sample, num_new)

@@ -73,7 +73,8 @@ class Asking:
         before = self.proposer.seconds
         drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
         seconds = self.proposer.seconds - before
-        self._ledger.ask(self.proposer.name, [t.sample.slice for t in turns], seconds, prices)
+        weighed = None if any(t.shadow or t.forced for t in turns) else prices
+        self._ledger.ask(self.proposer.name, [t.sample.slice for t in turns], seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds

@@ -146,7 +146,7 @@ class ProposerSet:
             return [None] * len(samples)
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
-            turn.judged = True
+            turn.judged = turn.shadow = True
         fixed = plan.fixed_depth is not None
         spent_ms = self._contest(turns, plan, None if fixed else self._prices(len(turns), load))
         if fixed:
@@ -157,10 +157,14 @@ class ProposerSet:
         self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
         return drafts
 
-    def observe(self, draft: Draft, path: Sequence[int], slice_name: str = "") -> None:
-        """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted."""
+    def observe(self, draft: Draft, path: Sequence[int], slice_name: str | None = None) -> None:
+        """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
+
+        `slice_name`: whose costs and gains it belongs to; None where it was verified whatever it is worth.
+        """
         count_draft(self.counts, draft.credits(path), len(path))
-        self.ledger.verify(draft, path, slice_name, self._paid)
+        if slice_name is not None:
+            self.ledger.verify(draft, path, slice_name, self._paid)
 
     def observe_pass(self, num_rows: int, num_context: int, ms: float) -> None:
         """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""
