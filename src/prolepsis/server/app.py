@@ -16,7 +16,6 @@ from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
-from prolepsis.server.admin import admin_routes
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
@@ -37,6 +36,7 @@ from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.tracing import Traces
 from prolepsis.server.watch import Watch
+from prolepsis.server.watch_routes import watch_routes
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
 
@@ -97,7 +97,7 @@ def build(
         generation_routes(room),
         tokenization_routes(room),
         status_routes(room, metrics),
-        admin_routes(room),
+        watch_routes(room),
         openapi_routes(),
     ):
         app.include_router(router)

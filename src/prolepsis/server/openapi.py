@@ -11,11 +11,11 @@ from pydantic.json_schema import models_json_schema
 
 from prolepsis import __version__
 from prolepsis.server import replies
-from prolepsis.server.admin import BreakerBody, KillBody
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.tokenize_bodies import DetokenizeBody, TokenizeBody
+from prolepsis.server.watch_routes import BreakerBody, KillBody
 
 STATUSES = {
     400: "A parameter is wrong, unknown or not supported; `param` names it",

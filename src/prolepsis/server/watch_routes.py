@@ -29,7 +29,7 @@ class BreakerBody(Body):
     state: ByHand
 
 
-def admin_routes(room: Room) -> APIRouter:
+def watch_routes(room: Room) -> APIRouter:
     router = APIRouter()
     max_bytes = room.config.max_body_bytes
 
