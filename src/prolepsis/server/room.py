@@ -10,6 +10,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.policies import Policies
 from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Room:
     gate: Gate
     started: int
     """Unix time in seconds."""
+    watch: Watch
     policies: Policies | None = None
     """None: callers decide alone, as their roles allow."""
 

@@ -28,6 +28,7 @@ from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
+from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.tokenizer import Tokenizer
@@ -56,7 +57,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    the policy or the folder of its rollouts cannot be used (before anything is loaded), and what `start_engine` raises.
+    policy, the folder of its rollouts or flags cannot be used (before anything is loaded), and what `start_engine`
+    raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -67,13 +69,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         keys = _keys(config)
         policy = open_policy(config.policy) if config.policy else None
         journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
+        flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         engine = start_engine(engine_config, metrics)
         policies = _policies(policy, journal, engine.client, metrics) if policy and journal else None
         door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags)
         server = StoppingServer(app, engine.client, config)
         announce(config, keys)
         with _signals_end_quietly():
@@ -81,7 +84,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 
 
 def _policies(file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics) -> Policies:
-    rollouts = Rollouts(journal, client.stop_slice, metrics.rollouts, model=client.info.model)
+    rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model)
     return Policies(file, client.info.proposers, rollouts)
 
 

@@ -80,4 +80,5 @@ def _readiness(room: Room) -> Json:
         "num_running": health.num_running,
         "num_waiting": health.num_waiting,
         "kv_usage": health.kv_usage,
+        "killed_by": room.watch.kill.status.sources,
     }
