@@ -42,6 +42,7 @@ class Sample:
     key: str
     prediction: tuple[int, ...] = ()
     scope: str = ""
+    slice: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
     matcher: Matcher | None = None

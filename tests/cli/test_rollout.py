@@ -35,7 +35,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, file = FakeEngine(), open_policy(tmp_path / "policy.yaml")
-    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, Metrics().rollouts, model="tiny")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, Metrics().rollouts, model="tiny")
     with served(engine, policies=Policies(file, (), rollouts)) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
     structlog.reset_defaults()

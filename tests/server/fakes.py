@@ -8,6 +8,7 @@ from prolepsis.core.errors import InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Finished, TokenLogprobs, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
@@ -74,6 +75,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     plans: list[SpecPlan] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
+    counts: tuple[SliceCounts, ...] = ()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request; for tests that share the engine's event loop."""
     closed: int = 0
@@ -117,7 +119,7 @@ class FakeEngine:
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
 
-    def stop_slice(self, name: str) -> None:
+    def stop_run(self, name: str) -> None:
         self.stopped.append(name)
 
     async def swap_head(self, name: str) -> HeadSwapped:
@@ -126,6 +128,9 @@ class FakeEngine:
     def health(self) -> EngineHealth:
         detail = "serving" if self.ready else "preparing the forward for 8 rows"
         return EngineHealth(self.alive, self.ready, detail, num_running=1, num_waiting=2, kv_usage=0.25)
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        return self.counts
 
     async def close(self) -> None:
         self.closed += 1

@@ -30,7 +30,7 @@ def door(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
-    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
 
     def client(*roles: str) -> httpx.AsyncClient:

@@ -59,7 +59,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics = Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies)
     [view] = await rollouts.views()

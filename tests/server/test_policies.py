@@ -56,7 +56,7 @@ class House:
         file.add(record)
         held = open_policy(self.folder / "policy.yaml")
         metrics = Metrics()
-        rollouts = Rollouts(MemoryJournal(), self.engine.stop_slice, metrics.rollouts, model="tiny")
+        rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, metrics.rollouts, model="tiny")
         policies = Policies(held, self.engine.info.proposers, rollouts, lambda: self.seconds, lambda: self.time)
         app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=policies)
         headers = {"authorization": f"Bearer {key}"}

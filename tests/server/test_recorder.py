@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from prolepsis.control.flags.flag_file import FlagFileProvider
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
@@ -19,6 +20,7 @@ from prolepsis.store.audit.entry import Act
 from prolepsis.store.request_record import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
+from tests.control.flags.files import flag, write
 from tests.server.fakes import ByteTokenizer, FakeEngine
 from tests.server.test_observation import POLICY
 
@@ -149,10 +151,10 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
     assert b"nobody keeps" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_slice_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
+async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_slice, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, store=store)
     [view] = await rollouts.views()
@@ -160,7 +162,17 @@ async def test_slice_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: P
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     [record] = recorded(store)
-    assert record.slice is not None
-    assert record.slice.startswith(f"{view.state.rollout_id}#")
+    assert record.rollout_run is not None
+    assert record.rollout_run.startswith(f"{view.state.rollout_id}#")
     assert record.arm in ("canary", "rest", "control")
     assert record.policy_rule is not None
+
+
+async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_path: Path) -> None:
+    flags = FlagFileProvider(write(tmp_path / "flags.json", flag()))
+    config = ServerConfig(kill_file=tmp_path / "kill.json")
+    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), flags=flags, store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+    [record] = recorded(store)
+    assert record.flags == {"speculation.enabled": {"variant": "on", "reason": "STATIC"}}

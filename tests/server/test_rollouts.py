@@ -73,7 +73,7 @@ class House:
         metrics = Metrics()
         self.metrics = metrics
         self.rollouts = Rollouts(
-            self.journal, self.client.stop_slice, metrics.rollouts, model="table", clock=lambda: self.now
+            self.journal, self.client.stop_run, metrics.rollouts, model="table", clock=lambda: self.now
         )
         policies = Policies(open_policy(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
         app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Door(), policies=policies)

@@ -15,6 +15,7 @@ class FakeSample:
     num_prompt_tokens: int = 0
     key: str = "r0/0"
     scope: str = ""
+    slice: str = ""
     prediction: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exact": ("prolepsis.cli.exact:exact", "Prove on your own prompts that speculation changes nothing."),
     "profile": ("prolepsis.cli.profile:profile", "Measure and store what a pass costs here; show the self-check."),
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
+    "kill": ("prolepsis.cli.kill:app", "Stop all speculation of the servers here, and let it go on."),
     "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show and export the audit log."),

@@ -89,6 +89,24 @@ class ServerConfig(BaseModel):
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
+    flags: Path | None = Field(
+        default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"
+    )
+    flag_provider: str | None = Field(
+        default=None, description="another OpenFeature provider: PACKAGE.MODULE:NAME of what makes it"
+    )
+    kill_file: Path | None = Field(
+        default=None, description="where the kill switch is kept; default: kill.json in the user's data directory"
+    )
+    breaker: Literal["on", "metrics_only", "off"] = Field(
+        default="on", description="leave out a proposer for the slices of requests where it does harm, or say so only"
+    )
+    breaker_min_acceptance: float = Field(
+        default=0.1,
+        ge=0,
+        le=0.6,
+        description="least share of first drafted tokens that are right; surely below, its breaker opens",
+    )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"

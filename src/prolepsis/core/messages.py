@@ -25,10 +25,10 @@ class ApplyPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class StopSlice:
-    """Decode the requests of a slice plainly from the next step on: those in flight, and any that still come."""
+class StopRun:
+    """Decode the requests of a rollout's run plainly from the next step on, those that still come too."""
 
-    slice: str
+    rollout_run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,4 +40,4 @@ class SwapHead:
     ticket: int
 
 
-Message = Submit | Abort | ApplyPlan | StopSlice | SwapHead
+Message = Submit | Abort | ApplyPlan | StopRun | SwapHead

@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A proposer that drafts no more for the samples of one slice, those in flight included."""
+
+    proposer: str
+    slice: str
+    probes: int = 0
+    """Drafts it may still be asked for, to see how it fares now."""
+    probe_round: int = 0
+    """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
 class SpecPlan:
     """Which proposers may draft and how far; `num_speculative_tokens` 0 is plain decoding everywhere."""
 
@@ -15,8 +27,9 @@ class SpecPlan:
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
     reason: str = "default"
     stopped: frozenset[str] = frozenset()
-    """Slices that were rolled back: their requests decode plainly, those in flight too. The engine keeps them over
-    later plans."""
+    """Runs of rollouts that were taken back: their requests decode plainly, those in flight too. The engine keeps
+    them over later plans."""
+    left_out: tuple[LeftOut, ...] = ()
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")

@@ -21,8 +21,10 @@ class SpeculationChoice:
     """Names of the proposers allowed; None allows every proposer of the plan."""
     off_by_policy: bool = False
     """Where it is not enabled: the policy says so, not the caller."""
-    slice: str = ""
-    """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopSlice`)."""
+    rollout_run: str = ""
+    """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopRun`)."""
+    off_by_flag: bool = False
+    """Where it is not enabled: a feature flag says so, whatever caller and policy say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class GenerateRequest:
     """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
     scope: str = ""
     """Tenant scope: nothing drafted or cached for one scope is visible to another."""
+    slice: str = ""
+    """Requests of one slice are alike to whoever watches proposers (`control.slices`)."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
     grammar: GrammarSpec | None = None

@@ -11,6 +11,7 @@ PlainReason = Literal[
     "not_worth_it",  # there was a draft, but verifying it was not worth its rows
     "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
     "resting",  # nobody was asked: the proposers rest after failures
+    "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's slice
     "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
 ]
 """Why a decoding step, which might have speculated, was plain for one sample."""
@@ -18,12 +19,15 @@ PlainReason = Literal[
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
     "compared",  # drafts were compared with the plain answer, none was verified
-    "no_draft",  # these four, where no draft was verified: the most frequent `PlainReason` of its steps
+    "no_draft",  # these five, where no draft was verified: the most frequent `PlainReason` of its steps
     "not_worth_it",
     "too_costly",
     "resting",
+    "breaker_open",
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
+    "flag_off",  # a feature flag turned it off
+    "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
     "plan_off",  # the plan's ceiling is 0
     "rolled_back",  # the rollout that it drafted under was taken back while it ran, before any draft was decided
     "no_decode",  # the request ended before a step that could have drafted

@@ -12,12 +12,15 @@ from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row
 from prolepsis.spec.shadow import ShadowDraft
 
-_OFF_BY_OVERLOAD: dict[str, EffectiveReason] = {
+_OFF_BY_PLAN: dict[str, EffectiveReason] = {
+    "killed": "killed",
     "overload_plain": "overload_plain",
     "overload_batch_waits": "overload_batch_waits",
     "overload_low_refused": "overload_low_refused",
 }
-"""Reasons of plans that turn speculation off under load, as requests report them."""
+"""Reasons of plans that turn speculation off, as requests report them."""
+_STOPPED_OR_CUT: dict[str, EffectiveReason] = {"killed": "killed", "overload_shallow": "overload_shallow"}
+"""So do requests whose drafts were verified before, or in part."""
 
 
 def count_started(sample: Sample, now: float) -> None:
@@ -84,15 +87,15 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice = request.source.speculation
     if request.stats.num_drafts:
-        return "overload_shallow" if plan.reason == "overload_shallow" else "speculating"
+        return _STOPPED_OR_CUT.get(plan.reason, "speculating")
     if request.stats.shadow:
-        return "compared"
-    if choice.slice in plan.stopped:
+        return "killed" if plan.reason == "killed" else "compared"
+    if choice.rollout_run in plan.stopped:
         return "rolled_back"
     if not choice.enabled or choice.num_speculative_tokens == 0:
-        return "policy_off" if choice.off_by_policy else "requested_off"
+        return "flag_off" if choice.off_by_flag else "policy_off" if choice.off_by_policy else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
-        return _OFF_BY_OVERLOAD.get(plan.reason, "plan_off")
+        return _OFF_BY_PLAN.get(plan.reason, "plan_off")
     frequent: EffectiveReason = "no_decode"
     steps = 0
     for plain, count in request.stats.plain_steps.items():

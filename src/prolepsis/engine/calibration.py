@@ -36,6 +36,7 @@ class Text:
     noise_key: int
     key: str = ""
     scope: str = ""
+    slice: str = ""
     prediction: Sequence[int] = ()
     matcher: None = None
 

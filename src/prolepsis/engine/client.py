@@ -1,12 +1,13 @@
 """The seam between whoever asks for tokens and the engine room."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class EngineClient(Protocol):
     def apply_plan(self, plan: SpecPlan) -> None:
         """Swap the speculation plan between two steps."""
 
-    def stop_slice(self, name: str) -> None:
-        """Decode the requests of a slice plainly from the next step on, those in flight too; it stays stopped."""
+    def stop_run(self, name: str) -> None:
+        """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
 
     async def swap_head(self, name: str) -> HeadSwapped:
         """Load a draft head ("none", "auto", NAME, NAME@VERSION or a folder) and put it in between two steps.
@@ -79,6 +80,9 @@ class EngineClient(Protocol):
         """
 
     def health(self) -> EngineHealth: ...
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        """Return how each proposer has fared with each slice since the engine started, or since it was put in."""
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

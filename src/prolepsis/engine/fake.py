@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
@@ -36,6 +37,7 @@ class FakeEngineClient:
         self.stopped: list[str] = []
         self.swaps: list[str] = []
         self.closed = False
+        self.counts: Sequence[SliceCounts] = ()
         self.reported = EngineHealth(alive=True, ready=True, detail="")
         self._script = script
         self._aborts: dict[str, asyncio.Event] = {}
@@ -71,7 +73,7 @@ class FakeEngineClient:
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)
 
-    def stop_slice(self, name: str) -> None:
+    def stop_run(self, name: str) -> None:
         self.stopped.append(name)
 
     async def swap_head(self, name: str) -> HeadSwapped:
@@ -80,6 +82,9 @@ class FakeEngineClient:
 
     def health(self) -> EngineHealth:
         return self.reported
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        return self.counts
 
     async def close(self) -> None:
         self.closed = True

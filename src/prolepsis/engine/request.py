@@ -43,6 +43,7 @@ class Sample:
         "running",
         "scope",
         "shadow",
+        "slice",
         "text",
         "tokens",
     )
@@ -62,6 +63,7 @@ class Sample:
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
         self.params: SamplingParams = source.params
         self.scope = source.scope
+        self.slice = source.slice
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)

@@ -5,10 +5,12 @@ from dataclasses import replace
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.stats import PlainReason
 from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.draft import Draft
+from prolepsis.spec.leaving_out import LeavingOut
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad
 
@@ -22,6 +24,7 @@ class Speculation:
         self.proposers = proposers
         self._max_step_tokens = max_step_tokens
         self._max_model_len = max_model_len
+        self._leaving_out = LeavingOut(proposers.ledger)
         self._told: dict[str, int] = {}
         """How many tokens of each live sample the proposers know."""
 
@@ -57,12 +60,12 @@ class Speculation:
             0 if choice.shadow else self._limit(row.sample, choice) for row, choice in zip(rows, choices, strict=True)
         ]
         limits = [min(limit, load.max_draft_tokens) for limit in limits]
-        samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
+        samples, allowed = [row.sample for row in rows], self._allowed(rows, plan)
         forced = [choice.forced for choice in choices]
         drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         return [
             replace(row, draft=_within_end(row, draft), plain=plain) if choice.enabled and not choice.shadow else row
-            for row, choice, draft, plain in zip(rows, choices, drafts, self.proposers.plain, strict=True)
+            for row, choice, draft, plain in zip(rows, choices, drafts, self._plain(allowed), strict=True)
         ]
 
     def _with_shadows(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
@@ -75,11 +78,28 @@ class Speculation:
             min(self._limit(row.sample, choice), load.max_draft_tokens) if is_due else 0
             for row, choice, is_due in zip(rows, choices, due, strict=True)
         ]
-        samples, allowed = [row.sample for row in rows], [choice.proposers for choice in choices]
+        samples, allowed = [row.sample for row in rows], self._allowed(rows, plan)
         drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
         return [
             replace(row, shadow=_within_end(row, draft), plain=plain) if is_due else row
-            for row, is_due, draft, plain in zip(rows, due, drafts, self.proposers.plain, strict=True)
+            for row, is_due, draft, plain in zip(rows, due, drafts, self._plain(allowed), strict=True)
+        ]
+
+    def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> list[tuple[str, ...] | None]:
+        """Return who may draft for each row: as its request says, less those that the plan leaves out of its slice."""
+        asked = [row.sample.request.source.speculation.proposers for row in rows]
+        if not plan.left_out:
+            return asked
+        names = plan.proposers or self.proposers.names
+        slices = (row.sample.slice for row in rows)
+        return [self._leaving_out.allowed(*each, plan, names) for each in zip(slices, asked, strict=True)]
+
+    def _plain(self, allowed: Sequence[tuple[str, ...] | None]) -> list[PlainReason | None]:
+        """Return why rows got no draft, those included for which nobody is left that may draft."""
+        plain = self.proposers.plain
+        return [
+            "breaker_open" if names == () and reason == "no_draft" else reason
+            for names, reason in zip(allowed, plain, strict=True)
         ]
 
     def _limit(self, sample: Sample, choice: SpeculationChoice) -> int:
@@ -93,7 +113,9 @@ class Speculation:
     def _learn_row(self, row: Row) -> None:
         sample = row.sample
         if row.draft is not None:
-            self.proposers.observe(row.draft, row.draft.follow(sample.tokens[row.start + row.num_tokens :]))
+            path = row.draft.follow(sample.tokens[row.start + row.num_tokens :])
+            forced = sample.request.source.speculation.forced
+            self.proposers.observe(row.draft, path, None if forced else sample.slice)
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
         self.proposers.commit(sample, num_new)
@@ -102,7 +124,7 @@ class Speculation:
 def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
     """Return what the request may do now: nothing where its slice was stopped."""
     choice = sample.request.source.speculation
-    return _PLAIN if choice.slice in plan.stopped else choice
+    return _PLAIN if choice.rollout_run in plan.stopped else choice
 
 
 def _within_end(row: Row, draft: Draft | None) -> Draft | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
 from prolepsis.core.events import Event, Failed
-from prolepsis.core.messages import Abort, ApplyPlan, Message, StopSlice, Submit, SwapHead
+from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
@@ -185,7 +185,7 @@ class Engine:
                 self.scheduler.abort(request_id, reason, self.clock())
             case ApplyPlan(plan):
                 self.scheduler.plan = replace(plan, stopped=plan.stopped | self.scheduler.plan.stopped)
-            case StopSlice(name):
+            case StopRun(name):
                 plan = self.scheduler.plan
                 self.scheduler.plan = replace(plan, stopped=plan.stopped | {name})
             case SwapHead():

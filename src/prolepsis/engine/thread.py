@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from prolepsis.core.errors import EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, StopSlice, Submit
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.step import Engine
@@ -75,9 +76,9 @@ class ThreadEngineClient:
         """Swap the speculation plan between two steps."""
         self.engine.send(ApplyPlan(plan))
 
-    def stop_slice(self, name: str) -> None:
-        """Decode the requests of a slice plainly from the next step on, those in flight too; it stays stopped."""
-        self.engine.send(StopSlice(name))
+    def stop_run(self, name: str) -> None:
+        """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
+        self.engine.send(StopRun(name))
 
     async def swap_head(self, name: str) -> HeadSwapped:
         """Load a draft head in a thread of its own and put it in between two steps; one after the other."""
@@ -95,6 +96,10 @@ class ThreadEngineClient:
         if self._closing.is_set():
             return EngineHealth(alive=False, ready=False, detail="closed")
         return self.engine.health()
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        """Return how each proposer has fared with each slice."""
+        return self.engine.speculation.proposers.ledger.counts()
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -1,8 +1,9 @@
 """Usage and metrics of one response, from the request's raw counts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from prolepsis.control.flags.decision import FlagDecision
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.server.formats import Json
 from prolepsis.server.policies import Ruling
@@ -55,10 +56,10 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
     return total
 
 
-def metrics(stats: RequestStats, ruling: Ruling | None = None) -> Json:
+def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecision | None = None) -> Json:
     """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
 
-    `ruling`: the policy's, where there is a policy.
+    `ruling`: the policy's, where there is a policy. `flag`: the flag's, where flags are asked.
 
     What drafts in shadow would have brought has figures of its own, where there were any.
     """
@@ -83,6 +84,7 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None) -> Json:
             "reason": stats.mode.reason,
             "plan_version": stats.mode.plan_version,
             **ruled,
+            **({"flag": asdict(flag)} if flag else {}),
         },
     }
 

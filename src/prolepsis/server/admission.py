@@ -2,8 +2,10 @@
 
 import secrets
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from uuid import uuid4
 
+from prolepsis.control.slices import slice_of
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.requests import GenerateRequest
@@ -19,7 +21,7 @@ from prolepsis.server.off_loop import INLINE_CHARACTERS, off_loop
 from prolepsis.server.reasoning import Thinking, thinking_of
 from prolepsis.server.request_facts import DEFAULT_COMPLETION_TOKENS, request_facts
 from prolepsis.server.room import Room
-from prolepsis.server.speculation import AskedSpeculation, asked_speculation, under_policy
+from prolepsis.server.speculation import AskedSpeculation, asked_speculation, under_flag, under_policy
 from prolepsis.server.tool_use import tool_use
 
 
@@ -60,7 +62,7 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
     thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
     prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
     prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
-    admitted = _admit(body, prompts, asker, speculation, room)
+    admitted = await _admit(body, prompts, asker, speculation, room)
     showing = replace(
         admitted.showing,
         thinking=thinking,
@@ -86,7 +88,7 @@ async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Ad
     for text in body.prompt:
         token_ids = await _completion_tokens(text, characters, room)
         prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
-    admitted = _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
+    admitted = await _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
     return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
 
 
@@ -148,14 +150,19 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
     return "tools" if has_tools else None
 
 
-def _admit(body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room) -> Admitted:
+async def _admit(
+    body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room
+) -> Admitted:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     params, length = asked.params, room.client.info.max_model_len
     lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
+    longest = max(len(prompt.token_ids) for prompt in asked.prompts)
+    now = room.policies.now() if room.policies is not None else datetime.now(UTC)
+    facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
     if room.policies is not None:
-        longest, now = max(len(prompt.token_ids) for prompt in asked.prompts), room.policies.now()
-        facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
         speculation = under_policy(speculation, room.policies.ruling(facts), own)
+    if room.watch.flags is not None:
+        speculation = under_flag(speculation, await room.watch.flags.enabled(facts))
     requests = tuple(
         GenerateRequest(
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
@@ -164,6 +171,7 @@ def _admit(body: GenerationBody, asked: _Prompts, asker: Asker, speculation: Ask
             n=body.n or 1,
             priority=body.priority or 0,
             scope=scope(asker.caller.tenant, body.cache_salt),
+            slice=slice_of(facts),
             prediction_token_ids=prompt.predicted,
             grammar=asked.grammar,
             speculation=speculation.choice,

@@ -8,19 +8,27 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fastapi import FastAPI
+from openfeature.provider import FeatureProvider
 
+from prolepsis.control.breaker.board import Breakers
+from prolepsis.control.breaker.settings import BreakerSettings
+from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.admin import admin_routes
+from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.door.refusals import count_refusal
 from prolepsis.server.errors import install_error_handlers
+from prolepsis.server.feature_flags import FeatureFlags
 from prolepsis.server.generation import generation_routes
+from prolepsis.server.kill_switch import KillSwitch
 from prolepsis.server.openapi import openapi_routes
+from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.request_id import RequestIds
@@ -29,7 +37,10 @@ from prolepsis.server.status import status_routes
 from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.tracing import Traces
+from prolepsis.server.watch import Watch
+from prolepsis.server.watch_routes import watch_routes
 from prolepsis.store.store import Store
+from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
 
 
@@ -50,41 +61,51 @@ def build(
     door: Door | None = None,
     *,
     policies: Policies | None = None,
+    flags: FeatureProvider | None = None,
     store: Store | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate; without `store` no requests are recorded, and who opened
-    one closes it. The application's `state.gate` is what a server drains, in `state.door_metrics` it counts the
-    connections it refuses. Raises `ConfigError` where the address asks for keys and there are none.
+    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `store` no
+    requests are recorded, and who opened one closes it. The application's `state.gate` is what a server drains, its
+    `state.watch` what may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises
+    `ConfigError` where the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
-    gate = Gate(config, client, metrics.door, door.base_plan)
+    plan = PlanInEffect(door.base_plan, client.apply_plan)
+    gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
+    watch = _watch(config, client, plan, metrics.control, flags)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
-        running = [gate.run(), *([policies.rollouts.run()] if policies else [])]
-        tasks = [asyncio.create_task(one) for one in running]
+        await watch.look()
+        parts = [gate.run(), watch.run(), *([policies.rollouts.run()] if policies else [])]
+        running = [asyncio.create_task(part) for part in parts]
         yield
-        for task in tasks:
+        for task in running:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
         gate.end_waiting()
+        if watch.flags is not None:
+            watch.flags.close()
         await client.close()
 
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
     app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
+    app.state.watch = watch
     app.state.door_metrics = metrics.door
-    room = Room(config, client, tokenizer, gate, int(time.time()), policies, Recorder(store, config.store_sample))
+    recorder = Recorder(store, config.store_sample)
+    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder)
     for router in (
         generation_routes(room),
         tokenization_routes(room),
         status_routes(room, metrics),
         admin_routes(room),
+        watch_routes(room),
         openapi_routes(),
     ):
         app.include_router(router)
@@ -93,3 +114,22 @@ def build(
     app.add_middleware(RequestIds, metrics=metrics)
     app.add_middleware(Traces)
     return app
+
+
+def _watch(
+    config: ServerConfig,
+    client: EngineClient,
+    plan: PlanInEffect,
+    metrics: ControlMetrics,
+    provider: FeatureProvider | None,
+) -> Watch:
+    """Return what may turn speculation off; a kill switch that is on has been applied."""
+    file = KillFile(config.kill_file or default_kill_file())
+    kill = KillSwitch(file, lambda on: plan.kill(on=on), metrics)
+    flags = None if provider is None else FeatureFlags(provider, metrics)
+    if config.breaker == "off":
+        return Watch(kill, flags, None)
+    least = config.breaker_min_acceptance
+    settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
+    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
+    return Watch(kill, flags, BreakerWatch(breakers, client.proposer_counts, plan.leave_out, metrics))

@@ -87,7 +87,8 @@ async def _accounts(admitted: Admitted, room: Room, stats: RequestStats, form: F
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
     shown: Json = {"usage": usage(stats, await counting(admitted, room, form.reasoning))}
     if admitted.speculation.metrics:
-        shown["metrics"] = metrics(stats, admitted.speculation.ruling) if admitted.num_choices == 1 else None
+        asked = admitted.speculation
+        shown["metrics"] = metrics(stats, asked.ruling, asked.flag) if admitted.num_choices == 1 else None
     return shown
 
 

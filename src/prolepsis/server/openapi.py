@@ -24,6 +24,7 @@ from prolepsis.server.rollout_replies import (
     RolloutReply,
 )
 from prolepsis.server.tokenize_bodies import DetokenizeBody, TokenizeBody
+from prolepsis.server.watch_routes import BreakerBody, KillBody
 
 STATUSES = {
     400: "A parameter is wrong, unknown or not supported; `param` names it",
@@ -86,6 +87,10 @@ _ROUTES = (
         RolloutReply,
         RolloutCommandBody,
     ),
+    _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
+    _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
+    _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
+    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
 )
 
 _PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}

@@ -59,7 +59,7 @@ class Recorder:
 
 
 def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
-    caller, ruling = admitted.caller, admitted.speculation.ruling
+    caller, ruling, flag = admitted.caller, admitted.speculation.ruling, admitted.speculation.flag
     return RequestAbout(
         request_id=entry.request.request_id,
         answer_id=admitted.answer_id,
@@ -70,8 +70,10 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         model=admitted.model,
         policy_rule=ruling.rule if ruling else None,
         policy_version=ruling.policy_version if ruling else None,
-        slice=ruling.pin.slice if ruling and ruling.pin else None,
+        slice=entry.request.slice or None,
+        rollout_run=ruling.pin.rollout_run if ruling and ruling.pin else None,
         arm=ruling.pin.place if ruling and ruling.pin else None,
+        flags={flag.key: {"variant": flag.variant, "reason": flag.reason}} if flag else {},
     )
 
 

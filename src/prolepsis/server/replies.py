@@ -54,6 +54,17 @@ class SpecDecodeFigures(Reply):
     num_spec_tokens: int
 
 
+class Flag(Reply):
+    """What the flag said of the request, in OpenFeature's terms."""
+
+    key: str
+    value: bool
+    variant: str | None
+    reason: str
+    version: str
+    error: str
+
+
 class Effective(Reply):
     mode: Literal["on", "off", "shadow"]
     reason: str
@@ -64,6 +75,8 @@ class Effective(Reply):
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "rest", "control"] | None = None
+    flag: Flag | None = None
+    """There where the server asks flags."""
 
 
 class Metrics(Reply):
@@ -256,6 +269,57 @@ class Ready(Reply):
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
     store: StoreState | None
+    killed_by: list[Literal["operator", "flag"]]
+
+
+class KillOperator(Reply):
+    on: bool
+    by: str
+    reason: str
+    at: str
+
+
+class KillFlag(Reply):
+    on: bool
+    variant: str | None
+    reason: str
+
+
+class Kill(Reply):
+    """The kill switch: on while operator or flag say so."""
+
+    on: bool
+    sources: list[Literal["operator", "flag"]]
+    operator: KillOperator
+    flag: KillFlag | None
+    fault: str | None
+    """Why the kill file cannot be used."""
+
+
+class KillTurned(Kill):
+    not_kept: str | None
+    """Why it holds only until the server ends."""
+
+
+class Breaker(Reply):
+    """One proposer for one slice; the figures are of what was seen lately, older ones fade."""
+
+    proposer: str
+    slice: str
+    state: Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
+    acceptance: float | None
+    judged: float
+    spent: float
+    gained: float
+    rounds: float
+    errors_in_row: int
+    late_in_row: int
+    probed_in_s: float | None
+
+
+class Breakers(Reply):
+    enabled: bool
+    breakers: list[Breaker]
 
 
 class Deep(Reply):

@@ -69,7 +69,8 @@ class ResponseShape:
         shown["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         shown["usage"] = await self._usage(stats)
         if self._admitted.speculation.metrics:
-            shown["metrics"] = metrics(stats, self._admitted.speculation.ruling)
+            asked = self._admitted.speculation
+            shown["metrics"] = metrics(stats, asked.ruling, asked.flag)
         return shown
 
     def failed(self, error: Exception) -> Json:

@@ -11,7 +11,7 @@ from prolepsis.control.policy import Policy
 from prolepsis.control.rollouts.commands import Command, command
 from prolepsis.control.rollouts.events import RolloutEvent, Stepped
 from prolepsis.control.rollouts.journal import RolloutJournal
-from prolepsis.control.rollouts.live import LiveRollout, Pin, look, referenced, stopped_slices
+from prolepsis.control.rollouts.live import LiveRollout, Pin, look, referenced, stopped_runs
 from prolepsis.control.rollouts.settings import RolloutSettings
 from prolepsis.control.rollouts.slices import slices_of
 from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share
@@ -52,7 +52,7 @@ class Rollouts:
     def __init__(
         self,
         journal: RolloutJournal,
-        stop_slice: Callable[[str], None],
+        stop_run: Callable[[str], None],
         metrics: RolloutMetrics,
         *,
         model: str,
@@ -60,7 +60,7 @@ class Rollouts:
     ) -> None:
         """Raises `OSError` where the journal cannot be read."""
         self._journal = journal
-        self._stop_slice = stop_slice
+        self._stop_run = stop_run
         self._metrics = metrics
         self._model = model
         self._clock = clock or SteadyClock()
@@ -211,8 +211,8 @@ class Rollouts:
         return kept
 
     def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
-        for name in stopped_slices(live.state, after):
-            self._stop_slice(name)
+        for name in stopped_runs(live.state, after):
+            self._stop_run(name)
         live.take(replace(after, plan_version=self._policy_version))
         for event in events:
             self._metrics.changed(live.slice.rule, event.kind)

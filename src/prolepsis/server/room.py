@@ -11,6 +11,7 @@ from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Room:
     gate: Gate
     started: int
     """Unix time in seconds."""
+    watch: Watch
     policies: Policies | None = None
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder = field(default_factory=Recorder)

@@ -29,6 +29,7 @@ from prolepsis.server.door.exposure import announce, check_exposure, check_tls
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
+from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    the policy, the folder of its rollouts or the store cannot be used (before anything is loaded), and what
+    policy, the folder of its rollouts, flags or the store cannot be used (before anything is loaded), and what
     `start_engine` raises.
     """
     if not structlog.is_configured():
@@ -69,6 +70,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         keys = _keys(config)
         policy = open_policy(config.policy) if config.policy else None
         journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
+        flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
@@ -78,7 +80,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             acts.started(engine.client.info, engine_config, config)
             policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-            app = build(config, engine.client, engine.tokenizer, metrics, door, policies=policies, store=store)
+            app = build(
+                config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
+            )
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)
             with _signals_end_quietly():
@@ -89,7 +93,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 def _policies(
     file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
 ) -> Policies:
-    rollouts = Rollouts(journal, client.stop_slice, metrics.rollouts, model=client.info.model)
+    rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model)
     return Policies(file, client.info.proposers, rollouts, acts=acts)
 
 

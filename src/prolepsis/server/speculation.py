@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import get_args
 
+from prolepsis.control.flags.decision import FlagDecision
 from prolepsis.control.in_effect import InEffect, Wish, conflict, in_effect
 from prolepsis.control.rollouts.live import Pin
 from prolepsis.core.errors import InvalidParameter
@@ -27,29 +28,32 @@ class AskedSpeculation:
     wish: Wish
     ruling: Ruling | None = None
     """The policy's; None where there is no policy."""
+    flag: FlagDecision | None = None
+    """The flag's; None where no flags are asked."""
 
     @property
     def known_at_start(self) -> str:
         """What a stream's header can say of the mode before the first step."""
         if not self.choice.enabled:
-            reason = "policy_off" if self.choice.off_by_policy else "requested_off"
+            by_policy = "policy_off" if self.choice.off_by_policy else "requested_off"
+            reason = "flag_off" if self.choice.off_by_flag else by_policy
             return f"mode=off;reason={reason}{self.ruled_by}"
         return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided{self.ruled_by}"
 
     @property
     def ruled_by(self) -> str:
-        """What headers add of the policy."""
-        if self.ruling is None:
-            return ""
-        ruled = f";rule={self.ruling.rule};policy={self.ruling.policy_version}"
-        pin = self.ruling.pin
-        return ruled if pin is None else f"{ruled};rollout={pin.rollout_id};arm={pin.place}"
+        """What headers add of policy, rollout and flag."""
+        told = f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
+        if self.ruling and (pin := self.ruling.pin):
+            told += f";rollout={pin.rollout_id};arm={pin.place}"
+        return f"{told};flag={self.flag.shown}" if self.flag else told
 
     @property
     def observed(self) -> Pin | None:
-        """What the request counts for in its rule's rollout; None where the caller's own wish narrows what it gets."""
+        """What the request counts for in its rule's rollout; None where caller or flag narrow what it gets."""
         wish = self.wish
         as_given = wish.mode == "auto" and wish.max_depth is None and wish.proposer is None
+        as_given = as_given and not self.choice.off_by_flag
         return self.ruling.pin if self.ruling and as_given else None
 
 
@@ -84,8 +88,15 @@ def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) ->
         terms = replace(terms, mode=pin.mode, shadow_percentage=100.0)
     effect = in_effect(ruling.rule, terms, asked.wish, targeting_key)
     drafts_by_rollout = pin is not None and effect.sources["mode"] == "policy" and effect.mode != "off"
-    choice = replace(_ruled(effect), slice=pin.slice if pin is not None and drafts_by_rollout else "")
+    choice = replace(_ruled(effect), rollout_run=pin.rollout_run if pin is not None and drafts_by_rollout else "")
     return replace(asked, choice=choice, emit_tokens=effect.emit == "token", ruling=ruling)
+
+
+def under_flag(asked: AskedSpeculation, flag: FlagDecision) -> AskedSpeculation:
+    """Return what takes effect once the flag has had its say: it turns off what caller and policy left on."""
+    if flag.value or not asked.choice.enabled:
+        return replace(asked, flag=flag)
+    return replace(asked, choice=replace(asked.choice, enabled=False, off_by_flag=True), flag=flag)
 
 
 def _ruled(effect: InEffect) -> SpeculationChoice:

@@ -6,6 +6,7 @@ from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, Offer, Prices, Step
+from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.rating import Rating, levels
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Turn
@@ -16,8 +17,11 @@ _LEAST_RATE = 0.3  # below, a node's children are not expected to survive even l
 class Asking:
     """One proposer with the effort it is worth; its drafts go to the samples' turns."""
 
-    def __init__(self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard) -> None:
+    def __init__(
+        self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard, ledger: Ledger
+    ) -> None:
         self.proposer = proposer
+        self._ledger = ledger
         self._acceptance = acceptance
         self._board = board
         self._rating = Rating(acceptance, board)
@@ -34,7 +38,7 @@ class Asking:
         if self._effort is not None and prices is not None:
             step = Step(prices, len(turns), sum(turn.worth for turn in turns))
             return self._ask_where_it_pays(self._effort, asked, step)
-        drafts, ms = self._draft(asked, [turn.limit for turn in asked])
+        drafts, ms = self._draft(asked, [turn.limit for turn in asked], prices)
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
                 self._rating.compete(turn, draft, prices.row if prices else 0.0)
@@ -52,7 +56,7 @@ class Asking:
         if not asked:
             return 0.0
         threshold = effort.threshold(len(asked), prices) / max(_LEAST_RATE, alive[1] / alive[0])
-        drafts, ms = self._draft(asked, [min(decision.depth, turn.limit) for turn in asked], threshold)
+        drafts, ms = self._draft(asked, [min(decision.depth, turn.limit) for turn in asked], prices, threshold)
         gained = 0.0
         for turn, draft in zip(asked, drafts, strict=True):
             if draft is not None:
@@ -61,16 +65,19 @@ class Asking:
         return ms
 
     def _draft(
-        self, turns: Sequence[Turn], depths: Sequence[int], threshold: float = 0.0
+        self, turns: Sequence[Turn], depths: Sequence[int], prices: Prices | None, threshold: float = 0.0
     ) -> tuple[Sequence[Draft | None], float]:
         """Return the drafts and, of a costly proposer, the milliseconds they took."""
         for turn in turns:
             turn.asked = True
         before = self.proposer.seconds
         drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
+        seconds = self.proposer.seconds - before
+        weighed = None if any(t.shadow or t.forced for t in turns) else prices
+        self._ledger.ask(self.proposer.name, [t.sample.slice for t in turns], seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
-        ms = 1000.0 * (self.proposer.seconds - before)
+        ms = 1000.0 * seconds
         deepest = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
         self._effort.cost.learn(len(turns), self._effort.paid(deepest), ms)
         return drafts, ms

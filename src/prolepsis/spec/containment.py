@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from prolepsis.spec.draft import Draft
+from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SampleView, TreeProposer
 
 log = structlog.get_logger(__name__)
@@ -26,7 +27,13 @@ class _Asked:
 class ContainedProposer:
     """One proposer with its counters; left alone for a while after several failures in a row."""
 
-    def __init__(self, proposer: Proposer, vocab_size: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.name = proposer.name
         self.free = bool(getattr(proposer, "free", False))
         """Proposing costs next to nothing: asked every step and judged on every committed token."""
@@ -38,6 +45,7 @@ class ContainedProposer:
         self._trees = proposer if isinstance(proposer, TreeProposer) else None
         self._vocab_size = vocab_size
         self._clock = clock
+        self._ledger = ledger or Ledger([proposer.name])
         self._failed_in_row = 0
         self._rest = 0
 
@@ -71,10 +79,10 @@ class ContainedProposer:
         return drafts
 
     def commit(self, sample: SampleView, num_new: int) -> None:
-        self._guard(lambda: self._proposer.commit(sample, num_new))
+        self._guard(sample, lambda: self._proposer.commit(sample, num_new))
 
     def forget(self, sample: SampleView) -> None:
-        self._guard(lambda: self._proposer.forget(sample))
+        self._guard(sample, lambda: self._proposer.forget(sample))
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:
@@ -84,9 +92,9 @@ class ContainedProposer:
         except Exception as error:  # contained: a proposer costs speed, never a request
             if len(asked) > 1:
                 return [draft for one in asked for draft in self._ask([one], threshold)]
-            self._fail(f"propose: {error!r}")
+            self._fail(asked[0].sample, f"propose: {error!r}")
             return [None]
-        checked = [self._checked(draft, one.limit) for draft, one in zip(drafts, asked, strict=True)]
+        checked = [self._checked(draft, one) for draft, one in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked
@@ -97,30 +105,32 @@ class ContainedProposer:
             return self._trees.propose_trees(samples, depths, [one.limit for one in asked], threshold)
         return self._proposer.propose(samples, depths)
 
-    def _checked(self, draft: Draft | None, limit: int) -> Draft | None:
+    def _checked(self, draft: Draft | None, asked: _Asked) -> Draft | None:
         if draft is None:
             return None
         try:
-            fault = draft.fault(self._vocab_size, limit)
+            fault = draft.fault(self._vocab_size, asked.limit)
             if fault is None and (draft.proposer != self.name or draft.sources):
                 fault = f"draft is signed {draft.proposer!r} {draft.sources}"
         except Exception as error:  # contained: nonsense may be of any shape
             fault = repr(error)
         if fault is None:
+            self._ledger.succeed(self.name, asked.sample.slice)
             return draft if draft.tokens else None
-        self._fail(f"draft: {fault}")
+        self._fail(asked.sample, f"draft: {fault}")
         return None
 
-    def _guard(self, verb: Callable[[], None]) -> None:
+    def _guard(self, sample: SampleView, verb: Callable[[], None]) -> None:
         started = self._clock()
         try:
             verb()
         except Exception as error:  # contained: see propose
-            self._fail(repr(error))
+            self._fail(sample, repr(error))
         self.seconds += self._clock() - started
 
-    def _fail(self, what: str) -> None:
+    def _fail(self, sample: SampleView, what: str) -> None:
         self.num_failures += 1
+        self._ledger.fail(self.name, sample.slice)
         self._failed_in_row += 1
         excess = self._failed_in_row - _TOLERATED
         if excess >= 0:

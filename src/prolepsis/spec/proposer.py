@@ -31,6 +31,10 @@ class SampleView(Protocol):
         """Tenant scope; nothing learnt in one scope may be proposed in another."""
 
     @property
+    def slice(self) -> str:
+        """The requests it is counted with (`spec.ledger`)."""
+
+    @property
     def prediction(self) -> Sequence[int]:
         """The caller's predicted output, or empty."""
 

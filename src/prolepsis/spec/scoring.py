@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt
 from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import SampleView
 
 _MAX_PENDING = 64  # drafts of one sample
@@ -20,6 +21,7 @@ class _Pending:
     draft: Draft
     rates: Sequence[float]  # what was expected of each node
     tilt: Tilt
+    slice: str
     next_index: int  # of the sample's token that decides next
     node: int = ROOT
     depth: int = 0
@@ -28,8 +30,9 @@ class _Pending:
 class Scoreboard:
     """Drafts of live samples that are still being judged, and each request's tilt per proposer."""
 
-    def __init__(self, acceptance: AcceptanceEstimator) -> None:
+    def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
         self._acceptance = acceptance
+        self._ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
         self._tilts: dict[str, dict[str, Tilt]] = {}  # by sample, by proposer
 
@@ -44,7 +47,8 @@ class Scoreboard:
     def add(self, sample: SampleView, draft: Draft, rates: Sequence[float]) -> None:
         """Judge `draft`, made for the sample as it stands now, by the tokens to come; `rates` were expected of it."""
         pending = self._pending.setdefault(sample.key, [])
-        pending.append(_Pending(draft, rates, self.tilt(sample, draft.proposer), len(sample.tokens)))
+        tilt = self.tilt(sample, draft.proposer)
+        pending.append(_Pending(draft, rates, tilt, sample.slice, len(sample.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sample: SampleView) -> None:
@@ -87,4 +91,6 @@ class Scoreboard:
                 entry.tilt.record(hit, entry.rates[node])
                 if hit:
                     follower = node
+        if entry.depth == 0:
+            self._ledger.judge(draft.proposer, entry.slice, right=follower is not None)
         return follower

@@ -11,6 +11,7 @@ from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
+from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.merging import MERGED
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.scoring import Scoreboard
@@ -49,14 +50,17 @@ class ProposerSet:
         """Verified drafts of each proposer."""
         self.plain: list[PlainReason | None] = []
         """For each sample of the last call: why it got no draft; None where it got one."""
-        contained = [ContainedProposer(p, vocab_size, clock) for p in proposers]
+        self.ledger = Ledger(self.names)
+        """What each proposer costs and brings, by slice."""
+        contained = [ContainedProposer(p, vocab_size, clock, self.ledger) for p in proposers]
         self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock)
+        self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger)
         self._taken_out: dict[str, ContainedProposer] = {}
         self._window = window
         self._acceptance = acceptance
-        self._board = Scoreboard(acceptance)
-        self._asking = [Asking(proposer, acceptance, self._board) for proposer in self._proposers]
+        self._board = Scoreboard(acceptance, self.ledger)
+        self._asking = [Asking(proposer, acceptance, self._board, self.ledger) for proposer in self._proposers]
+        self._paid: Prices | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
 
@@ -82,12 +86,13 @@ class ProposerSet:
         for forgotten in (name, MERGED):
             self._acceptance.forget(forgotten)
             self._board.forget(forgotten)
+        self.ledger.exchange(name)
         if proposer is not None:
             contained = self._contain(proposer)
             contained.succeed(self._taken_out.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
             self._proposers.append(contained)
-            self._asking.append(Asking(contained, self._acceptance, self._board))
+            self._asking.append(Asking(contained, self._acceptance, self._board, self.ledger))
             self.counts.setdefault(name, ProposerCounts())
         self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
@@ -116,7 +121,8 @@ class ProposerSet:
         for turn, must in zip(turns, forced or (), strict=False):
             turn.forced = must
         load = load or _own_load(samples, ceiling)
-        spent_ms = self._contest(turns, plan, load)
+        prices = self._paid = self._prices(len(turns), load) if plan.fixed_depth is None else None
+        spent_ms = self._contest(turns, plan, prices)
         fixed = plan.fixed_depth is not None
         drafts = self._cut(turns, load, spent_ms, fixed=fixed)
         self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
@@ -140,9 +146,9 @@ class ProposerSet:
             return [None] * len(samples)
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
-            turn.judged = True
-        spent_ms = self._contest(turns, plan, load)
+            turn.judged = turn.shadow = True
         fixed = plan.fixed_depth is not None
+        spent_ms = self._contest(turns, plan, None if fixed else self._prices(len(turns), load))
         if fixed:
             drafts = _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
         else:
@@ -151,9 +157,14 @@ class ProposerSet:
         self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
         return drafts
 
-    def observe(self, draft: Draft, path: Sequence[int]) -> None:
-        """Count a verified draft whose nodes `path`, from the root down, were emitted."""
+    def observe(self, draft: Draft, path: Sequence[int], slice_name: str | None = None) -> None:
+        """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
+
+        `slice_name`: whose costs and gains it belongs to; None where it was verified whatever it is worth.
+        """
         count_draft(self.counts, draft.credits(path), len(path))
+        if slice_name is not None:
+            self.ledger.verify(draft, path, slice_name, self._paid)
 
     def observe_pass(self, num_rows: int, num_context: int, ms: float) -> None:
         """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""
@@ -192,9 +203,11 @@ class ProposerSet:
             turns.append(Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
         return turns
 
-    def _contest(self, turns: Sequence[Turn], plan: SpecPlan, load: StepLoad) -> float:
-        """Let the proposers of the plan compete for every sample that may draft; return the ms of costly ones."""
-        prices = None if plan.fixed_depth is not None else self._prices(len(turns), load)
+    def _contest(self, turns: Sequence[Turn], plan: SpecPlan, prices: Prices | None) -> float:
+        """Let the proposers of the plan compete for every sample that may draft; return the ms of costly ones.
+
+        `prices` None: the depth is fixed.
+        """
         spent_ms = 0.0
         for asking in self._asking:
             proposer = asking.proposer

@@ -31,6 +31,8 @@ class Turn:
     """Its drafts are scored against the tokens to come: each sample every few steps where there are many."""
     forced: bool = False
     """Its draft is verified whole, whatever it is worth."""
+    shadow: bool = False
+    """Its draft is compared, never verified."""
     best: Rated | None = None
     asked: bool = False
     """Some proposer was asked for it."""

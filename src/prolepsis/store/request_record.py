@@ -32,7 +32,9 @@ class RequestAbout:
     policy_rule: str | None = None
     policy_version: str | None = None
     slice: str | None = None
-    """Of a rollout, where there is one; and the arm in it."""
+    """Of requests that are alike to whoever watches proposers."""
+    rollout_run: str | None = None
+    """Where the policy's rule is rolled out; and the arm in it."""
     arm: str | None = None
     flags: Mapping[str, object] = field(default_factory=dict)
     """By flag: variant and reason, plain JSON values."""
@@ -60,6 +62,7 @@ class RequestRecord:
     policy_rule: str | None
     policy_version: str | None
     slice: str | None
+    rollout_run: str | None
     arm: str | None
     flags: Mapping[str, object]
     num_prompt_tokens: int

@@ -27,6 +27,7 @@ request_records = Table(
     Column("policy_rule", Text),
     Column("policy_version", Text),
     Column("slice", Text),
+    Column("rollout_run", Text),
     Column("arm", Text),
     Column("flags", JSON, nullable=False),
     Column("num_prompt_tokens", Integer, nullable=False),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.control.rollouts.live import REFERENCE_REQUESTS, LiveRollout, Pin, look, stopped_slices
+from prolepsis.control.rollouts.live import REFERENCE_REQUESTS, LiveRollout, Pin, look, stopped_runs
 from prolepsis.control.rollouts.settings import RolloutSettings, ladder
 from prolepsis.control.rollouts.slices import Slice, slices_of
 from prolepsis.control.rollouts.state import RolloutState
@@ -93,10 +93,10 @@ def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
 
 
 def test_what_is_taken_back_is_stopped_by_its_run() -> None:
-    assert stopped_slices(in_stage(1), replace(in_stage(1), phase="rolled_back")) == ("code@1#1",)
-    assert stopped_slices(in_stage(1), replace(in_stage(0), run=2)) == ("code@1#1",)
-    assert stopped_slices(in_stage(1), in_stage(2)) == ()
-    assert stopped_slices(OFF, in_stage(0)) == ()
+    assert stopped_runs(in_stage(1), replace(in_stage(1), phase="rolled_back")) == ("code@1#1",)
+    assert stopped_runs(in_stage(1), replace(in_stage(0), run=2)) == ("code@1#1",)
+    assert stopped_runs(in_stage(1), in_stage(2)) == ()
+    assert stopped_runs(OFF, in_stage(0)) == ()
 
 
 def test_evidence_of_other_replicas_of_the_same_stage_is_added() -> None:

@@ -67,12 +67,12 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Tenants]:
-    yield from tenants(tmp_path, ServerConfig())
+    yield from tenants(tmp_path, ServerConfig(breaker="off"))
 
 
 @pytest.fixture
 def two_with_stored_answers(tmp_path: Path) -> Iterator[Tenants]:
-    yield from tenants(tmp_path, ServerConfig(response_cache_bytes=1 << 20))
+    yield from tenants(tmp_path, ServerConfig(response_cache_bytes=1 << 20, breaker="off"))
 
 
 def test_prefix_hits_stay_within_tenant_and_salt(two: Tenants) -> None:

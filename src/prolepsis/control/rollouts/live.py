@@ -30,12 +30,12 @@ class Pin:
     mode: Mode
 
     @property
-    def slice(self) -> str:
+    def rollout_run(self) -> str:
         """The name that the engine stops its requests by."""
-        return slice_name(self.rollout_id, self.run)
+        return run_name(self.rollout_id, self.run)
 
 
-def slice_name(rollout_id: str, run: int) -> str:
+def run_name(rollout_id: str, run: int) -> str:
     return f"{rollout_id}#{run}"
 
 
@@ -128,10 +128,10 @@ def referenced(
     return replace(after, version=before.version + 1, references={**after.references, **found})
 
 
-def stopped_slices(before: RolloutState, after: RolloutState) -> Sequence[str]:
+def stopped_runs(before: RolloutState, after: RolloutState) -> Sequence[str]:
     """Return the names to stop in the engine where the change took back what requests in flight were given."""
     taken_back = before.run > 0 and (after.phase == "rolled_back" or after.run != before.run)
-    return (slice_name(before.rollout_id, before.run),) if taken_back else ()
+    return (run_name(before.rollout_id, before.run),) if taken_back else ()
 
 
 _NO_HISTORY = History()

@@ -1,11 +1,12 @@
 """One request that was let in: what to ask of which client, and what came of it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.server.door.response_cache import Answer, replayed
 
@@ -67,14 +68,17 @@ class Watched:
     def apply_plan(self, plan: SpecPlan) -> None:
         self._client.apply_plan(plan)
 
-    def stop_slice(self, name: str) -> None:
-        self._client.stop_slice(name)
+    def stop_run(self, name: str) -> None:
+        self._client.stop_run(name)
 
     async def swap_head(self, name: str) -> HeadSwapped:
         return await self._client.swap_head(name)
 
     def health(self) -> EngineHealth:
         return self._client.health()
+
+    def proposer_counts(self) -> Sequence[SliceCounts]:
+        return self._client.proposer_counts()
 
     async def close(self) -> None:
         await self._client.close()

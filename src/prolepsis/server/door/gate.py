@@ -53,8 +53,13 @@ class Gate:
         metrics: DoorMetrics,
         base_plan: SpecPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        apply_plan: Callable[[SpecPlan], None] | None = None,
     ) -> None:
-        """Raises `ConfigError` for limits that mean nothing."""
+        """`apply_plan` is told what load leaves of the plan; default: the engine.
+
+        Raises `ConfigError` for limits that mean nothing.
+        """
         self.draining = False
         self.num_inside = 0
         """HTTP requests that wait or run."""
@@ -69,7 +74,7 @@ class Gate:
         self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
         self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
         settings = LadderSettings(config.shed_after_s, config.shed_hold_s)
-        self.overload = Overload(settings, base_plan or SpecPlan(), client.apply_plan, metrics)
+        self.overload = Overload(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
 
     @contextmanager
     def receive(

@@ -29,6 +29,7 @@ def upgrade() -> None:
         sa.Column("policy_rule", sa.Text),
         sa.Column("policy_version", sa.Text),
         sa.Column("slice", sa.Text),
+        sa.Column("rollout_run", sa.Text),
         sa.Column("arm", sa.Text),
         sa.Column("flags", sa.JSON, nullable=False),
         sa.Column("num_prompt_tokens", sa.Integer, nullable=False),

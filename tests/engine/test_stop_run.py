@@ -1,10 +1,10 @@
-"""A slice that is rolled back stops drafting with the next step; tokens stay those of plain decoding."""
+"""A run that is rolled back stops drafting with the next step; tokens stay those of plain decoding."""
 
 from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.messages import ApplyPlan, StopSlice
+from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
@@ -24,8 +24,8 @@ def engine_with(wrong_from: int) -> Engine:
     return engine
 
 
-def of_slice(request_id: str, params: SamplingParams, name: str, *, shadow: bool = False) -> GenerateRequest:
-    choice = SpeculationChoice(slice=name, shadow=shadow)
+def of_run(request_id: str, params: SamplingParams, name: str, *, shadow: bool = False) -> GenerateRequest:
+    choice = SpeculationChoice(rollout_run=name, shadow=shadow)
     return replace(request(request_id, [1, 2, 3], params), speculation=choice)
 
 
@@ -37,13 +37,13 @@ def test_those_in_flight_fall_back_between_two_steps(params: str, wrong_from: in
     engine = engine_with(wrong_from)
     submit(
         engine,
-        of_slice("a", PARAMS[params], "code#1", shadow=shadow),
-        of_slice("b", PARAMS[params], "chat#1", shadow=shadow),
+        of_run("a", PARAMS[params], "code#1", shadow=shadow),
+        of_run("b", PARAMS[params], "chat#1", shadow=shadow),
     )
     events = [event for _ in range(8) for event in engine.step()]
     before = _num_drafts(engine, "a")
     assert before > 0
-    engine.send(StopSlice("code#1"))
+    engine.send(StopRun("code#1"))
     events += drain(engine)
     assert outputs(events) == plain
     ended = terminals(events)
@@ -60,15 +60,15 @@ def _num_drafts(engine: Engine, request_id: str) -> int:
 @pytest.mark.parametrize("later", [SpecPlan(fixed_depth=4), SpecPlan(fixed_depth=4, stopped=frozenset({"x"}))])
 def test_it_stays_stopped_over_later_plans_and_for_those_that_still_come(later: SpecPlan) -> None:
     engine = engine_with(99)
-    engine.send(StopSlice("code#1"))
+    engine.send(StopRun("code#1"))
     engine.send(ApplyPlan(later))
-    events = run(engine, of_slice("a", PARAMS["greedy"], "code#1"), of_slice("b", PARAMS["greedy"], "code#2"))
+    events = run(engine, of_run("a", PARAMS["greedy"], "code#1"), of_run("b", PARAMS["greedy"], "code#2"))
     ended = terminals(events)
     assert (ended["a"].stats.mode.mode, ended["a"].stats.mode.reason) == ("off", "rolled_back")
     assert ended["b"].stats.mode.mode == "on"
 
 
-def test_who_belongs_to_no_slice_is_never_stopped() -> None:
+def test_who_belongs_to_no_run_is_never_stopped() -> None:
     engine = engine_with(99)
-    engine.send(StopSlice("code#1"))
+    engine.send(StopRun("code#1"))
     assert terminals(run(engine, request("a", [1, 2], PARAMS["greedy"])))["a"].stats.mode.mode == "on"

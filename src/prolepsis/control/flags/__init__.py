@@ -1,0 +1,1 @@
+"""Feature flags: OpenFeature, with flagd's file format evaluated in process."""

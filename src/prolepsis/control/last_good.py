@@ -1,0 +1,89 @@
+"""What a file holds: taken over as a whole when it is right, otherwise the last good content stays."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from prolepsis.core.errors import ConfigError
+
+Stamp = tuple[int, ...]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What a look at the file brought."""
+
+    changed: bool
+    """Content of another version was taken over."""
+    refused: ConfigError | None = None
+    """Why the file as it is now was not taken over; said once for each state of the file."""
+
+
+class LastGood(ABC, Generic[Value]):
+    """Holds the last good `value` of a file; it is replaced in one assignment, so readers need no lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` where the file holds nothing usable."""
+        self.path = path
+        self._stamp = stamp(path)
+        text = self._read()
+        self._seen = _digest(text)
+        self.value = self._parse(text)
+
+    @abstractmethod
+    def _read(self) -> str:
+        """Return the file's text; raises `ConfigError`."""
+
+    @abstractmethod
+    def _parse(self, text: str) -> Value:
+        """Return what the text stands for; raises `ConfigError` where it cannot be used."""
+
+    @abstractmethod
+    def _version(self, value: Value) -> str:
+        """Return what differs wherever the content does."""
+
+    def look(self) -> Reload:
+        """Take over the file if it changed; cheap where it did not. Never raises for what the file holds."""
+        now = stamp(self.path)
+        return Reload(changed=False) if now == self._stamp else self.reload(now)
+
+    def reload(self, seen: Stamp | None = None) -> Reload:
+        """Read the file now, whatever its times say.
+
+        `seen` is what the file looked like before this call; a write in between is seen by the next `look`.
+        """
+        self._stamp = stamp(self.path) if seen is None else seen
+        try:
+            text = self._read()
+        except ConfigError as error:
+            return self._refuse(str(error), error)
+        if _digest(text) == self._seen:
+            return Reload(changed=False)
+        try:
+            value = self._parse(text)
+        except ConfigError as error:
+            return self._refuse(_digest(text), error)
+        self._seen = _digest(text)
+        changed = self._version(value) != self._version(self.value)
+        self.value = value
+        return Reload(changed)
+
+    def _refuse(self, seen: str, error: ConfigError) -> Reload:
+        already, self._seen = seen == self._seen, seen
+        return Reload(changed=False, refused=None if already else error)
+
+
+def stamp(path: Path) -> Stamp:
+    """Return what changes when the file does; empty where it cannot be looked at."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

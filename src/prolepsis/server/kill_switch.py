@@ -1,0 +1,104 @@
+"""The kill switch while serving: on where its file, an operator or a flag says so, off where none does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+
+from prolepsis.control.flags.decision import FlagDecision
+from prolepsis.control.kill_file import NEVER, KillFile, KillState
+from prolepsis.control.last_good import stamp
+from prolepsis.core.errors import ConfigError
+from prolepsis.telemetry.control import ControlMetrics
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KillStatus:
+    """Who keeps it on, if anybody."""
+
+    operator: KillState
+    flag: FlagDecision | None
+    """The last answer of the flag that was none of an error; None where no flags are asked."""
+    fault: str
+    """Why the file cannot be used; the switch then stays as it was, and is on where it was not known."""
+
+    @property
+    def on(self) -> bool:
+        return self.operator.on or self.by_flag
+
+    @property
+    def by_flag(self) -> bool:
+        return self.flag is not None and self.flag.value
+
+    @property
+    def sources(self) -> list[str]:
+        """Return who keeps it on: operator, flag."""
+        return ["operator"] * self.operator.on + ["flag"] * self.by_flag
+
+
+class KillSwitch:
+    """Tells `kill` whenever it turns. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        file: KillFile,
+        kill: Callable[[bool], None],
+        metrics: ControlMetrics,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.status = KillStatus(NEVER, None, "")
+        self._file = file
+        self._kill = kill
+        self._metrics = metrics
+        self._now = now
+        self._stamp = stamp(file.path)
+        self._read(at_start=True)
+
+    def look(self) -> None:
+        """Follow the file where it changed; cheap where it did not."""
+        now = stamp(self._file.path)
+        if now != self._stamp:
+            self._stamp = now
+            self._read(at_start=False)
+
+    def turn(self, *, on: bool, by: str, reason: str) -> str:
+        """Turn the operator's switch, at once; return why it will not outlive the server, nothing where it will."""
+        state = KillState(on=on, by=by, reason=reason, at=self._now())
+        self._become(KillStatus(state, self.status.flag, ""))
+        try:
+            self._file.write(state)
+        except ConfigError as error:
+            log.error("kill_switch_not_kept", error=str(error))
+            return str(error)
+        self._stamp = stamp(self._file.path)
+        return ""
+
+    def follow(self, flag: FlagDecision) -> None:
+        """Follow the flag; an answer that is an error changes nothing."""
+        if not flag.error:
+            self._become(KillStatus(self.status.operator, flag, self.status.fault))
+
+    def _read(self, *, at_start: bool) -> None:
+        """Take over the file's state. What is damaged at the start may have been on, so it counts as that."""
+        try:
+            operator, fault = self._file.read(), ""
+        except ConfigError as error:
+            fault = str(error)
+            log.error("kill_file_unusable", error=fault)
+            unknown = KillState(on=True, reason=fault[:1024], at=self._now())
+            operator = unknown if at_start else self.status.operator
+        self._become(KillStatus(operator, self.status.flag, fault))
+
+    def _become(self, status: KillStatus) -> None:
+        before, self.status = self.status, status
+        self._metrics.killed.labels("operator").set(status.operator.on)
+        self._metrics.killed.labels("flag").set(status.by_flag)
+        if status.on == before.on:
+            return
+        self._kill(status.on)
+        operator = status.operator
+        say = log.warning if status.on else log.info
+        say("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)

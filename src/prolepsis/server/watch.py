@@ -1,0 +1,46 @@
+"""What may turn speculation off while serving, looked at several times a second."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from prolepsis.server.breaker_watch import BreakerWatch
+from prolepsis.server.feature_flags import FeatureFlags
+from prolepsis.server.kill_switch import KillSwitch
+
+LOOK_EVERY_S = 0.2
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Kill switch, flags (None: none are configured) and breakers (None: they are off)."""
+
+    kill: KillSwitch
+    flags: FeatureFlags | None
+    breakers: BreakerWatch | None
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Look once at each; one that fails is logged, and keeps the others from nothing."""
+        _contained(self.kill.look)
+        if self.flags is not None:
+            _contained(self.flags.look)
+            self.kill.follow(await self.flags.killed())
+        if self.breakers is not None:
+            _contained(self.breakers.look)
+
+
+def _contained(look: Callable[[], None]) -> None:
+    try:
+        look()
+    except Exception:  # contained: if control fails, the last plan stays
+        log.exception("watch_failed")

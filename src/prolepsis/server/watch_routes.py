@@ -1,0 +1,103 @@
+"""Administrative routes: the kill switch and the breakers, seen and set by hand."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from prolepsis.control.breaker.state import Breaker, ByHand
+from prolepsis.control.slices import SLICE
+from prolepsis.server.body_reader import read_body
+from prolepsis.server.breaker_watch import BreakerWatch
+from prolepsis.server.caller import caller_of
+from prolepsis.server.errors import RequestRefused
+from prolepsis.server.fields import Body
+from prolepsis.server.formats import Json
+from prolepsis.server.kill_switch import KillStatus
+from prolepsis.server.room import Room
+
+
+class KillBody(Body):
+    on: bool
+    reason: Annotated[str, Field(max_length=1024)] = ""
+
+
+class BreakerBody(Body):
+    proposer: Annotated[str, Field(max_length=64)]
+    slice: Annotated[str, Field(pattern=SLICE)]
+    state: ByHand
+
+
+def watch_routes(room: Room) -> APIRouter:
+    router = APIRouter()
+    max_bytes = room.config.max_body_bytes
+
+    @router.get("/admin/kill")
+    async def kill_status() -> JSONResponse:
+        return JSONResponse(shown_kill(room.watch.kill.status))
+
+    @router.put("/admin/kill")
+    async def kill(request: Request) -> JSONResponse:
+        body = await read_body(request, KillBody, max_bytes)
+        lost = room.watch.kill.turn(on=body.on, by=_who(request), reason=body.reason)
+        return JSONResponse({**shown_kill(room.watch.kill.status), "not_kept": lost or None})
+
+    @router.get("/admin/breakers")
+    async def breakers() -> JSONResponse:
+        watch = room.watch.breakers
+        shown = [] if watch is None else [_shown(breaker, watch) for breaker in watch.breakers]
+        return JSONResponse({"enabled": watch is not None, "breakers": shown})
+
+    @router.put("/admin/breakers")
+    async def set_breaker(request: Request) -> JSONResponse:
+        body = await read_body(request, BreakerBody, max_bytes)
+        watch = _watch(room)
+        known = room.client.info.proposers
+        if body.proposer not in known:
+            message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
+            raise RequestRefused(message, code="invalid_value", param="proposer")
+        return JSONResponse(_shown(watch.set(body.proposer, body.slice, body.state, _who(request)), watch))
+
+    return router
+
+
+def shown_kill(status: KillStatus) -> Json:
+    """Return the kill switch's state for programs."""
+    operator, flag = status.operator, status.flag
+    return {
+        "on": status.on,
+        "sources": status.sources,
+        "operator": {"on": operator.on, "by": operator.by, "reason": operator.reason, "at": operator.at.isoformat()},
+        "flag": None if flag is None else {"on": flag.value, "variant": flag.variant, "reason": flag.reason},
+        "fault": status.fault or None,
+    }
+
+
+def _watch(room: Room) -> BreakerWatch:
+    if room.watch.breakers is None:
+        raise RequestRefused(
+            "breakers are off here; breaker says on or metrics_only where they are not", code="breakers_off"
+        )
+    return room.watch.breakers
+
+
+def _shown(breaker: Breaker, watch: BreakerWatch) -> Json:
+    window = breaker.window
+    return {
+        "proposer": breaker.proposer,
+        "slice": breaker.slice,
+        "state": breaker.state,
+        "acceptance": window.acceptance,
+        "judged": window.judged,
+        "spent": window.spent,
+        "gained": window.gained,
+        "rounds": window.rounds,
+        "errors_in_row": breaker.seen.errors_in_row,
+        "late_in_row": breaker.seen.late_in_row,
+        "probed_in_s": watch.open_for_s(breaker),
+    }
+
+
+def _who(request: Request) -> str:
+    return caller_of(request).key_id or "developer"

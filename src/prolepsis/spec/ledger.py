@@ -1,0 +1,107 @@
+"""What each proposer costs and brings with the requests of each slice: counts for whoever watches over proposers.
+
+Acceptance is counted on every draft that is judged (`spec.scoring`), verified or not: how often a proposer is asked, or
+what the window cuts, does not select the trials. Time and rows are counted in tokens, at the prices of their own step.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.effort import Prices
+
+_MOST = 1024  # pairs of proposer and slice; others are not counted
+
+
+@dataclass(slots=True)
+class _Tally:
+    """`SliceCounts` while they grow. What is a part of another count is written after it and read before it."""
+
+    num_right: int = 0
+    num_judged: int = 0
+    num_asked: int = 0
+    gained_squared: float = 0.0
+    gained: float = 0.0
+    spent: float = 0.0
+    num_rounds: int = 0
+    errors_in_row: int = 0
+    num_errors: int = 0
+    late_in_row: int = 0
+    num_late: int = 0
+
+
+_COUNTS = tuple(field.name for field in fields(_Tally))
+
+
+class Ledger:
+    """Written by the engine's thread, read by any. A call of more than `late_s` seconds is late."""
+
+    def __init__(self, names: Sequence[str], *, late_s: float = 1.0) -> None:
+        self._names = set(names)
+        self._late_s = late_s
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+
+    def counts(self) -> tuple[SliceCounts, ...]:
+        """Return all counts, from any thread; one step's may be split over two readings."""
+        return tuple(
+            SliceCounts(*key, **{name: getattr(tally, name) for name in _COUNTS})
+            for key, tally in list(self._tallies.items())
+        )
+
+    def num_asked(self, proposer: str, slice_name: str) -> int:
+        tally = self._tallies.get((proposer, slice_name))
+        return tally.num_asked if tally else 0
+
+    def exchange(self, proposer: str) -> None:
+        """Count anew for another proposer of this name."""
+        self._names.add(proposer)
+        self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
+
+    def ask(self, proposer: str, slices: Sequence[str], seconds: float, prices: Prices | None) -> None:
+        """Count one call for samples of `slices`; its time is theirs in equal parts."""
+        late = seconds > self._late_s
+        spent = 1000.0 * seconds * prices.ms / len(slices) if prices else 0.0
+        for slice_name, number in Counter(slices).items():
+            if (tally := self._of(proposer, slice_name)) is not None:
+                tally.num_asked += number
+                tally.spent += spent * number
+                tally.num_late += late
+                tally.late_in_row = tally.late_in_row + 1 if late else 0
+
+    def judge(self, proposer: str, slice_name: str, *, right: bool) -> None:
+        """Count a draft whose first token was committed, or another in its place."""
+        if (tally := self._of(proposer, slice_name)) is not None:
+            tally.num_judged += 1
+            tally.num_right += right
+
+    def verify(self, draft: Draft, path: Sequence[int], slice_name: str, prices: Prices | None) -> None:
+        """Count a verified draft whose nodes `path` were emitted, each node with the proposer it is of."""
+        sources = draft.sources
+        rows = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
+        for proposer, num_rows in rows.items():
+            if (tally := self._of(proposer, slice_name)) is not None:
+                gained = sum(sources[node] == proposer for node in path) if sources else len(path)
+                tally.num_rounds += 1
+                tally.spent += num_rows * prices.row if prices else 0.0
+                tally.gained += gained
+                tally.gained_squared += gained * gained
+
+    def fail(self, proposer: str, slice_name: str) -> None:
+        """Count a fault of the proposer."""
+        if (tally := self._of(proposer, slice_name)) is not None:
+            tally.num_errors += 1
+            tally.errors_in_row += 1
+
+    def succeed(self, proposer: str, slice_name: str) -> None:
+        """It returned a sound draft."""
+        tally = self._tallies.get((proposer, slice_name))
+        if tally is not None:
+            tally.errors_in_row = 0
+
+    def _of(self, proposer: str, slice_name: str) -> _Tally | None:
+        tally = self._tallies.get((proposer, slice_name))
+        if tally is None and proposer in self._names and len(self._tallies) < _MOST:
+            tally = self._tallies[proposer, slice_name] = _Tally()
+        return tally

@@ -1,0 +1,43 @@
+"""All breakers of an engine: apart by proposer and slice."""
+
+from prolepsis.control.breaker.board import Breakers
+from prolepsis.control.breaker.settings import BreakerSettings
+from prolepsis.core.plan import LeftOut
+from prolepsis.core.slice_counts import SliceCounts
+
+
+def reading(proposer: str, slice_name: str, judged: int, right: int) -> SliceCounts:
+    return SliceCounts(proposer, slice_name, num_asked=judged, num_judged=judged, num_right=right)
+
+
+def test_one_slice_of_one_proposer_is_left_out_and_no_other() -> None:
+    breakers = Breakers(BreakerSettings())
+    counts = [reading("head", "chat", 500, 0), reading("head", "code", 500, 300), reading("suffix", "chat", 500, 200)]
+    [event] = breakers.observe(counts, now=1.0)
+    assert (event.proposer, event.slice) == ("head", "chat")
+    assert breakers.left_out() == (LeftOut("head", "chat"),)
+    assert {key: breaker.state for key, breaker in breakers.all.items()} == {
+        ("head", "chat"): "open",
+        ("head", "code"): "closed",
+        ("suffix", "chat"): "closed",
+    }
+
+
+def test_one_may_be_set_before_anything_is_counted() -> None:
+    breakers = Breakers(BreakerSettings())
+    [event] = breakers.set("head", "chat", "forced_open", 1.0, "kim")
+    assert event.after == "forced_open"
+    assert breakers.left_out() == (LeftOut("head", "chat"),)
+    assert breakers.observe([reading("head", "chat", 500, 400)], 2.0) == []
+    breakers.set("head", "chat", "closed", 3.0, "kim")
+    assert breakers.left_out() == ()
+
+
+def test_all_may_only_measure_at_first() -> None:
+    breakers = Breakers(BreakerSettings(), metrics_only=True)
+    [event] = breakers.observe([reading("head", "chat", 500, 0)], now=1.0)
+    assert (event.before, event.after, event.reason) == ("metrics_only", "metrics_only", "acceptance")
+    assert breakers.left_out() == ()
+    breakers.set("head", "chat", "closed", 2.0, "kim")
+    breakers.observe([reading("head", "chat", 1000, 0)], now=3.0)
+    assert breakers.left_out() == (LeftOut("head", "chat"),)

@@ -1,0 +1,21 @@
+"""Flag files as operators write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def flag(targeting: object = None, *, default: object = "on", state: str = "ENABLED", **more: object) -> dict[str, Any]:
+    """Return a boolean flag."""
+    made = {"state": state, "variants": {"on": True, "off": False}, "defaultVariant": default, **more}
+    return made if targeting is None else made | {"targeting": targeting}
+
+
+def write(path: Path, enabled: object = None, kill: object = None, **more: object) -> Path:
+    """Replace the file by one with these flags; None: not there."""
+    flags = {"speculation.enabled": enabled, "speculation.kill": kill}
+    text = {"$schema": "https://flagd.dev/schema/v0/flags.json", "flags": {k: v for k, v in flags.items() if v}, **more}
+    other = path.with_suffix(".new")
+    other.write_text(json.dumps(text))
+    other.replace(path)
+    return path

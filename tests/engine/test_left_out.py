@@ -1,0 +1,159 @@
+"""Plans that leave proposers out by slice, in mid-request: other steps, the same tokens."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from prolepsis.core.events import Event, Finished
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import PANIC_PLAN, LeftOut, SpecPlan
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.stats import EffectiveMode, RequestStats
+from prolepsis.engine.step import Engine
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import SampleView
+from tests.fakes import Room, build, drain, outputs, request, run, submit, terminals, true_continuation
+
+PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
+
+
+class Named:
+    """Drafts three right tokens under a name of its own, and remembers for whom."""
+
+    free = True
+
+    def __init__(self, name: str, wrong: Callable[[SampleView], bool] = lambda sample: False) -> None:
+        self.name = name
+        self.asked: list[str] = []
+        self._wrong = wrong
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._draft(sample, min(3, limit)) for sample, limit in zip(samples, limits, strict=True)]
+
+    def _draft(self, sample: SampleView, limit: int) -> Draft | None:
+        self.asked.append(sample.slice)
+        if limit == 0:
+            return None
+        shift = int(self._wrong(sample))
+        return chain(tuple((t + shift) % 24 for t in true_continuation(sample, limit)), self.name)
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        """Nothing to learn."""
+
+    def forget(self, sample: SampleView) -> None:
+        """Nothing to forget."""
+
+
+def sliced(request_id: str, slice_name: str, choice: SpeculationChoice | None = None) -> GenerateRequest:
+    source = request(request_id, [1, 2, 3], PARAMS)
+    return replace(source, slice=slice_name, speculation=choice or SpeculationChoice())
+
+
+def plain() -> dict[tuple[str, int], list[int]]:
+    return outputs(run(build(Room()), sliced("a", "chat"), sliced("b", "code")))
+
+
+def apply(engine: Engine, **plan: object) -> None:
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=3, **plan)))  # type: ignore[arg-type]
+
+
+def stats_of(events: Sequence[Event], request_id: str) -> RequestStats:
+    terminal = terminals(events)[request_id]
+    assert isinstance(terminal, Finished)
+    return terminal.stats
+
+
+def test_from_the_next_step_on_it_drafts_for_other_slices_only_and_the_next_one_takes_its_place() -> None:
+    first, second = Named("first"), Named("second")
+    engine = build(Room(proposers=[first, second]))
+    apply(engine, proposers=("first",))
+    submit(engine, sliced("a", "chat"), sliced("b", "code"))
+    events = [event for _ in range(4) for event in engine.step()]
+    assert set(first.asked) == {"chat", "code"}
+    first.asked.clear()
+    apply(engine, left_out=(LeftOut("first", "chat"),))
+    events += engine.step()
+    assert set(first.asked) == {"code"}
+    events += drain(engine)
+    assert set(first.asked) == {"code"}
+    assert outputs(events) == plain()
+    assert set(stats_of(events, "a").proposers) == {"first", "second"}
+    assert stats_of(events, "b").mode.reason == "speculating"
+
+
+def test_where_nobody_is_left_the_slice_is_decoded_plainly_and_says_why() -> None:
+    engine = build(Room(proposers=[Named("first"), Named("second")]))
+    apply(engine, version=4, left_out=(LeftOut("first", "chat"), LeftOut("second", "chat")))
+    events = run(engine, sliced("a", "chat"), sliced("b", "code"))
+    assert outputs(events) == plain()
+    stats = stats_of(events, "a")
+    assert stats.mode == EffectiveMode("off", "breaker_open", 4)
+    assert stats.plain_steps["breaker_open"] == stats.num_steps - 1 - stats.plain_steps.get("no_room", 0)
+    assert stats_of(events, "b").mode.mode == "on"
+
+
+def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too() -> None:
+    first, second = Named("first"), Named("second")
+    engine = build(Room(proposers=[first, second]))
+    apply(engine, left_out=(LeftOut("first", "chat"),))
+    shadow, named = SpeculationChoice(shadow=True), SpeculationChoice(proposers=("first",))
+    events = run(engine, sliced("a", "chat", shadow), sliced("b", "chat", named))
+    assert first.asked == []
+    assert set(stats_of(events, "a").shadow) == {"second"}
+    assert stats_of(events, "b").mode.reason == "breaker_open"
+    assert outputs(events) == plain()
+
+
+def test_a_probe_round_ends_by_itself() -> None:
+    first = Named("first")
+    engine = build(Room(proposers=[first]))
+    apply(engine, left_out=(LeftOut("first", "chat", probes=4, probe_round=1),))
+    events = run(engine, sliced("a", "chat"))
+    assert len(first.asked) == 4
+    assert outputs(events)["a", 0] == plain()["a", 0]
+
+
+def test_a_damaged_slice_shows_in_its_own_counts_only() -> None:
+    engine = build(Room(proposers=[Named("first", wrong=lambda sample: sample.slice == "code")]))
+    apply(engine)
+    events = run(engine, sliced("a", "chat"), sliced("b", "code"))
+    assert outputs(events) == plain()
+    chat, code = sorted(engine.speculation.proposers.ledger.counts(), key=lambda counts: counts.slice)
+    assert chat.num_right == chat.num_judged > 10
+    assert code.num_right == 0 < code.num_judged
+
+
+def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_acceptance() -> None:
+    for choice in (SpeculationChoice(forced=True), SpeculationChoice(shadow=True), SpeculationChoice()):
+        engine = build(Room(proposers=[Named("first")]))
+        run(engine, sliced("a", "chat", choice))
+        [counts] = engine.speculation.proposers.ledger.counts()
+        assert counts.num_right == counts.num_judged > 10
+        weighed = choice == SpeculationChoice()
+        assert (counts.num_rounds > 0, counts.spent > 0.0, counts.gained > 0.0) == (weighed, weighed, weighed)
+
+
+def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
+    first = Named("first")
+    engine = build(Room(proposers=[first]))
+    apply(engine)
+    submit(engine, sliced("a", "chat"))
+    events = [event for _ in range(5) for event in engine.step()]
+    assert first.asked
+    first.asked.clear()
+    engine.send(ApplyPlan(replace(PANIC_PLAN, version=7, reason="killed")))
+    while engine.scheduler.requests:
+        events += engine.step()
+        assert engine.timings.last[-1].num_rows == 1
+    assert first.asked == []
+    assert outputs(events)["a", 0] == plain()["a", 0]
+    assert stats_of(events, "a").mode == EffectiveMode("on", "killed", 7)
+    events = run(engine, sliced("c", "chat"), sliced("d", "chat", SpeculationChoice(enabled=False)))
+    assert stats_of(events, "c").mode == EffectiveMode("off", "killed", 7)
+    assert stats_of(events, "d").mode.reason == "requested_off"
+
+
+def test_a_flag_is_the_reason_where_one_turned_it_off() -> None:
+    choice = SpeculationChoice(enabled=False, off_by_flag=True)
+    events = run(build(Room(proposers=[Named("first")])), sliced("a", "chat", choice))
+    assert stats_of(events, "a").mode == EffectiveMode("off", "flag_off", 0)

@@ -1,0 +1,134 @@
+"""What is counted of proposers by slice, and who is left out by it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from prolepsis.core.plan import LeftOut, SpecPlan
+from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.draft import ROOT, Draft, chain
+from prolepsis.spec.effort import Prices
+from prolepsis.spec.leaving_out import LeavingOut
+from prolepsis.spec.ledger import Ledger
+from prolepsis.spec.proposers.scripted import Scripted
+from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.window import Window
+from tests.spec.samples import VOCAB, FakeSample
+
+NAMES = ("head", "suffix")
+
+
+def of(counts: Sequence[SliceCounts], proposer: str, slice_name: str) -> SliceCounts:
+    [found] = [one for one in counts if (one.proposer, one.slice) == (proposer, slice_name)]
+    return found
+
+
+def test_time_is_shared_and_counted_at_its_price() -> None:
+    ledger = Ledger(NAMES)
+    ledger.ask("head", ["chat", "chat", "code", "code"], 0.008, Prices(row=0.1, ms=0.5))
+    assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0)
+    assert of(ledger.counts(), "head", "code").num_asked == 2
+    ledger.ask("head", ["chat"], 0.008, None)
+    assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0), "not weighed, not counted"
+
+
+def test_a_late_call_is_late_once_for_each_slice_that_took_part() -> None:
+    ledger = Ledger(NAMES, late_s=0.5)
+    for seconds, row in ((0.6, 1), (0.7, 2), (0.4, 0)):
+        ledger.ask("head", ["chat", "chat", "code"], seconds, None)
+        assert of(ledger.counts(), "head", "chat").late_in_row == row
+    assert of(ledger.counts(), "head", "code").num_late == 2
+
+
+def test_rows_and_tokens_of_a_merged_draft_count_for_whom_they_are_of() -> None:
+    draft = Draft((1, 2, 3), (ROOT, 0, 0), "merged", sources=("suffix", "suffix", "head"))
+    ledger = Ledger(NAMES)
+    ledger.verify(draft, [0, 2], "chat", Prices(row=0.1, ms=0.0))
+    suffix, head = of(ledger.counts(), "suffix", "chat"), of(ledger.counts(), "head", "chat")
+    assert suffix.spent == pytest.approx(0.2)
+    assert head.spent == pytest.approx(0.1)
+    assert [(one.num_rounds, one.gained, one.gained_squared) for one in (suffix, head)] == [(1, 1, 1), (1, 1, 1)]
+
+
+def test_faults_in_a_row_end_with_a_sound_draft_of_the_slice() -> None:
+    ledger = Ledger(NAMES)
+    for _ in range(2):
+        ledger.fail("head", "chat")
+        ledger.fail("head", "code")
+    ledger.succeed("head", "code")
+    assert [(c.num_errors, c.errors_in_row) for c in ledger.counts()] == [(2, 2), (2, 0)]
+
+
+def test_strangers_are_not_counted_and_pairs_are_bounded() -> None:
+    ledger = Ledger(NAMES)
+    ledger.judge("merged", "chat", right=True)
+    assert ledger.counts() == ()
+    for i in range(5000):
+        ledger.judge("head", str(i), right=True)
+    assert len(ledger.counts()) == 1024
+
+
+def test_another_proposer_of_the_name_is_counted_anew() -> None:
+    ledger = Ledger(NAMES)
+    ledger.judge("head", "chat", right=True)
+    ledger.judge("suffix", "chat", right=True)
+    ledger.exchange("head")
+    assert [one.proposer for one in ledger.counts()] == ["suffix"]
+
+
+def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
+    """Rows so dear that nothing is verified: what is right is counted all the same, by slice."""
+    proposers = ProposerSet(
+        [Scripted(lambda s, n: chain((7,), "scripted"))], Window(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
+    )
+    samples = [FakeSample([1, 2], key="a", slice="chat"), FakeSample([1, 2], key="b", slice="code")]
+    for _ in range(10):
+        assert proposers.propose(samples, [4, 4], SpecPlan()) == [None, None]
+        for sample, token in zip(samples, (7, 8), strict=True):
+            sample.tokens.append(token)
+            proposers.commit(sample, 1)
+    chat, code = of(proposers.ledger.counts(), "scripted", "chat"), of(proposers.ledger.counts(), "scripted", "code")
+    assert (chat.num_asked, chat.num_judged, chat.num_right, chat.num_rounds) == (10, 10, 10, 0)
+    assert (code.num_judged, code.num_right) == (10, 0)
+
+
+def test_a_fault_is_counted_with_the_slice_whose_sample_it_was() -> None:
+    def script(sample: object, limit: int) -> Draft:
+        if isinstance(sample, FakeSample) and sample.slice == "code":
+            raise ValueError("not this one")
+        return chain((7,), "scripted")
+
+    proposers = ProposerSet([Scripted(script)], Window(flat_cost()), AcceptanceEstimator(), VOCAB)
+    samples = [FakeSample([1, 2], key="a", slice="chat"), FakeSample([1, 2], key="b", slice="code")]
+    for _ in range(3):
+        proposers.propose(samples, [4, 4], SpecPlan())
+    assert [(c.slice, c.errors_in_row) for c in proposers.ledger.counts() if c.num_errors] == [("code", 3)]
+
+
+def test_those_left_out_of_a_slice_may_not_draft_there() -> None:
+    leaving = LeavingOut(Ledger(NAMES))
+    plan = SpecPlan(left_out=(LeftOut("head", "chat"),))
+    assert leaving.allowed("code", None, plan, NAMES) is None
+    assert leaving.allowed("chat", None, plan, NAMES) == ("suffix",)
+    assert leaving.allowed("chat", ("head",), plan, NAMES) == ()
+    assert leaving.allowed("code", ("head",), plan, NAMES) == ("head",)
+    assert leaving.allowed("chat", None, SpecPlan(), NAMES) is None
+
+
+def test_a_grant_of_probes_is_used_up_and_a_plan_that_repeats_it_grants_no_more() -> None:
+    ledger = Ledger(NAMES)
+    leaving = LeavingOut(ledger)
+    ledger.ask("head", ["chat"] * 50, 0.0, None)
+
+    def may_draft(version: int, probe_round: int) -> bool:
+        plan = SpecPlan(version=version, left_out=(LeftOut("head", "chat", probes=3, probe_round=probe_round),))
+        return leaving.allowed("chat", None, plan, NAMES) is None
+
+    assert may_draft(1, 1)
+    ledger.ask("head", ["chat"] * 2, 0.0, None)
+    assert may_draft(2, 1)
+    ledger.ask("head", ["chat"], 0.0, None)
+    assert not may_draft(3, 1)
+    assert may_draft(4, 2), "another round is another grant"
