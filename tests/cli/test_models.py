@@ -104,6 +104,14 @@ def test_export_of_a_model_that_is_not_here_is_status_3(root: Path) -> None:
     assert not (root / "out").exists()
 
 
+def test_a_name_that_a_known_model_and_a_head_share_is_the_models(root: Path, head: Path) -> None:
+    assert run(root, "import", str(head), "--as", DEFAULT_MODEL).exit_code == 0
+    out = root.parent / "out"
+    assert run(root, "export", DEFAULT_MODEL, str(out)).exit_code == 3
+    assert run(root, "export", f"{DEFAULT_MODEL}@1", str(out)).exit_code == 0
+    assert load_head(out)[0].draft_vocab == 64
+
+
 def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: Path) -> None:
     imported = run(root, "import", str(head), "--as", "mine")
     assert imported.exit_code == 0, imported.stderr

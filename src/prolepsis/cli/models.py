@@ -46,7 +46,10 @@ def export(
     directory: Annotated[Path, typer.Argument(help="folder to write; it appears whole or not at all")],
     model_dir: Directory = None,
 ) -> None:
-    """Write a model as a folder of bf16 safetensors, or a draft head in the speculators format: others load both."""
+    """Write a model as a folder of bf16 safetensors, or a draft head in the speculators format: others load both.
+
+    A name that a known model shares with its head is the model's; the head is NAME@VERSION.
+    """
     from prolepsis.cli.bench.export import export_model
     from prolepsis.models.head_exchange import export_head
     from prolepsis.models.heads import HeadEntry
@@ -54,7 +57,7 @@ def export(
 
     quiet_logs()
     root = settings_here(model_dir=model_dir).engine.model_dir
-    head = find_drafter(name, root)
+    head = None if name in KNOWN else find_drafter(name, root)
     if isinstance(head, HeadEntry):
         known = KNOWN.get(head.target)
         written = export_head(head, directory, known.hub.repository if known else None)

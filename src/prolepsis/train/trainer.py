@@ -15,6 +15,8 @@ from prolepsis.train.documents import Document
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
 from prolepsis.train.student import Moment, Student
 
+MOST_MEASUREMENTS = 24
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
@@ -29,7 +31,7 @@ class TrainSettings:
     workers: int = 2
     dtype: torch.dtype = torch.float32
     measure_every: int = 60
-    """Steps between two measurements of held-out acceptance."""
+    """Steps between two measurements of held-out acceptance at least; they are `MOST_MEASUREMENTS` at most."""
     held_out_documents: int = 48
     """Measured at most."""
 
@@ -154,6 +156,7 @@ class Trainer:
         self._anchors += result.rows[0]
         self._losses.append(result.loss)
         right = [hit / max(1, rows) for hit, rows in zip(result.right, result.rows, strict=True)]
-        due = self._step % self.settings.measure_every == 0 or self._step == num_steps
+        every = max(self.settings.measure_every, num_steps // MOST_MEASUREMENTS)
+        due = self._step % every == 0 or self._step == num_steps
         measured = self.measure() if due else None
         return StepDone(self._step, num_steps, self._anchors, result.loss, right, measured)
