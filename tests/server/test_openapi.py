@@ -16,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from prolepsis.core.config import ServerConfig
 from prolepsis.server import replies
 from prolepsis.server.door.rules import ROUTES
 from prolepsis.server.openapi import openapi_document
@@ -48,8 +49,10 @@ async def test_the_document_is_served(served_here: Served) -> None:
 
 
 @pytest.fixture(scope="module")
-def served_here() -> Iterator[Served]:
-    with served(FakeEngine(text="ok")) as running:
+def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with a kill switch of its own: requests from the document turn it."""
+    config = ServerConfig(max_body_bytes=65536, kill_file=tmp_path_factory.mktemp("killed") / "kill.json")
+    with served(FakeEngine(text="ok"), config) as running:
         yield running
 
 
