@@ -5,12 +5,15 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
+from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.acts import Acts, opened_store
+from prolepsis.server.app import build
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.store.audit import chain
@@ -18,7 +21,7 @@ from prolepsis.store.audit.entry import AuditEntry
 from prolepsis.store.audit.verify import verify
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
-from tests.server.fakes import INFO
+from tests.server.fakes import INFO, ByteTokenizer, FakeEngine
 from tests.server.test_run import process
 from tests.store.databases import opened
 
@@ -49,6 +52,37 @@ def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path
     assert isinstance(reloaded.told.after, dict)
     assert reloaded.told.after["default"]["mode"] == "on"
     assert (reloaded.told.actor, reloaded.told.subject) == ("server", str(file))
+
+
+async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) -> None:
+    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json")
+    with opened_store(config, Metrics()) as store:
+        app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
+            breaker = {"proposer": INFO.proposers[0], "slice": "text/none/free/short", "state": "forced_open"}
+            assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
+    killed, opened_by_hand = entries_of(setting)
+    assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
+    assert killed.told is not None
+    assert opened_by_hand.told is not None
+    assert (killed.told.actor, opened_by_hand.told.actor) == ("developer", "developer")
+    assert isinstance(killed.told.before, dict)
+    assert isinstance(killed.told.after, dict)
+    assert (killed.told.before["on"], killed.told.after["on"]) == (False, True)
+    assert killed.told.after["operator"]["reason"] == "drill"
+
+
+def test_changes_of_a_rollout_are_recorded_with_their_numbers(tmp_path: Path) -> None:
+    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    with opened_store(ServerConfig(store=setting), Metrics()) as store:
+        Acts(store).rollout_changed(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1"))
+    (started,) = entries_of(setting)
+    assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
+    assert started.told is not None
+    assert isinstance(started.told.after, dict)
+    assert (started.told.subject, started.told.after["reason"]) == ("code@1", "by k1")
 
 
 def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,16 @@
 """What a server does that belongs into the audit log, and the store it is written to."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 from prolepsis import __version__
+from prolepsis.control.breaker.events import BreakerEvent
 from prolepsis.control.policy import Policy
+from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.client import EngineInfo
 from prolepsis.store.audit.entry import Act
@@ -33,7 +37,7 @@ def opened_store(config: ServerConfig, metrics: Metrics) -> Iterator[Store | Non
 class Acts:
     """Hands acts to the store's writer, without waiting for it; without a store they are not kept."""
 
-    def __init__(self, store: Store | None) -> None:
+    def __init__(self, store: Store | None = None) -> None:
         self._writer = store.writer if store else None
 
     def started(self, info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> None:
@@ -58,6 +62,22 @@ class Acts:
             versions={"policy": after.full_version},
         )
         self._offer(act)
+
+    def rollout_changed(self, event: RolloutEvent) -> None:
+        """Say what became of a rollout, and by what numbers; the reason names who did it by hand."""
+        told = json.loads(event.to_json())
+        versions = {"policy": event.plan_version}
+        act = Act(actor=_ACTOR, action=f"rollout.{event.kind}", subject=event.rollout_id, after=told, versions=versions)
+        self._offer(act)
+
+    def breaker_changed(self, event: BreakerEvent) -> None:
+        """Say which breaker went from what to what, and by what numbers."""
+        subject, after = f"{event.proposer} {event.slice}", asdict(event)
+        self._offer(Act(actor=event.by or _ACTOR, action=f"breaker.{event.after}", subject=subject, after=after))
+
+    def kill_turned(self, by: str, before: object, after: object, *, on: bool) -> None:
+        """Say who turned the kill switch, and why."""
+        self._offer(Act(actor=by, action=f"kill.{'on' if on else 'off'}", before=before, after=after))
 
     def _offer(self, act: Act) -> None:
         if self._writer is not None:

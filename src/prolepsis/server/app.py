@@ -16,6 +16,7 @@ from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
+from prolepsis.server.acts import Acts
 from prolepsis.server.admin import admin_routes
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.door.exposure import check_exposure
@@ -75,7 +76,8 @@ def build(
     check_exposure(config, door.keys)
     plan = PlanInEffect(door.base_plan, client.apply_plan)
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
-    watch = _watch(config, client, plan, metrics.control, flags)
+    acts = Acts(store)
+    watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -99,7 +101,7 @@ def build(
     app.state.watch = watch
     app.state.door_metrics = metrics.door
     recorder = Recorder(store, config.store_sample)
-    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder)
+    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts)
     for router in (
         generation_routes(room),
         tokenization_routes(room),
@@ -122,6 +124,8 @@ def _watch(
     plan: PlanInEffect,
     metrics: ControlMetrics,
     provider: FeatureProvider | None,
+    *,
+    acts: Acts,
 ) -> Watch:
     """Return what may turn speculation off; a kill switch that is on has been applied."""
     file = KillFile(config.kill_file or default_kill_file())
@@ -132,4 +136,5 @@ def _watch(
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
-    return Watch(kill, flags, BreakerWatch(breakers, client.proposer_counts, plan.leave_out, metrics))
+    told = acts.breaker_changed
+    return Watch(kill, flags, BreakerWatch(breakers, client.proposer_counts, plan.leave_out, metrics, tell=told))

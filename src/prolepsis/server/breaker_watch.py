@@ -28,12 +28,16 @@ class BreakerWatch:
         counts: Callable[[], Iterable[SliceCounts]],
         leave_out: Callable[[tuple[LeftOut, ...]], None],
         metrics: ControlMetrics,
+        *,
+        tell: Callable[[BreakerEvent], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tell` hears of every change, beside log and metrics."""
         self._breakers = breakers
         self._counts = counts
         self._leave_out = leave_out
         self._metrics = metrics
+        self._tell = tell
         self._clock = clock
 
     @property
@@ -60,4 +64,6 @@ class BreakerWatch:
             labels = (event.proposer, event.slice, event.before, event.after, event.reason)
             self._metrics.breaker_events.labels(*labels).inc()
             self._metrics.breaker(event.proposer, event.slice, event.after)
+            if self._tell is not None:
+                self._tell(event)
         self._leave_out(self._breakers.left_out())

@@ -56,13 +56,15 @@ class Rollouts:
         metrics: RolloutMetrics,
         *,
         model: str,
+        tell: Callable[[RolloutEvent], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Raises `OSError` where the journal cannot be read."""
+        """`tell` hears of every change made here. Raises `OSError` where the journal cannot be read."""
         self._journal = journal
         self._stop_run = stop_run
         self._metrics = metrics
         self._model = model
+        self._tell = tell
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
@@ -216,6 +218,8 @@ class Rollouts:
         live.take(replace(after, plan_version=self._policy_version))
         for event in events:
             self._metrics.changed(live.slice.rule, event.kind)
+            if self._tell is not None:
+                self._tell(event)
             log.info(
                 "rollout_changed",
                 rollout=event.rollout_id,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
 from prolepsis.engine.client import EngineClient
+from prolepsis.server.acts import Acts
 from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
@@ -26,6 +27,7 @@ class Room:
     policies: Policies | None = None
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder = field(default_factory=Recorder)
+    acts: Acts = field(default_factory=Acts)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 def _policies(
     file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
 ) -> Policies:
-    rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model)
+    rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
     return Policies(file, client.info.proposers, rollouts, acts=acts)
 
 

@@ -40,8 +40,11 @@ def watch_routes(room: Room) -> APIRouter:
     @router.put("/admin/kill")
     async def kill(request: Request) -> JSONResponse:
         body = await read_body(request, KillBody, max_bytes)
-        lost = room.watch.kill.turn(on=body.on, by=_who(request), reason=body.reason)
-        return JSONResponse({**shown_kill(room.watch.kill.status), "not_kept": lost or None})
+        before, who = shown_kill(room.watch.kill.status), _who(request)
+        lost = room.watch.kill.turn(on=body.on, by=who, reason=body.reason)
+        after = shown_kill(room.watch.kill.status)
+        room.acts.kill_turned(who, before, after, on=body.on)
+        return JSONResponse({**after, "not_kept": lost or None})
 
     @router.get("/admin/breakers")
     async def breakers() -> JSONResponse:
