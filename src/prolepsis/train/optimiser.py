@@ -50,7 +50,7 @@ def apply(optimisers: Sequence[Optimizer], tensors: Sequence[Tensor], gradients:
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
     scale = min(1.0, CLIP / (float(norm) + 1e-6))
     for tensor, gradient in zip(tensors, gradients, strict=True):
-        tensor.grad = gradient.mul_(scale)
+        tensor.grad = gradient.mul_(scale).contiguous()  # torch's fused AdamW reads memory in the tensor's own order
     for optimiser in optimisers:
         optimiser.step()
         optimiser.zero_grad()

@@ -1,0 +1,19 @@
+"""Gradients are applied as what they are, however they lie in memory."""
+
+import torch
+
+from prolepsis.train.optimiser import Rates, apply, make_optimisers
+
+
+def test_the_order_of_a_gradient_in_memory_does_not_matter() -> None:
+    first = torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
+    gradient = torch.randn(10, 6, generator=torch.Generator().manual_seed(1)).t()
+    assert not gradient.is_contiguous()
+    results = []
+    for given in (gradient.clone(), gradient.contiguous()):
+        tensor = first.clone().requires_grad_(True)
+        optimisers = make_optimisers([tensor], torch.zeros(1), Rates(adamw=0.1))
+        apply(optimisers, [tensor], [given])
+        results.append(tensor.detach())
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], first)
