@@ -1,7 +1,5 @@
 """Where the kill switch stands, in a file: it outlives the server, and works while none runs."""
 
-import os
-import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +8,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from prolepsis.core.directories import data_directory
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.whole_file import write_whole
 
 
 class KillState(BaseModel):
@@ -58,23 +57,6 @@ class KillFile:
         """Replace the file; raises `ConfigError` where that fails, and what was there stays."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._replace(state.model_dump_json().encode())
+            write_whole(self.path, state.model_dump_json().encode())
         except OSError as error:
             raise ConfigError(f"kill file {self.path} cannot be written: {error.strerror}", param="kill_file") from None
-
-    def _replace(self, text: bytes) -> None:
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            os.unlink(name)
-            raise
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

@@ -14,6 +14,7 @@ from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.control.rollouts.state import ACTIVE, RolloutState
 from prolepsis.control.verdicts.evidence import StageEvidence
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.whole_file import write_whole
 
 
 class FileJournal:
@@ -62,13 +63,7 @@ class FileJournal:
     def keep_evidence(self, evidence: StageEvidence) -> None:
         self._evidence[evidence.rollout_id] = evidence
         text = json.dumps([json.loads(one.to_json()) for one in self._evidence.values()])
-        target = self._folder / f"evidence-{self._replica}.json"
-        unfinished = target.with_suffix(".unfinished")
-        with unfinished.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(target)
+        write_whole(self._folder / f"evidence-{self._replica}.json", text.encode())
 
     def other_evidence(self, rollout_id: str) -> Sequence[StageEvidence]:
         found = []

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from argon2 import PasswordHasher
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.whole_file import write_whole
 from prolepsis.server.caller import Caller, Role
 from prolepsis.server.door.tiers import DEFAULT_TIER, TierName
 
@@ -120,16 +120,7 @@ class KeyFile:
 
     def _write(self, keys: Sequence[KeyRecord]) -> None:
         text = json.dumps({"keys": [key.model_dump(mode="json") for key in keys]}, indent=2) + "\n"
-        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=self.path.name)  # made with mode 0600
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(self.path, text.encode())
 
 
 def _private(path: str, flags: int) -> int:
