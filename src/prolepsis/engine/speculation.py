@@ -36,7 +36,9 @@ class Speculation:
             return list(rows)
         decoding = [row for row in rows if row.num_tokens == 1 and row.sample.key in self._told]
         load = StepLoad(num_rows, sum(row.start for row in rows), max(0, room))
-        decoding = self._with_shadows(self._with_drafts(decoding, plan, load), plan, load)
+        choices = [_choice(row.sample, plan) for row in decoding]
+        decoding = self._with_drafts(decoding, choices, plan, load)
+        decoding = self._with_shadows(decoding, choices, plan, load)
         drafted = {row.sample.key: row for row in decoding}
         return [drafted.get(row.sample.key, row) for row in rows]
 
@@ -54,8 +56,9 @@ class Speculation:
             if self._told.pop(sample.key, None) is not None:
                 self.proposers.forget(sample)
 
-    def _with_drafts(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
-        choices = [_choice(row.sample, plan) for row in rows]
+    def _with_drafts(
+        self, rows: list[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+    ) -> list[Row]:
         limits = [
             0 if choice.shadow else self._limit(row.sample, choice) for row, choice in zip(rows, choices, strict=True)
         ]
@@ -68,9 +71,10 @@ class Speculation:
             for row, choice, draft, plain in zip(rows, choices, drafts, self._plain(allowed), strict=True)
         ]
 
-    def _with_shadows(self, rows: list[Row], plan: SpecPlan, load: StepLoad) -> list[Row]:
+    def _with_shadows(
+        self, rows: list[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+    ) -> list[Row]:
         """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
-        choices = [_choice(row.sample, plan) for row in rows]
         due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
         if not any(due):
             return rows
@@ -122,7 +126,7 @@ class Speculation:
 
 
 def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
-    """Return what the request may do now: nothing where its slice was stopped."""
+    """Return what the request may do now: nothing where the rollout's run that it drafts under was stopped."""
     choice = sample.request.source.speculation
     return _PLAIN if choice.rollout_run in plan.stopped else choice
 
