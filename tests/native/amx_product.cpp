@@ -1,6 +1,4 @@
 // Compares amx::product on emulated tiles with a plain product for every row count; prints the first difference and exits 1.
-#define PROLEPSIS_AMX
-#define PROLEPSIS_EMULATE_AMX
 #include "products.h"
 
 #include <cmath>
