@@ -12,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "threads.h"
@@ -31,6 +32,8 @@ constexpr int64_t kBlock = 64, kLanes = 16;
 constexpr int kBins = 4096;
 constexpr int64_t kRowsAlone = 2;  // rows that one thread picks by itself
 constexpr double kBinsPerNat = 64.0;
+constexpr double kNear = 8.0;  // nats below the likeliest token within which a truncated row is mostly decided
+constexpr size_t kFew = 1024;  // of those, as many are sorted
 
 inline uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -128,6 +131,7 @@ struct Scratch {
   std::vector<double> scaled, weight;
   std::vector<int32_t> bin, counts;
   std::vector<double> masses;
+  std::vector<int64_t> near;  // tokens less than kNear below the likeliest, by id; none where they are more than kFew
 };
 
 template <class T>
@@ -195,6 +199,18 @@ WIDEST double best_possible(const double* scaled, int64_t size, uint64_t key, ui
   return *std::max_element(lanes, lanes + kLanes);
 }
 
+// The sum of all weights, in one order whatever the vector width.
+WIDEST double mass_of(const double* scaled, int64_t size) {
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes)
+    for (int64_t j = 0; j < kLanes; j++) lanes[j] += exponential(scaled[i + j]);
+  double sum = 0.0;
+  for (const double lane : lanes) sum += lane;
+  for (; i < size; i++) sum += exponential(scaled[i]);
+  return sum;
+}
+
 WIDEST bool reaches(const double* scaled, int64_t size, double value) {
   int hits = 0;
   for (int64_t i = 0; i < size; i++) hits |= scaled[i] >= value;
@@ -234,6 +250,38 @@ Reached take(const Scratch& s, int64_t count, double mass) {
   return {{}, sum};
 }
 
+void gather_near(Scratch& s) {
+  const int64_t size = s.scaled.size();
+  s.near.clear();
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t end = std::min(start + kBlock, size);
+    if (!reaches(&s.scaled[start], end - start, -kNear)) continue;
+    for (int64_t i = start; i < end; i++)
+      if (s.scaled[i] > -kNear) s.near.push_back(i);
+    if (s.near.size() > kFew) return s.near.clear();
+  }
+}
+
+// As `take` for top-k and then top-p of what it left, among the near tokens alone; none where they do not hold it all.
+std::optional<Cut> cut_near(const Scratch& s, int64_t count, double top_p) {
+  if (s.near.empty()) return std::nullopt;
+  std::vector<int64_t> ids(s.near);
+  std::sort(ids.begin(), ids.end(), [&](int64_t a, int64_t b) { return s.scaled[a] != s.scaled[b] ? s.scaled[a] > s.scaled[b] : a < b; });
+  double mass = 0.0;
+  if (count > 0) {
+    if (count > static_cast<int64_t>(ids.size())) return std::nullopt;
+    ids.resize(count);
+    for (const int64_t id : ids) mass += exponential(s.scaled[id]);
+  } else {
+    mass = mass_of(s.scaled.data(), s.scaled.size());
+  }
+  if (top_p == 1.0) return Cut{s.scaled[ids.back()], ids.back()};
+  double sum = 0.0;
+  for (const int64_t id : ids)
+    if ((sum += exponential(s.scaled[id])) >= top_p * mass) return Cut{s.scaled[id], id};
+  return std::nullopt;
+}
+
 // Counts and masses of the bins; masses only where the nucleus needs them.
 void fill_bins(Scratch& s, bool with_mass) {
   const int64_t size = s.scaled.size();
@@ -247,24 +295,36 @@ void fill_bins(Scratch& s, bool with_mass) {
   }
 }
 
-// top-k, then top-p of what top-k left, then min-p. Each keeps a run of the likeliest, so the tightest decides.
-Cut find_cut(Scratch& s, const Truncation& t) {
+// The same over all tokens.
+Cut cut_all(Scratch& s, int64_t count, double top_p) {
   constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
   constexpr double kEver = std::numeric_limits<double>::infinity();
-  const bool by_count = t.top_k > 0 && t.top_k < static_cast<int64_t>(s.scaled.size()), by_mass = t.top_p < 1.0;
+  fill_bins(s, top_p < 1.0);
+  double mass = 0.0;
+  for (const double m : s.masses) mass += m;
   Cut cut;
-  if (by_count || by_mass) {
-    fill_bins(s, by_mass);
-    double mass = 0.0;
-    for (const double m : s.masses) mass += m;
-    if (by_count) {
-      const Reached largest = take(s, t.top_k, kEver);
-      cut = largest.cut;
-      mass = largest.mass;
-    }
-    if (by_mass) cut.tighten(take(s, kAll, t.top_p * mass).cut);
+  if (count > 0) {
+    const Reached largest = take(s, count, kEver);
+    cut = largest.cut;
+    mass = largest.mass;
   }
-  if (t.min_p > 0.0) cut.tighten({std::log(t.min_p), kAll});
+  if (top_p < 1.0) cut.tighten(take(s, kAll, top_p * mass).cut);
+  return cut;
+}
+
+// top-k, then top-p of what top-k left, then min-p. Each keeps a run of the likeliest, so the tightest decides.
+Cut find_cut(Scratch& s, const Truncation& t) {
+  const int64_t size = s.scaled.size(), count = t.top_k < size ? t.top_k : 0;
+  const double top_p = std::min(t.top_p, 1.0);
+  Cut cut;
+  if (count > 0 || top_p < 1.0) {
+    gather_near(s);
+    const std::optional<Cut> found = cut_near(s, count, top_p);
+    cut = found ? *found : cut_all(s, count, top_p);
+  } else {
+    s.near.clear();
+  }
+  if (t.min_p > 0.0) cut.tighten({std::log(t.min_p), std::numeric_limits<int64_t>::max()});
   return cut;
 }
 
@@ -281,7 +341,8 @@ void load(const T* logits, double temperature, Scratch& s) {
   scale(logits, size, largest(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
 }
 
-int64_t draw(uint64_t key, const Cut& cut, const Scratch& s) {
+// The largest score among the tokens that the cut keeps; the lowest id among equals.
+int64_t draw_all(uint64_t key, const Cut& cut, const Scratch& s) {
   const int64_t size = s.scaled.size();
   double scores[kBlock], best = kNone;
   int64_t winner = 0;
@@ -299,12 +360,28 @@ int64_t draw(uint64_t key, const Cut& cut, const Scratch& s) {
   return winner;
 }
 
+// The same where all that the cut keeps is near.
+int64_t draw_near(uint64_t key, const Cut& cut, const Scratch& s) {
+  double best = kNone;
+  int64_t winner = 0;
+  for (const int64_t id : s.near) {
+    if (!cut.keeps(s.scaled[id], id)) continue;
+    const double score = s.scaled[id] + gumbel_of(key, id);
+    if (score > best) {
+      best = score;
+      winner = id;
+    }
+  }
+  return winner;
+}
+
 template <class T>
 int64_t pick_row(const Row& row, Scratch& s) {
   const T* logits = reinterpret_cast<const T*>(row.address);
   if (row.truncation.temperature == 0.0) return first_largest(logits, s.scaled.size());
   load(logits, row.truncation.temperature, s);
-  return draw(row.key, find_cut(s, row.truncation), s);
+  const Cut cut = find_cut(s, row.truncation);
+  return !s.near.empty() && cut.value > -kNear ? draw_near(row.key, cut, s) : draw_all(row.key, cut, s);
 }
 
 int64_t pick_row(const Row& row, int64_t size) {
