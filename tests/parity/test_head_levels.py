@@ -1,5 +1,6 @@
 """Levels of a draft head: both forwards against the formulas of `models.head_levels`, written out."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.draft_head import SHORTLIST, Outlook
+from prolepsis.models.draft_head import SHORTLIST, LookingAhead, Outlook, TreeGrowing
 from prolepsis.models.head_file import HeadWeights
 from prolepsis.models.lean import LeanModel
 from prolepsis.models.lean_head import LeanHead
@@ -18,9 +20,12 @@ from prolepsis.models.levels_file import LevelWeights
 from prolepsis.models.native import NativeModel
 from prolepsis.models.native_head import NativeHead
 from prolepsis.models.weights import open_checkpoint
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow
 from tests.models.heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny
+from tests.spec.samples import FakeSample
 
 FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
 COUNT, WIDTH, ROWS = 3, 64, 2
@@ -132,3 +137,48 @@ def test_what_follows_a_drafted_token(forward: str) -> None:
         assert (logprobs[j] - expected[at]).abs().max() < 0.1
         assert (logprobs[j] - expected.sort(descending=True).values[:8]).abs().max() < 0.1, "the likeliest come first"
     assert (logprobs[0] - logprobs[1]).abs().max() > 0.2, "the drafted token matters"
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.8, top_p=0.9),
+        SamplingParams(temperature=1.3, top_k=4),
+    ],
+)
+@pytest.mark.parametrize("threshold", [0.0, 0.05])
+def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: SamplingParams, threshold: float) -> None:
+    r = room("native")
+    head = r.head
+    assert isinstance(head, TreeGrowing)
+    batch, features = r.batch()
+    first, second = batch.token_ids.tolist()[:LENGTH], batch.token_ids.tolist()[LENGTH:]
+    samples = [
+        FakeSample(first, 15, "r0/0", params=params, noise_key=77),
+        FakeSample(second, 12, "r1/0", params=params, noise_key=2**64 - 5),
+    ]
+    growth = replace(GROWTH, floor=0.001)  # a random head is sure of nothing
+    shapes = [(4, 14), (3, 5)]
+    trees = [HeadTree(s, depth, limit, threshold, growth) for s, (depth, limit) in zip(samples, shapes, strict=True)]
+    grown = head.trees(batch, head.make_cache(4), features, growth, [tree.wish for tree in trees])
+    expected = level_by_level(head, trees)
+    for sample, tree, draft in zip(samples, grown, expected, strict=True):
+        found = as_draft(sample, tree, "draft_head")
+        assert draft is not None
+        assert found is not None
+        assert len(draft.tokens) > 1
+        assert (found.tokens, found.parents, found.buckets) == (draft.tokens, draft.parents, draft.buckets)
+        assert found.survival == pytest.approx(draft.survival, rel=1e-4)
+
+
+def level_by_level(head: LookingAhead, trees: list[HeadTree]) -> list[Draft | None]:
+    batch, features = room("native").batch()
+    found = head.outlook(batch, head.make_cache(4), features, GROWTH.candidates)
+    grow(trees, found.first.tokens, found.first.logprobs)
+    while growing := [(row, tree) for row, tree in enumerate(trees) if tree.ask()]:
+        places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_new)]
+        drafted = [token for _, tree in growing for token in tree.new_tokens]
+        grow([tree for _, tree in growing], *head.follow(found, places, drafted, GROWTH.candidates))
+    return [tree.draft("draft_head") for tree in trees]

@@ -4,6 +4,7 @@ Legend: T tokens of this step, S sequences, P pages of the longest sequence, L l
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -70,16 +71,8 @@ def pack(sequences: list[SequenceInput]) -> Batch:
             parents += s.parents
         starts.append(starts[-1] + count)
         logit_rows += range(starts[-1] - s.keep_last, starts[-1])
-    return Batch(
-        token_ids=_int32(token_ids),
-        positions=_int32(positions),
-        parents=_int32(parents),
-        starts=_int32(starts),
-        cached=_int32([s.cached for s in sequences]),
-        pages=torch.tensor([s.pages + [0] * (width - len(s.pages)) for s in sequences], dtype=torch.int32),
-        logit_rows=_int32(logit_rows),
-    )
-
-
-def _int32(values: list[int]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+    page_rows = [page for s in sequences for page in (*s.pages, *(0,) * (width - len(s.pages)))]
+    cached = [s.cached for s in sequences]
+    parts = (token_ids, positions, parents, starts, cached, page_rows, logit_rows)
+    flat = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int32).split([len(part) for part in parts])
+    return Batch(*flat[:5], flat[5].view(len(sequences), width), flat[6])

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import KVCache
 
@@ -55,6 +56,46 @@ class Outlook:
     entered: Tensor  # [n * L, width] float32: what of the states meets the drafted token
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a draft tree grows over levels, whatever the sample."""
+
+    candidates: int
+    """Tokens looked at after a node."""
+    children: int
+    """Nodes kept below one node at most."""
+    width: int
+    """Nodes of a level that get children at most."""
+    floor: float
+    """Nodes that survive less often are not kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeWish:
+    """What one sample may have of a tree, and how it samples."""
+
+    depth: int
+    limit: int
+    """Most nodes."""
+    threshold: float
+    """Nodes that survive less often get no children."""
+    params: SamplingParams
+    noise_key: int
+    position: int
+    """Output position of the first drafted token."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A tree, its principal chain in front (`spec.draft.Draft`); parent -1 is the last committed token."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    survival: tuple[float, ...]
+    chances: tuple[float, ...]
+    """Of each node, given its parent."""
+
+
 class DraftHead(Protocol):
     """A draft head over paged KV of its own, which has the target's page numbers."""
 
@@ -89,3 +130,13 @@ class LookingAhead(DraftHead, Protocol):
         `places[j]` = (i - 1) * L + row says that `tokens[j]` is the i-th drafted token after that row. Probabilities
         are over the shortlist.
         """
+
+
+@runtime_checkable
+class TreeGrowing(LookingAhead, Protocol):
+    """A head that grows whole trees over its levels in one call, as `spec.proposers.head_tree` does level by level."""
+
+    def trees(
+        self, batch: Batch, cache: KVCache, features: Tensor, growth: Growth, wishes: Sequence[TreeWish]
+    ) -> list[GrownTree]:
+        """Do `outlook` and return a tree for each sequence of `batch`, which keeps the logits of its last row."""

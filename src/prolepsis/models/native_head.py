@@ -7,7 +7,15 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.batch import Batch
-from prolepsis.models.draft_head import SHORTLIST, Candidates, HeadInfo, Outlook
+from prolepsis.models.draft_head import (
+    SHORTLIST,
+    Candidates,
+    GrownTree,
+    Growth,
+    HeadInfo,
+    Outlook,
+    TreeWish,
+)
 from prolepsis.models.head_file import HeadConfig, HeadWeights
 from prolepsis.models.lean_shape import LeanLayer
 from prolepsis.models.levels_file import LevelWeights
@@ -97,6 +105,28 @@ class NativeHead:
         count = min(count, self._shortlist)
         ids, logprobs = self._decoder.follow(outlook.ahead, outlook.entered, outlook.shortlist, drafted, count)
         return self._target_ids[ids.long()], logprobs
+
+    def trees(
+        self, batch: Batch, cache: KVCache, features: Tensor, growth: Growth, wishes: Sequence[TreeWish]
+    ) -> list[GrownTree]:
+        """Return a draft tree for each sequence (`TreeGrowing.trees`)."""
+        module = self._module
+        asked = [
+            module.Wish(
+                w.depth,
+                w.limit,
+                w.threshold,
+                w.params.temperature,
+                w.params.top_k,
+                w.params.top_p,
+                w.noise_key,
+                w.position,
+            )
+            for w in wishes
+        ]
+        how = module.Growth(growth.candidates, growth.children, growth.width, growth.floor)
+        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, how, asked)
+        return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
 
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None

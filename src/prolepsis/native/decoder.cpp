@@ -54,6 +54,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("linear", &linear, Release());
   m.def("likeliest", &likeliest, Release());
   m.def("move_slots", &move_slots, Release());
+  pybind11::class_<Growth>(m, "Growth").def(pybind11::init<int64_t, int64_t, int64_t, double>());
+  pybind11::class_<Wish>(m, "Wish").def(pybind11::init<int64_t, int64_t, double, double, int64_t, double, uint64_t, uint64_t>());
+  pybind11::class_<Grown>(m, "Grown")
+      .def_readonly("tokens", &Grown::tokens)
+      .def_readonly("parents", &Grown::parents)
+      .def_readonly("survival", &Grown::survival)
+      .def_readonly("chances", &Grown::chances);
   pybind11::class_<Decoder>(m, "Decoder")
       .def(pybind11::init<int64_t, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
       .def("add_layer", &Decoder::add_layer)
@@ -67,5 +74,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("set_levels", &Decoder::set_levels)
       .def("outlook", &Decoder::outlook, Release())
       .def("follow", &Decoder::follow, Release())
+      .def("trees", &Decoder::trees, Release())
       .def("draft", &Decoder::draft, Release());
 }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "levels.h"
+#include "draft_tree.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -107,7 +107,7 @@ class Decoder {
     const Tensor wide = embeddings.to(at::kFloat);
     const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + shape_.eps);
     levels_ = Levels{enter.size(0), enter.size(1), in_bf16(enter.flatten(0, 1)), in_bf16(state), {}, out.contiguous(), head.contiguous(),
-                     at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous()};
+                     at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous(), target_ids.contiguous()};
     for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(in_bf16(leave[i]));
   }
 
@@ -168,6 +168,14 @@ class Decoder {
                                    int64_t count) const {
     TORCH_CHECK(levels_, "a draft head with levels");
     return ::follow(*levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
+  }
+
+  // A draft tree for each sequence: `outlook`, and the trees grown over it (draft_tree.h). One row of each is in `logit_rows`.
+  std::vector<Grown> trees(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
+                           Tensor cache, Tensor features, int64_t shortlist, const Growth& growth, const std::vector<Wish>& wishes) {
+    TORCH_CHECK(static_cast<int64_t>(wishes.size()) == logit_rows.size(0), wishes.size(), " wishes for ", logit_rows.size(0), " rows");
+    const auto [logits, states, ahead, entered] = outlook(tokens, positions, parents, starts, cached, pages, logit_rows, cache, features);
+    return grow_trees(*levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, growth, wishes);
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number

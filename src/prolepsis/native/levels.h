@@ -10,6 +10,7 @@ struct Levels {
   Matrix enter, state;        // [count * width, hidden], [width, hidden]
   std::vector<Matrix> leave;  // one for each level: [hidden, width]
   Tensor out, head, tokens;   // bf16 row by row: [hidden, width], the output head, and `token` times each draft token's embedding
+  Tensor target_ids;          // [draft vocabulary] int64: the target's id of each draft token
 };
 
 // The sum over a[i] * b[i]; size a multiple of 32.

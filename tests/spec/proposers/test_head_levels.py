@@ -14,7 +14,7 @@ from prolepsis.models.protocol import KVCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.features import Shown
 from prolepsis.spec.proposers.head import Head
-from prolepsis.spec.proposers.head_tree import CHILDREN, FLOOR, WIDTH
+from prolepsis.spec.proposers.head_tree import GROWTH
 from tests.fakes import TableCache
 from tests.spec.samples import FakeSample
 
@@ -82,11 +82,11 @@ def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], f
         found = [
             ((*path, token), alive * chance)
             for path, alive in growing
-            for token, chance in says(path[-1] if path else last, level)[:CHILDREN]
-            if alive * chance >= FLOOR
+            for token, chance in says(path[-1] if path else last, level)[: GROWTH.children]
+            if alive * chance >= GROWTH.floor
         ]
         kept += found
-        growing = sorted(found, key=lambda node: -node[1])[:WIDTH]
+        growing = sorted(found, key=lambda node: -node[1])[: GROWTH.width]
     return sorted(kept, key=lambda node: -node[1])[:limit]
 
 

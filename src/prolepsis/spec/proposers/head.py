@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 import torch
 
 from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.draft_head import DraftHead, LookingAhead
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.models.draft_head import DraftHead, LookingAhead, TreeGrowing
+from prolepsis.models.protocol import PAGE_SIZE, KVCache
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.features import Shown
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
-from prolepsis.spec.proposers.head_tree import HeadTree, grow, stack
+from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow, stack
 from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_NODES = 24
@@ -51,6 +51,7 @@ class Head:
     def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
         self._head = head
         self._ahead = head if isinstance(head, LookingAhead) and head.info.levels else None
+        self._grower = head if isinstance(head, TreeGrowing) and head.info.levels else None
         self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_samples)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
         self._scratch = Scratch(self._cache, first_page=num_pages, max_samples=max_samples, max_nodes=MAX_NODES)
@@ -103,12 +104,8 @@ class Head:
         turns = self._start(samples, depths, limits, threshold)
         if turns:
             with self._forgetting([turn.sample for turn in turns]):
-                if self._ahead is not None:
-                    self._look_ahead(self._ahead, turns)
-                else:
-                    self._level_by_level(turns)
-        for turn in turns:
-            drafts[turn.index] = turn.tree.draft(self.name)
+                for turn, draft in zip(turns, self._drafts(turns), strict=True):
+                    drafts[turn.index] = draft
         return drafts
 
     def commit(self, sample: SampleView, num_new: int) -> None:
@@ -140,10 +137,20 @@ class Head:
                 turns.append(_Turn(i, sample, state, tree))
         return turns
 
+    def _drafts(self, turns: Sequence[_Turn]) -> list[Draft | None]:
+        if self._grower is not None:
+            wishes = [turn.tree.wish for turn in turns]
+            trees = self._grower.trees(*self._unwritten(turns), GROWTH, wishes)
+            return [as_draft(turn.sample, tree, self.name) for turn, tree in zip(turns, trees, strict=True)]
+        if self._ahead is not None:
+            self._look_ahead(self._ahead, turns)
+        else:
+            self._level_by_level(turns)
+        return [turn.tree.draft(self.name) for turn in turns]
+
     def _look_ahead(self, head: LookingAhead, turns: Sequence[_Turn]) -> None:
         """Draft all levels from one pass."""
-        batch, features = self._unwritten(turns)
-        found = head.outlook(batch, self._cache, features, CANDIDATES)
+        found = head.outlook(*self._unwritten(turns), CANDIDATES)
         grow([turn.tree for turn in turns], found.first.tokens, found.first.logprobs)
         while growing := [(row, turn.tree) for row, turn in enumerate(turns) if turn.tree.ask()]:
             places = [(tree.level - 1) * len(turns) + row for row, tree in growing for _ in range(tree.num_new)]
@@ -156,18 +163,17 @@ class Head:
         while growing := [turn for turn in turns if turn.tree.ask()]:
             self._next_level(growing)
 
-    def _unwritten(self, turns: Sequence[_Turn]) -> tuple[Batch, torch.Tensor]:
-        """Return the slots up to each sample's last token, with their true features."""
+    def _unwritten(self, turns: Sequence[_Turn]) -> tuple[Batch, KVCache, torch.Tensor]:
+        """Return a pass over the slots up to each sample's last token, with their true features."""
         inputs = [
             SequenceInput(list(turn.sample.tokens[turn.state.written :]), turn.state.written, list(turn.sample.pages))
             for turn in turns
         ]
-        return pack(inputs), _joined([turn.state.take(turn.length - turn.state.written) for turn in turns])
+        return pack(inputs), self._cache, _joined([turn.state.take(turn.length - turn.state.written) for turn in turns])
 
     def _first_level(self, turns: Sequence[_Turn]) -> None:
         """Write the slots up to each sample's last token, and take the candidates after it."""
-        batch, features = self._unwritten(turns)
-        found = self._head.committed(batch, self._cache, features, CANDIDATES)
+        found = self._head.committed(*self._unwritten(turns), CANDIDATES)
         grow([turn.tree for turn in turns], found.tokens, found.logprobs, found.states)
         for row, turn in enumerate(turns):
             if turn.tree.depth > 1:

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.batch import SequenceInput
+from prolepsis.models.draft_head import GrownTree, Growth, TreeWish
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.candidates import confidence_bucket, rank_rows
+from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
 
-CHILDREN = 4
-"""Nodes kept below one node at most."""
-WIDTH = 3
-"""Nodes of a level that are asked for children at most."""
-FLOOR = 0.02
-"""Nodes that survive less often are not kept."""
+GROWTH = Growth(candidates=CANDIDATES, children=4, width=3, floor=0.02)
+"""How far trees branch; a head that grows them itself is told so."""
 
 
 @dataclass(slots=True)
@@ -44,6 +41,7 @@ class HeadTree:
     limit: int
     threshold: float
     """A level is drafted only below nodes that survive more often: what one costs, in tokens."""
+    growth: Growth = GROWTH
     nodes: list[Node] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     num_new: int = 0
@@ -57,7 +55,7 @@ class HeadTree:
         if self.level >= self.depth:
             return False
         last = [i for i, node in enumerate(self.nodes) if node.depth == self.level and node.alive > self.threshold]
-        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[:WIDTH])
+        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[: self.growth.width])
         self.asked += new
         self.num_new = len(new)
         return bool(new)
@@ -81,10 +79,17 @@ class HeadTree:
             parent = parents[row]
             alive = 1.0 if parent == ROOT else self.nodes[parent].alive
             given = None if states is None else states[row]
-            for token, chance in found[:CHILDREN]:
-                if alive * chance >= FLOOR:
+            for token, chance in found[: self.growth.children]:
+                if alive * chance >= self.growth.floor:
                     bucket = confidence_bucket(self.sample, chance)
                     self.nodes.append(Node(token, parent, self.level + 1, alive * chance, bucket, given))
+
+    @property
+    def wish(self) -> TreeWish:
+        """What a head that grows the whole tree is asked for."""
+        sample = self.sample
+        position = len(sample.tokens) - sample.num_prompt_tokens
+        return TreeWish(self.depth, self.limit, self.threshold, sample.params, sample.noise_key, position)
 
     def draft(self, proposer: str) -> Draft | None:
         """Return the likeliest `limit` nodes as a draft."""
@@ -94,6 +99,12 @@ class HeadTree:
         place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         kept = [self.nodes[i] for i in order]
         return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
+
+
+def as_draft(sample: SampleView, tree: GrownTree, proposer: str) -> Draft | None:
+    """Return a tree that a head has grown itself as a draft."""
+    buckets = tuple([confidence_bucket(sample, chance) for chance in tree.chances])
+    return Draft(tree.tokens, tree.parents, proposer, tree.survival, buckets=buckets) if tree.tokens else None
 
 
 def grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
