@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
@@ -25,7 +24,6 @@ class Runner:
         self.cache = cache
         self._shows = model.forward_features if isinstance(model, FeatureModel) else None
 
-    @torch.no_grad()
     def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Compute the rows' tokens and drafts; `taps` are the layers whose input somebody wants to see.
 

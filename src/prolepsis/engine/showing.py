@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import structlog
+import torch
 from torch import Tensor
 
 from prolepsis.engine.rows import Row, Verdict
@@ -59,7 +60,7 @@ def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Te
             if path[-1] == len(path) - 1:  # the principal chain: its rows follow on
                 seen = features[first : end + len(path)]
             else:
-                seen = features[[*range(first, end), *(end + node for node in path)]]
+                seen = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
         shown.append(Shown(row.sample, row.start, tokens, seen))
         first += row.num_rows
     return shown

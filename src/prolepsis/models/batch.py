@@ -3,6 +3,7 @@
 Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
 """
 
+from array import array
 from dataclasses import dataclass
 from itertools import chain
 
@@ -74,5 +75,6 @@ def pack(sequences: list[SequenceInput]) -> Batch:
     page_rows = [page for s in sequences for page in (*s.pages, *(0,) * (width - len(s.pages)))]
     cached = [s.cached for s in sequences]
     parts = (token_ids, positions, parents, starts, cached, page_rows, logit_rows)
-    flat = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int32).split([len(part) for part in parts])
+    numbers = array("i", chain.from_iterable(parts))  # one tensor for all: each costs as much as filling it
+    flat = torch.split_with_sizes(torch.frombuffer(numbers, dtype=torch.int32), [len(part) for part in parts])
     return Batch(*flat[:5], flat[5].view(len(sequences), width), flat[6])

@@ -32,7 +32,8 @@ class Asking:
 
         `prices` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
         """
-        asked = [turn for turn in turns if turn.allows(self.proposer.name)]
+        name, serves = self.proposer.name, self.proposer.serves
+        asked = [turn for turn in turns if turn.allows(name) and serves(turn.sample)]
         if not asked:
             return 0.0
         if self._effort is not None and prices is not None:

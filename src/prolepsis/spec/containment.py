@@ -8,7 +8,7 @@ import structlog
 
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView, TreeProposer
+from prolepsis.spec.proposer import Proposer, SampleView, Selective, TreeProposer
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +43,7 @@ class ContainedProposer:
         self.seconds = 0.0
         self._proposer = proposer
         self._trees = proposer if isinstance(proposer, TreeProposer) else None
+        self._serves = proposer.serves if isinstance(proposer, Selective) else None
         self._vocab_size = vocab_size
         self._clock = clock
         self._ledger = ledger or Ledger([proposer.name])
@@ -53,6 +54,13 @@ class ContainedProposer:
         """Go on with the counters of the proposer in whose place this one is put."""
         if other is not None:
             self.num_failures, self.seconds = other.num_failures, other.seconds
+
+    def serves(self, sample: SampleView) -> bool:
+        """Return whether it is worth asking for the sample; one that fails to say is asked."""
+        try:
+            return self._serves is None or self._serves(sample)
+        except Exception:  # contained: asked, it fails there and is counted
+            return True
 
     def resting(self) -> bool:
         """Return whether this step passes without it, counting the step."""

@@ -111,7 +111,8 @@ class Draft:
         lengths = tuple(len(each or self.tokens) for each in (self.parents, self.survival, self.buckets, self.sources))
         if len(self.parents) != len(self.tokens) or any(length != len(self.tokens) for length in lengths):
             return f"{len(self.tokens)} tokens against {lengths} parents, survivals, buckets and sources"
-        if any(type(token) is not int or not 0 <= token < vocab_size for token in self.tokens):
+        ints = set(map(type, self.tokens)) <= {int}
+        if not ints or not 0 <= min(self.tokens, default=0) <= max(self.tokens, default=0) < vocab_size:
             return f"tokens {self.tokens}; allowed: 0 to {vocab_size - 1}"
         if any(not ROOT <= parent < i for i, parent in enumerate(self.parents)):
             return f"parents {self.parents}; allowed: {ROOT}, or a node before"

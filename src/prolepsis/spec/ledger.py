@@ -63,7 +63,7 @@ class Ledger:
         """Count one call for samples of `slices`; its time is theirs in equal parts."""
         late = seconds > self._late_s
         spent = 1000.0 * seconds * prices.ms / len(slices) if prices else 0.0
-        for slice_name, number in Counter(slices).items():
+        for slice_name, number in Counter(slices).items() if len(slices) > 1 else ((slices[0], 1),):
             if (tally := self._of(proposer, slice_name)) is not None:
                 tally.num_asked += number
                 tally.spent += spent * number

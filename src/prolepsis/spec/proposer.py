@@ -73,6 +73,13 @@ class Proposer(Protocol):
 
 
 @runtime_checkable
+class Selective(Proposer, Protocol):
+    """A proposer with nothing to say on some samples for as long as they live: it is not asked for those."""
+
+    def serves(self, sample: SampleView) -> bool: ...
+
+
+@runtime_checkable
 class TreeProposer(Proposer, Protocol):
     """A proposer whose drafts cost time by the level, or once where it says `one_pass`, and may be trees."""
 

@@ -27,6 +27,10 @@ class Grammar:
     def __init__(self) -> None:
         self._indexes = NgramIndexes(_SIZES)
 
+    def serves(self, sample: SampleView) -> bool:
+        """Only samples with a grammar (`spec.proposer.Selective`)."""
+        return sample.matcher is not None
+
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
 

@@ -68,6 +68,10 @@ class Prediction:
     def __init__(self) -> None:
         self._followers: dict[str, _Follower] = {}
 
+    def serves(self, sample: SampleView) -> bool:
+        """Only samples with a prediction (`spec.proposer.Selective`)."""
+        return bool(sample.prediction)
+
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
 
