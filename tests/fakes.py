@@ -21,7 +21,7 @@ from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, Verdict
-from prolepsis.engine.runner import Runner
+from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
@@ -126,8 +126,8 @@ def _gumbel(key: int, position: int, token: int) -> float:
 class KeyedVerifier:
     """Walks chains and trees by `pick`: what the real verifier does, for parameters as plain as can be."""
 
-    def verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
-        table, first = logits.tolist(), 0
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
+        table, first = computed.logits.tolist(), 0
         verdicts: list[Verdict | None] = []
         for row in rows:
             size = 1 + len(row.draft.tokens) if row.draft else 1

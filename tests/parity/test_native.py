@@ -1,5 +1,6 @@
 """The native forward against transformers in float32, and against itself: no row's bits depend on its company."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -175,3 +176,14 @@ def test_the_last_tap_is_what_the_final_norm_takes() -> None:
     with torch.no_grad():
         found = expected.lm_head(expected.model.norm(features.float()))
     close(found, logits)
+
+
+def test_the_pass_finds_the_first_of_each_rows_largest_logits() -> None:
+    model, _ = pair("llama")
+    prompts = [one(tokens(9, seed=7), 0, [1]), one(tokens(33, seed=8), 0, [2, 0])]
+    logits, features, argmax = model.forward_argmax(
+        pack([replace(p, keep_last=5) for p in prompts]), model.make_cache(4), ()
+    )
+    assert argmax == logits.argmax(-1).tolist()
+    assert len(set(argmax)) > 1
+    assert features.shape == (42, 0)

@@ -1,19 +1,30 @@
 """Rows to one pass of the target, and the accepted path of a tree to its place in the cache."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import FeatureModel, KVCache, TargetModel
+from prolepsis.models.protocol import ArgmaxModel, FeatureModel, KVCache, TargetModel
 
 
 def require_features(model: TargetModel) -> None:
     """Raise `ModelLoadError` for a model that cannot show its hidden states."""
     if not isinstance(model, FeatureModel):
         raise ModelLoadError(f"the forward {model.info.forward} shows no hidden states; allowed: native, lean")
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """What a pass gave. Rows of logits: of each row that samples, its last token and the nodes of its draft."""
+
+    logits: Tensor  # [sum of kept, vocab] float32
+    features: Tensor | None = None  # [tokens of all rows, taps * hidden] bfloat16; None without taps
+    argmax: Sequence[int] | None = None
+    """The lowest id of each row's largest logit, where the pass found it."""
 
 
 class Runner:
@@ -23,17 +34,17 @@ class Runner:
         self.model = model
         self.cache = cache
         self._shows = model.forward_features if isinstance(model, FeatureModel) else None
+        self._picks = model.forward_argmax if isinstance(model, ArgmaxModel) else None
 
-    def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
-        """Compute the rows' tokens and drafts; `taps` are the layers whose input somebody wants to see.
-
-        Returns logits [sum of kept, vocab] float32 of each row that samples, its last token and its nodes; and features
-        [tokens of all rows, taps * hidden] bfloat16, None without taps.
-        """
+    def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Computed:
+        """Compute the rows' tokens and drafts; `taps` are the layers whose input somebody wants to see."""
         batch = pack([_sequence(row) for row in rows])
+        if self._picks is not None:
+            logits, features, argmax = self._picks(batch, self.cache, taps)
+            return Computed(logits, features if taps else None, argmax)
         if taps and self._shows is not None:
-            return self._shows(batch, self.cache, taps)
-        return self.model.forward(batch, self.cache), None
+            return Computed(*self._shows(batch, self.cache, taps))
+        return Computed(self.model.forward(batch, self.cache))
 
     def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:
         """Move the KV of accepted nodes behind the committed tokens; nothing moves for the principal chain."""

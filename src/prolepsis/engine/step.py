@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import structlog
-from torch import Tensor
 
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
 from prolepsis.core.events import Event, Failed
@@ -20,7 +19,7 @@ from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.head_bay import HeadBay
 from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
 from prolepsis.engine.rows import Row, Verdict
-from prolepsis.engine.runner import Runner
+from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
@@ -33,9 +32,9 @@ MAX_FAILED_STEPS = 3
 
 
 class StepVerifier(Protocol):
-    """Says, from a pass's logits, what the target emits for each row; None for rows that sample nothing."""
+    """Says, from what a pass computed, what the target emits for each row; None for rows that sample nothing."""
 
-    def verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]: ...
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,11 @@ class Engine:
                 return self._take_events()
             rows = self.scheduler.attach(self.speculation.propose(rows, self.scheduler.plan))
             lap("propose")
-            logits, features = self.runner.forward(rows, self.showing.taps)
+            computed = self.runner.forward(rows, self.showing.taps)
             lap("forward")
-            verdicts = self._verify(rows, logits)
+            verdicts = self._verify(rows, computed)
             lap("verify")
-            self.showing.show(rows, verdicts, features)
+            self.showing.show(rows, verdicts, computed.features)
             self._commit(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
             lap("commit")
             self._observe(rows, lap)
@@ -215,8 +214,8 @@ class Engine:
             self.info = replace(self.info, draft_head=self._heads.label, proposers=proposers.names)
             tell()
 
-    def _verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
-        verdicts = self._verifier.verify(rows, logits)
+    def _verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
+        verdicts = self._verifier.verify(rows, computed)
         self.runner.compact(rows, verdicts)
         return verdicts
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.runner import Computed
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.verify import SampleStep, verify_batch
 from prolepsis.spec.verify import Verdict as Walked
@@ -19,20 +20,17 @@ class Verification:
         self._sampler = sampler
         self._max_model_len = max_model_len
 
-    def verify(
-        self,
-        rows: Sequence[Row],
-        logits: Tensor,  # [R, V] float32: for each row that samples, after its last token and each node of its draft
-    ) -> list[Verdict | None]:
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
         """Return the verdict of each row; None for rows that sample nothing."""
         steps: list[SampleStep] = []
+        logits = computed.logits
         first_row = 0
         sampling = [row for row in rows if row.samples_next]
         for row in sampling:
             steps.append(self._step(row, first_row))
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
-        found = iter(verify_batch(steps, logits, self._sampler))
+        found = iter(verify_batch(steps, logits, self._sampler, computed.argmax))
         return [self._verdict(row.sample, next(found), logits) if row.samples_next else None for row in rows]
 
     def _step(self, row: Row, first_row: int) -> SampleStep:

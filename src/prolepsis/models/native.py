@@ -95,9 +95,13 @@ class NativeModel:
 
     def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
+        return self.forward_argmax(batch, cache, taps)[:2]
+
+    def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """Do `forward_features` and return the lowest id of each row's largest logit too (`ArgmaxModel`)."""
         features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
-        logits: Tensor = self.decoder.forward(*operands(batch, cache), list(taps), features)
-        return logits, features
+        logits, argmax = self.decoder.forward(*operands(batch, cache), list(taps), features)
+        return logits, features, argmax
 
 
 def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:

@@ -68,3 +68,11 @@ class FeatureModel(TargetModel, Protocol):
         Feature i of a token is the hidden state that enters layer `taps[i]` (0-based); the number of layers names what
         leaves the last one, before the final norm.
         """
+
+
+@runtime_checkable
+class ArgmaxModel(FeatureModel, Protocol):
+    """A target model whose pass finds the largest logits while they are at hand."""
+
+    def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """Do `forward_features` and return the lowest id of the largest of each row of logits too."""

@@ -16,6 +16,7 @@
 
 #include "attention.h"
 #include "draft_tree.h"
+#include "largest.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -179,8 +180,8 @@ class Decoder {
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
-  // of layers names what leaves the last one, before the final norm.
-  Tensor forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
+  // of layers names what leaves the last one, before the final norm. Beside the logits: the first of each row's largest.
+  std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
                  Tensor cache, const std::vector<int64_t>& taps, std::optional<Tensor> features) {
     const int64_t T = tokens.size(0), width = taps.size() * shape_.hidden;
     TORCH_CHECK(taps.empty() || (features && features->sizes() == at::IntArrayRef({T, width}) && features->is_contiguous() &&
@@ -189,7 +190,10 @@ class Decoder {
     Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
     pass.taps = taps;
     pass.features = features ? bits(*features) : nullptr;
-    return finish(pass);
+    std::vector<int64_t> likeliest(logit_rows.size(0));
+    pass.likeliest = likeliest.data();
+    Tensor logits = finish(pass);
+    return {logits, std::move(likeliest)};
   }
 
  private:
@@ -240,6 +244,7 @@ class Decoder {
     std::vector<Counter> counters = {};
     Buffers buffers = {};
     std::vector<int64_t> taps = {};
+    int64_t* likeliest = nullptr;  // of each row of logits, where it is asked for
     bf16* features = nullptr;      // where tapped states go; of a draft head: where they come from
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
@@ -276,7 +281,7 @@ class Decoder {
       attention = queries + T * s.heads * s.head_dim;
       activation = bits(buffers.activation);
       logits = out.data_ptr<float>();
-      counters = std::vector<Counter>((12 * model.layers_.size() + 7 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
+      counters = std::vector<Counter>((12 * model.layers_.size() + 8 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
     }
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
@@ -485,6 +490,11 @@ class Decoder {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
+      });
+      if (!likeliest) return;  // threads have just written half of each row: nobody reads them faster
+      share(phase, L, [&](int64_t i) {
+        const float* row = logits + i * s.vocab;
+        likeliest[i] = scan::first_of(row, s.vocab, scan::largest_of(row, s.vocab));
       });
     }
 

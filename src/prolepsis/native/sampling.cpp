@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "largest.h"
 #include "noise.h"
 #include "threads.h"
 
@@ -26,7 +27,7 @@
 
 namespace {
 
-using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of;
+using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::largest_of;
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kBlock = 64, kLanes = 16;
@@ -101,31 +102,8 @@ struct Scratch {
   std::vector<int64_t> near;  // tokens less than kNear below the likeliest, by id; none where they are more than kFew
 };
 
-template <class T>
-inline T largest_of(const T* values, int64_t size) {
-  T lanes[kBlock];
-  std::fill(lanes, lanes + kBlock, -std::numeric_limits<T>::infinity());
-  int64_t i = 0;
-  for (; i + kBlock <= size; i += kBlock)
-    for (int64_t j = 0; j < kBlock; j++) lanes[j] = values[i + j] > lanes[j] ? values[i + j] : lanes[j];
-  T max = *std::max_element(lanes, lanes + kBlock);
-  for (; i < size; i++) max = values[i] > max ? values[i] : max;
-  return max;
-}
-
 WIDEST float largest(const float* values, int64_t size) { return largest_of(values, size); }
 WIDEST double largest(const double* values, int64_t size) { return largest_of(values, size); }
-
-template <class T>
-inline int64_t first_of(const T* values, int64_t size, T wanted) {
-  for (int64_t start = 0; start < size; start += kBlock) {
-    const int64_t length = std::min(kBlock, size - start);
-    int hits = 0;
-    for (int64_t j = 0; j < length; j++) hits |= values[start + j] == wanted;
-    if (hits) return std::find(values + start, values + start + length, wanted) - values;
-  }
-  return 0;
-}
 
 WIDEST int64_t first_largest(const float* values, int64_t size) { return first_of(values, size, largest(values, size)); }
 WIDEST int64_t first_largest(const double* values, int64_t size) { return first_of(values, size, largest(values, size)); }

@@ -5,7 +5,7 @@ emitted token is the pick that plain decoding makes there (Gumbel coupling, Dali
 arXiv 2408.07978). R: rows of logits, V: vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -128,12 +128,17 @@ def verify_batch(
     steps: Sequence[SampleStep],
     logits: Tensor,  # [R, V] float32
     sampler: Sampler,
+    argmax: Sequence[int] | None = None,  # [R]: of each row, where it is known already
 ) -> list[Verdict]:
     """Return the verdict of each sample of a step; rows are visited level by level, all samples together."""
     walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
     greedy = [i for i, s in enumerate(steps) if s.matcher is None and sampler.is_argmax(s.params, s.position)]
     if greedy:
-        _walk_greedy([steps[i] for i in greedy], [walks[i] for i in greedy], logits, sampler)
+        _walk_greedy(
+            [steps[i] for i in greedy],
+            [walks[i] for i in greedy],
+            _argmax(logits, steps, greedy, sampler) if argmax is None else argmax,
+        )
     if len(greedy) < len(steps):
         chosen = set(greedy)
         others = [i for i in range(len(steps)) if i not in chosen]
@@ -141,13 +146,18 @@ def verify_batch(
     return [walk.verdict(step.first_row) for step, walk in zip(steps, walks, strict=True)]
 
 
-def _walk_greedy(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
-    """One argmax over all rows of these samples: cheaper than asking level by level."""
+def _argmax(logits: Tensor, steps: Sequence[SampleStep], greedy: Sequence[int], sampler: Sampler) -> Mapping[int, int]:
+    """Return the argmax of all rows of the samples `greedy` in one call: cheaper than asking level by level."""
     rows: list[int] = []
-    for step in steps:
+    for step in (steps[i] for i in greedy):
         num_nodes = 0 if step.draft is None else len(step.draft.tokens)
         rows += range(step.first_row, step.first_row + 1 + num_nodes)
-    targets = dict(zip(rows, sampler.argmax(logits, rows), strict=True))
+    return dict(zip(rows, sampler.argmax(logits, rows), strict=True))
+
+
+def _walk_greedy(
+    steps: Sequence[SampleStep], walks: Sequence[Walk], targets: Mapping[int, int] | Sequence[int]
+) -> None:
     for step, walk in zip(steps, walks, strict=True):
         while walk.take(targets[step.first_row + 1 + walk.node]):
             pass
