@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from prolepsis.control.rollouts.events import RolloutEvent
-from prolepsis.control.rollouts.journal import MemoryJournal
+from prolepsis.control.rollouts.journal import MemoryJournal, RolloutJournal
 from prolepsis.control.rollouts.state import RolloutState
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
@@ -57,7 +57,7 @@ class House:
     """A server whose proposer is right until it is damaged."""
 
     folder: Path
-    journal: FullJournal = field(default_factory=FullJournal)
+    journal: RolloutJournal = field(default_factory=FullJournal)
     gate: str = "automatic"
     damaged: bool = False
     now: float = 1000.0
@@ -188,6 +188,7 @@ async def test_a_restart_in_mid_canary_goes_on_there(house: House, tmp_path: Pat
 
 
 async def test_what_cannot_be_kept_is_not_promoted_and_rolled_back_all_the_same(house: House) -> None:
+    assert isinstance(house.journal, FullJournal)
     await house.go_on()
     await house.until("running", 1)
     house.journal.full = True
@@ -246,6 +247,14 @@ async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -
         ("rolled_back", "canary 30%"),
     ]
     await house.close()
+
+
+async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(house: House, tmp_path: Path) -> None:
+    await house.go_on()
+    await house.until("running", 1)
+    again = House(tmp_path, journal=house.journal, now=house.now - 1e6)
+    await again.until("on", 2)
+    await again.close()
 
 
 def test_a_clock_that_is_set_promotes_nothing() -> None:

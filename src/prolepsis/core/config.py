@@ -80,7 +80,9 @@ class ServerConfig(BaseModel):
         default=None, description="policy file: which requests may speculate and how; taken anew when it changes"
     )
     rollouts_folder: Path | None = Field(
-        default=None, description="where rollouts of the policy are kept; default: in the user's data directory"
+        default=None,
+        description="where rollouts of the policy are kept; default: in the store, without one in the user's data "
+        "directory",
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",

@@ -32,7 +32,9 @@ from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
+from prolepsis.server.store_journal import StoreJournal
 from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
@@ -69,12 +71,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     with bind(config) as listener:
         keys = _keys(config)
         policy = open_policy(config.policy) if config.policy else None
-        journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
         flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         with opened_store(config, metrics) as store:
+            journal = _journal(config, store) if policy else None
             engine = start_engine(engine_config, metrics)
             acts = Acts(store)
             acts.started(engine.client.info, engine_config, config)
@@ -88,6 +90,13 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             with _signals_end_quietly():
                 _run(server, listener, server_config)
             acts.stopped()
+
+
+def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
+    """Rollouts are kept in the store, unless a folder is named or there is no store; raises `ConfigError`."""
+    if store is None or config.rollouts_folder is not None:
+        return FileJournal(config.rollouts_folder or data_directory() / "rollouts")
+    return StoreJournal(store.database)
 
 
 def _policies(
