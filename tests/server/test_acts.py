@@ -33,15 +33,14 @@ def entries_of(setting: str) -> list[AuditEntry]:
     return entries
 
 
-def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
-    file, setting, now = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}", 0.0
+async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
+    file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
     file.write_text("version: 1\ndefault: {mode: off}\n")
     with opened_store(ServerConfig(store=setting), Metrics()) as store:
         rollouts = Rollouts(MemoryJournal(), lambda _: None, Metrics().rollouts, model="tiny")
-        policies = Policies(open_policy(file), INFO.proposers, rollouts, lambda: now, acts=Acts(store))
+        policies = Policies(open_policy(file), INFO.proposers, rollouts, acts=Acts(store))
         file.write_text("version: 2\ndefault: {mode: on}\n")
-        now = 5.0
-        policies._look()
+        await policies.look()
     loaded, reloaded = entries_of(setting)
     assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
     assert reloaded.versions["policy"].startswith("2@")

@@ -11,31 +11,20 @@ import pytest
 from prolepsis.control.rollouts.step import step
 from prolepsis.server.store_journal import StoreJournal
 from prolepsis.store.database import Database
-from prolepsis.store.migrate import upgrade
 from tests.control.rollouts.rollout import NEW, SETTINGS, by_hand, counts
 from tests.server.test_rollouts import House
-from tests.store.databases import cut_off, opened, postgresql_setting, sqlite_setting
+from tests.store.databases import cut_off, opened, sqlite_setting
 
 Connect = Callable[[], StoreJournal]
 
 
 @pytest.fixture
-def postgresql() -> Iterator[str]:
-    with postgresql_setting() as setting:
-        with closing(opened(setting)) as database:
-            upgrade(database)
-        yield setting
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+def replica(setting: str) -> Iterator[Connect]:
     """Each call is the journal of another replica."""
-    setting = sqlite_setting(tmp_path) if request.param == "sqlite" else request.getfixturevalue("postgresql")
     made: list[Database] = []
 
     def another() -> StoreJournal:
         made.append(opened(setting))
-        upgrade(made[-1])
         return StoreJournal(made[-1])
 
     yield another

@@ -19,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("prolepsis.cli.profile:profile", "Measure and store what a pass costs here; show the self-check."),
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
     "kill": ("prolepsis.cli.kill:app", "Stop all speculation of the servers here, and let it go on."),
-    "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
+    "plan": ("prolepsis.cli.plan:app", "Check, compare, explain, apply and take back policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show and export the audit log."),
     "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),

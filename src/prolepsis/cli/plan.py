@@ -1,4 +1,4 @@
-"""`prolepsis plan`: check, compare and explain policies, without a server."""
+"""`prolepsis plan`: check, compare and explain policies without a server; the versions of one are beside."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prolepsis.cli import plan_versions
 from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
@@ -25,7 +26,7 @@ from prolepsis.server.policies import KNOWN
 if TYPE_CHECKING:
     from prolepsis.cli.plan_request import Sample
 
-app = command_group("Check, compare and explain policies: which requests may speculate, and how.")
+app = command_group("Policies: which requests may speculate, and how. Check, compare, explain, apply, take back.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
@@ -110,6 +111,10 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
         print_json(_document(explanation, sample))
     else:
         _show_explanation(explanation, sample)
+
+
+for _command in (plan_versions.apply, plan_versions.history, plan_versions.show, plan_versions.rollback):
+    app.command(epilog=EPILOG)(_command)
 
 
 def _usable(file: Path) -> Policy:

@@ -77,7 +77,9 @@ class ServerConfig(BaseModel):
     tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); serves https")
     tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
     policy: Path | None = Field(
-        default=None, description="policy file: which requests may speculate and how; taken anew when it changes"
+        default=None,
+        description="policy file: which requests may speculate and how; taken anew when it changes; default: the "
+        "version in the store, if there is one",
     )
     rollouts_folder: Path | None = Field(
         default=None,
@@ -86,7 +88,8 @@ class ServerConfig(BaseModel):
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
-        description="where request records and the audit log are kept: auto (SQLite in the user's data directory), "
+        description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite in "
+        "the user's data directory), "
         "none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")

@@ -159,8 +159,9 @@ async def _admit(
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
     now = room.policies.now() if room.policies is not None else datetime.now(UTC)
     facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
-    if room.policies is not None:
-        speculation = under_policy(speculation, room.policies.ruling(facts), own)
+    ruling = room.policies.ruling(facts) if room.policies is not None else None
+    if ruling is not None:
+        speculation = under_policy(speculation, ruling, own)
     if room.watch.flags is not None:
         speculation = under_flag(speculation, await room.watch.flags.enabled(facts))
     requests = tuple(

@@ -31,6 +31,7 @@ from prolepsis.server.kill_switch import KillSwitch
 from prolepsis.server.openapi import openapi_routes
 from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
+from prolepsis.server.policy_routes import policy_routes
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
@@ -82,7 +83,7 @@ def build(
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
         await watch.look()
-        parts = [gate.run(), watch.run(), *([policies.rollouts.run()] if policies else [])]
+        parts = [gate.run(), watch.run(), *([policies.run(), policies.rollouts.run()] if policies else [])]
         running = [asyncio.create_task(part) for part in parts]
         yield
         for task in running:
@@ -107,6 +108,7 @@ def build(
         tokenization_routes(room),
         status_routes(room, metrics),
         admin_routes(room),
+        policy_routes(room),
         watch_routes(room),
         openapi_routes(),
     ):

@@ -14,7 +14,6 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from prolepsis.control.policy_file import PolicyFile
 from prolepsis.control.rollouts.file_journal import FileJournal
 from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -30,9 +29,10 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
-from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.policies import Policies, PolicySource, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.store_journal import StoreJournal
+from prolepsis.server.stored_policy import StoredPolicy
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
@@ -70,17 +70,18 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     )
     with bind(config) as listener:
         keys = _keys(config)
-        policy = open_policy(config.policy) if config.policy else None
+        file = open_policy(config.policy) if config.policy else None
         flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         with opened_store(config, metrics) as store:
-            journal = _journal(config, store) if policy else None
+            source = file or (StoredPolicy(store.database) if store else None)
+            journal = _journal(config, store) if source else None
             engine = start_engine(engine_config, metrics)
             acts = Acts(store)
             acts.started(engine.client.info, engine_config, config)
-            policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
+            policies = _policies(source, journal, engine.client, metrics, acts) if source and journal else None
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
@@ -100,10 +101,10 @@ def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
 
 
 def _policies(
-    file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
+    source: PolicySource, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
 ) -> Policies:
     rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(file, client.info.proposers, rollouts, acts=acts)
+    return Policies(source, client.info.proposers, rollouts, acts=acts)
 
 
 def _keys(config: ServerConfig) -> Keys:
