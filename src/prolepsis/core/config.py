@@ -88,9 +88,8 @@ class ServerConfig(BaseModel):
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
-        description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite in "
-        "the user's data directory), "
-        "none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
+        description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "
+        "in the user's data directory), none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")

@@ -115,6 +115,8 @@ class Rollouts:
 
     async def tick(self) -> None:
         """Take in what other replicas did, then look at every rollout."""
+        if not self._live:
+            return
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             for rule, live in list(self._live.items()):
