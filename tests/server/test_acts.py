@@ -55,7 +55,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
 
 async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) -> None:
     setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json")
+    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
     with opened_store(config, Metrics()) as store:
         app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli.admin_api import HERE, Key, Url, ask, shown_time
 from prolepsis.cli.groups import AsJson
-from prolepsis.cli.output import note, print_facts, print_json, print_table, warn
+from prolepsis.cli.output import note, print_facts, print_json, print_table, shown_time, warn
+from prolepsis.cli.servers import HERE, Key, Url, ask
 from prolepsis.control.reading import read_text
 
 Expect = Annotated[
@@ -31,7 +31,7 @@ def apply(  # noqa: PLR0917  # typer names its options after parameters
     """
     text = read_text(file)
     over = _over(url, key, expect)
-    changed = ask(url, key, "PUT", "policy", {"text": text, "expect": over, "reason": reason})
+    changed = ask(url, key, "PUT", "/admin/policy", {"text": text, "expect": over, "reason": reason})
     _show_changed(changed, over, as_json=as_json)
 
 
@@ -45,13 +45,13 @@ def rollback(  # noqa: PLR0917  # typer names its options after parameters
 ) -> None:
     """Put an earlier version's text in use again, as a new version."""
     over = _over(url, key, expect)
-    changed = ask(url, key, "POST", "policy/rollback", {"to": to, "expect": over, "reason": reason})
+    changed = ask(url, key, "POST", "/admin/policy/rollback", {"to": to, "expect": over, "reason": reason})
     _show_changed(changed, over, as_json=as_json)
 
 
 def history(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     """List the versions of the policy, the newest first: who, when, why."""
-    document = ask(url, key, "GET", "policy/versions")
+    document = ask(url, key, "GET", "/admin/policy/versions")
     if as_json:
         print_json(document)
         return
@@ -77,13 +77,13 @@ def show(
 ) -> None:
     """Print the text of a version; without one, say what the server has in use, and from where."""
     if version is not None:
-        document = ask(url, key, "GET", f"policy/versions/{version}")
+        document = ask(url, key, "GET", f"/admin/policy/versions/{version}")
         if as_json:
             print_json(document)
         else:
             print(document["text"], end="")
         return
-    document = ask(url, key, "GET", "policy")
+    document = ask(url, key, "GET", "/admin/policy")
     if as_json:
         print_json(document)
         return
@@ -95,7 +95,7 @@ def _over(url: str, key: str | None, expect: int | None) -> int:
     """Return the version to replace: without one that is expected, the one in use now."""
     if expect is not None:
         return expect
-    return int(ask(url, key, "GET", "policy")["version"] or 0)
+    return int(ask(url, key, "GET", "/admin/policy")["version"] or 0)
 
 
 def _show_changed(changed: dict[str, Any], over: int, *, as_json: bool) -> None:

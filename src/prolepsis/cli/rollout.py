@@ -5,9 +5,9 @@ from urllib.parse import quote
 
 import typer
 
-from prolepsis.cli.admin_api import HERE, Key, Url, ask, shown_time
 from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table
+from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, shown_time
+from prolepsis.cli.servers import HERE, Key, Url, ask
 
 app = command_group("See and steer the rollouts of a running server.")
 
@@ -18,7 +18,7 @@ Why = Annotated[str, typer.Option("--reason", help="stands in the event")]
 @app.command("list", epilog=EPILOG)
 def list_rollouts(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     """List the rollouts of the policy in use."""
-    document = ask(url, key, "GET", "rollouts")
+    document = _ask(url, key, "GET", "")
     if as_json:
         print_json(document)
         return
@@ -32,7 +32,7 @@ def list_rollouts(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> 
 @app.command(epilog=EPILOG)
 def show(rollout_id: RolloutId, url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     """Show one rollout: where it stands, what its guardrails say, what happened to it."""
-    document = ask(url, key, "GET", f"rollouts/{quote(rollout_id, safe='')}")
+    document = _ask(url, key, "GET", f"/{quote(rollout_id, safe='')}")
     if as_json:
         print_json(document)
         return
@@ -76,7 +76,11 @@ def roll_back(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: W
 
 
 def _do(what: str, rollout_id: str, url: str, key: str | None, reason: str) -> None:
-    _show_facts(ask(url, key, "POST", f"rollouts/{quote(rollout_id, safe='')}/{what}", {"reason": reason}))
+    _show_facts(_ask(url, key, "POST", f"/{quote(rollout_id, safe='')}/{what}", {"reason": reason}))
+
+
+def _ask(url: str, key: str | None, method: str, path: str, body: dict[str, str] | None = None) -> Any:
+    return ask(url, key, method, f"/admin/rollouts{path}", body)
 
 
 def _show_facts(one: dict[str, Any]) -> None:

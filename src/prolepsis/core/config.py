@@ -105,6 +105,10 @@ class ServerConfig(BaseModel):
     breaker: Literal["on", "metrics_only", "off"] = Field(
         default="on", description="leave out a proposer for the slices of requests where it does harm, or say so only"
     )
+    breaker_file: Path | None = Field(
+        default=None,
+        description="where breakers set by hand are kept; default: breakers.json in the user's data directory",
+    )
     breaker_min_acceptance: float = Field(
         default=0.1,
         ge=0,

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.control.breaker.board import Breakers
+from prolepsis.control.breaker.by_hand_file import ByHandFile, default_breaker_file
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
@@ -138,5 +139,6 @@ def _watch(
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
-    told = acts.breaker_changed
-    return Watch(kill, flags, BreakerWatch(breakers, client.proposer_counts, plan.leave_out, metrics, tell=told))
+    by_hand = ByHandFile(config.breaker_file or default_breaker_file())
+    told, counts = acts.breaker_changed, client.proposer_counts
+    return Watch(kill, flags, BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told))

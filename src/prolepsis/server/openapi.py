@@ -113,7 +113,7 @@ _ROUTES = (
     _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
-    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
+    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.BreakerSet, BreakerBody),
 )
 
 _PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}

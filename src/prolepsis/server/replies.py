@@ -317,6 +317,11 @@ class Breaker(Reply):
     probed_in_s: float | None
 
 
+class BreakerSet(Breaker):
+    not_kept: str | None
+    """Why it holds only until the server ends."""
+
+
 class Breakers(Reply):
     enabled: bool
     breakers: list[Breaker]
