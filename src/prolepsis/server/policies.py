@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
@@ -11,6 +11,7 @@ import structlog
 
 from prolepsis.control.check import Known, check
 from prolepsis.control.facts import RequestFacts
+from prolepsis.control.flags.decision import FlagDecision
 from prolepsis.control.last_good import Reload
 from prolepsis.control.policy import DEFAULT_RULE, Policy
 from prolepsis.control.policy_file import PolicyFile
@@ -60,6 +61,8 @@ class Ruling:
     policy_version: str
     pin: Pin | None = None
     """What the rule's rollout gives the request; None where the rule is not rolled out."""
+    flags: tuple[FlagDecision, ...] = ()
+    """What the flags said that rules ask."""
 
 
 class Policies:
@@ -73,14 +76,19 @@ class Policies:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         acts: Acts | None = None,
+        flags: bool | None = None,
     ) -> None:
-        """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log."""
+        """`loaded`: proposers of the engine; `flags`: whether flags are asked. `acts`: the audit log.
+
+        The log says where a rule waits in vain for what is not there.
+        """
         self.now = now
         self.source = source
         self.policy: Policy | None = None
         self.rollouts = rollouts
         """Of the policy in use."""
-        self._loaded = loaded
+        self.known = Known(loaded=loaded, flags=flags)
+        """What there is on this server."""
         self._acts = acts or Acts(None)
         self._lock = asyncio.Lock()
         if source.fault:
@@ -88,18 +96,27 @@ class Policies:
         if source.policy is not None:
             self._take("loaded")
 
-    def ruling(self, facts: RequestFacts) -> Ruling | None:
-        """Return the terms of the first rule that matches; None where there is no policy, and callers decide alone."""
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """The flags that have to be asked of a request before its ruling."""
+        return self.policy.flag_names if self.policy else ()
+
+    def ruling(self, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()) -> Ruling | None:
+        """Return the terms of the first rule that matches; None where there is no policy, and callers decide alone.
+
+        `flags`: what those said that rules ask; one that was not asked is false.
+        """
         policy = self.policy
         if policy is None:
             return None
+        facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
         pin = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             pin = self.rollouts.place(name, facts.targeting_key)
-        return Ruling(name, terms, policy.full_version, pin)
+        return Ruling(name, terms, policy.full_version, pin, flags)
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -127,7 +144,7 @@ class Policies:
         version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
         log.info(f"policy_{what}", source=source, version=version, rules=rules)
         self._acts.policy_changed(what, source, before, policy)
-        for finding in check(policy, Known(loaded=self._loaded)) if policy else ():
+        for finding in check(policy, self.known) if policy else ():
             log.warning("policy_warning", finding=finding.in_file(source))
 
 

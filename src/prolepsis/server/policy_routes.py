@@ -87,7 +87,7 @@ async def _changed(room: Room, work: Callable[[], Changed]) -> JSONResponse:
         raise RequestRefused(_findings(error), code="invalid_policy", param="text") from None
     assert room.policies is not None, "it has the source that was changed"
     await room.policies.look()
-    warnings = _warnings(policy, room)
+    warnings = _warnings(policy, room.policies.known)
     reply = PolicyChangedReply(**dict(_version(stored)), policy_version=policy.full_version, warnings=warnings)
     return JSONResponse(reply.model_dump())
 
@@ -98,9 +98,8 @@ def _findings(error: InvalidPolicy) -> str:
     return "; ".join([*shown, *([f"and {left} more"] if left else [])])
 
 
-def _warnings(policy: Policy, room: Room) -> list[str]:
-    found = check(policy, Known(loaded=room.client.info.proposers))
-    return [finding.in_file("policy") for finding in found if finding.severity == "warning"]
+def _warnings(policy: Policy, known: Known) -> list[str]:
+    return [finding.in_file("policy") for finding in check(policy, known) if finding.severity == "warning"]
 
 
 def _shown(policies: Policies | None) -> PolicyReply:

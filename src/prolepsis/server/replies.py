@@ -75,6 +75,8 @@ class Effective(Reply):
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "rest", "control"] | None = None
+    policy_flags: list[Flag] | None = None
+    """Those that rules of the policy ask, there where they do."""
     flag: Flag | None = None
     """There where the server asks flags."""
 

@@ -81,7 +81,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             engine = start_engine(engine_config, metrics)
             acts = Acts(store)
             acts.started(engine.client.info, engine_config, config)
-            policies = _policies(source, journal, engine.client, metrics, acts) if source and journal else None
+            policies = None
+            if source and journal:
+                asks_flags = flags is not None
+                policies = _policies(source, journal, engine.client, metrics, acts=acts, asks_flags=asks_flags)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
@@ -101,10 +104,16 @@ def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
 
 
 def _policies(
-    source: PolicySource, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
+    source: PolicySource,
+    journal: RolloutJournal,
+    client: EngineClient,
+    metrics: Metrics,
+    *,
+    acts: Acts,
+    asks_flags: bool,
 ) -> Policies:
     rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(source, client.info.proposers, rollouts, acts=acts)
+    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags)
 
 
 def _keys(config: ServerConfig) -> Keys:
