@@ -24,16 +24,18 @@ serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteToken
 
 
 @contextmanager
-def process(setting: str) -> Iterator[str]:
-    """A server that is killed in the end."""
-    port = free_port()
-    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), setting])
+def processes(setting: str, number: int) -> Iterator[list[str]]:
+    """Servers on one store that are killed in the end."""
+    ports = [free_port() for _ in range(number)]
+    running = [subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), setting]) for port in ports]
     try:
-        wait_until_live(f"http://127.0.0.1:{port}")
-        yield f"http://127.0.0.1:{port}/admin/policy"
+        for port in ports:
+            wait_until_live(f"http://127.0.0.1:{port}")
+        yield [f"http://127.0.0.1:{port}/admin/policy" for port in ports]
     finally:
-        running.kill()
-        running.wait()
+        for one in running:
+            one.kill()
+            one.wait()
 
 
 def in_use(url: str) -> Any:
@@ -45,7 +47,7 @@ def apply(url: str, text: str, expect: int) -> int:
 
 
 def test_replicas_follow_each_other_and_a_restart_changes_nothing(postgresql: str) -> None:
-    with process(postgresql) as one, process(postgresql) as other:
+    with processes(postgresql, 2) as (one, other):
         assert (in_use(one), in_use(other)) == (0, 0)
         assert apply(one, "default: {mode: off}", 0) == 200
         applied = time.monotonic()
@@ -58,5 +60,5 @@ def test_replicas_follow_each_other_and_a_restart_changes_nothing(postgresql: st
         assert sorted(statuses) == [200, 409]
         shown = httpx.get(f"{one}/versions/2").json()["text"]
         assert shown == texts[statuses.index(200)]
-    with process(postgresql) as again:
+    with processes(postgresql, 1) as (again,):
         assert in_use(again) == 2

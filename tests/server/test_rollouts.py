@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from prolepsis.control.reading import parse_policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.control.rollouts.journal import MemoryJournal, RolloutJournal
 from prolepsis.control.rollouts.state import RolloutState
@@ -247,6 +248,20 @@ async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -
         ("rolled_back", "canary 30%"),
     ]
     await house.close()
+
+
+async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(house: House) -> None:
+    await house.go_on()
+    await house.until("running", 1)
+    await house.ask(20)
+    [before] = await house.rollouts.views()
+    assert before.num_canary + before.num_control > 0
+    first = open_policy(house.folder / "policy.yaml").policy
+    house.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic").replace("0.4", "0.3"), "edited")[0])
+    [edited] = await house.rollouts.views()
+    assert (edited.state.phase, edited.num_canary) == ("off", 0)
+    house.rollouts.adopt(first)
+    assert list(await house.rollouts.views()) == [before]
 
 
 async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(house: House, tmp_path: Path) -> None:

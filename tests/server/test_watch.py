@@ -18,6 +18,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import KVCache
 from prolepsis.server.app import Door
+from prolepsis.server.replies import BreakerSet
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
 from tests.fakes import Room, TableModel, true_continuation
@@ -199,7 +200,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
     with house_with(tmp_path, Named("only")) as house:
         url = f"{house.url}/admin/breakers"
         body = {"proposer": "only", "slice": TEXT, "state": "forced_open"}
-        assert httpx.put(url, json=body).json()["state"] == "forced_open"
+        assert BreakerSet.model_validate(httpx.put(url, json=body).json()).state == "forced_open"
         reply = complete(house, "bcd")
         assert reply["metrics"]["effective"]["reason"] == "breaker_open"
         assert text_of(reply) == text_of(complete(house, "bcd", **PLAIN))

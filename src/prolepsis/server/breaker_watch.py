@@ -78,14 +78,16 @@ class BreakerWatch:
         return max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
 
     def _keep(self, key: Key, to: ByHand, by: str) -> None:
-        """Write the file with this one in it, or without it where it decides by itself again."""
+        """Write the file with this one in it, or without it where it decides by itself again; raises `ConfigError`.
+
+        The next look follows it, with what other servers wrote.
+        """
+        entries = self._by_hand
         with suppress(ConfigError):  # one that is damaged is written anew
-            self._by_hand = {entry.key: entry for entry in self._file.read()}
-        self._by_hand.pop(key, None)
-        if to != "closed":
-            self._by_hand[key] = SetByHand(proposer=key[0], slice=key[1], state=to, by=by)
-        self._file.write(tuple(self._by_hand.values()))
-        self._stamp = stamp(self._file.path)
+            entries = {entry.key: entry for entry in self._file.read()}
+        others = tuple(entry for entry in entries.values() if entry.key != key)
+        ours = () if to == "closed" else (SetByHand(proposer=key[0], slice=key[1], state=to, by=by),)
+        self._file.write((*others, *ours))
 
     def _follow_file(self) -> None:
         """Set what the file sets, and let what it no more has decide by itself; a damaged file changes nothing."""

@@ -24,6 +24,8 @@ from prolepsis.telemetry.rollouts import RolloutMetrics
 
 TICK_S = 1.0
 """How often rollouts are looked at."""
+MAX_LEFT = 32
+"""Rollouts of earlier policies that are held, should they be put back."""
 KEEP_EVERY_S = 10.0
 """How often evidence is kept for other replicas and the next start, at most."""
 
@@ -71,6 +73,8 @@ class Rollouts:
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
+        self._left: tuple[LiveRollout, ...] = ()
+        """Those that the policy has no more, the last ones: put back, they go on with what they saw."""
         self._stored = _read_at_start(journal)
         self._policy_version = ""
         self._unkept: dict[str, list[RolloutEvent]] = {}
@@ -81,15 +85,17 @@ class Rollouts:
     def adopt(self, policy: Policy) -> None:
         """Roll out what this policy rolls out; rollouts that it has no more are left where they stand."""
         self._policy_version = policy.full_version
-        before, self._live = self._live, {}
+        known = {live.slice.rollout_id: live for live in (*self._left, *self._live.values())}
+        self._live = {}
         for rule, found in slices_of(policy, self._model).items():
-            live = before.get(rule)
-            if live is None or live.slice.rollout_id != found.rollout_id:
+            live = known.pop(found.rollout_id, None)
+            if live is None:
                 stored = self._stored.get(found.rollout_id)
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
             live.take(self._ours(live.state))
             self._live[rule] = live
             self._show(rule, live)
+        self._left = tuple(known.values())[-MAX_LEFT:]
 
     def place(self, rule: str, key: str) -> Pin:
         """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
