@@ -25,9 +25,13 @@ class StoredPolicy:
         self.fault = ""
         """Why what the store has is not known, or not in use here."""
         self.database = database
-        self.name = f"store {database.name}"
         self._refused: int | None = None
         self.look()
+
+    @property
+    def name(self) -> str:
+        store = f"store {self.database.name}"
+        return f"version {self.version} of {store}" if self.version else store
 
     def look(self) -> Reload:
         """Take over the version in use where it is another one; raises nothing, and one thread at a time may call it.
@@ -59,7 +63,8 @@ class StoredPolicy:
         if stored is not None:
             return version, usable_policy(stored.text, f"version {version}", KNOWN)
         if self.version:
-            raise ConfigError(f"{self.name} has no policy any more; version {self.version} stays", param="store")
+            message = f"store {self.database.name} has no policy any more; version {self.version} stays"
+            raise ConfigError(message, param="store")
         return version, None
 
     def _in_use(self) -> tuple[int, PlanVersion | None]:
