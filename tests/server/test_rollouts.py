@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from prolepsis.control.policy import Policy
 from prolepsis.control.reading import parse_policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.control.rollouts.journal import MemoryJournal, RolloutJournal
@@ -262,6 +263,14 @@ async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(house: House) ->
     assert (edited.state.phase, edited.num_canary) == ("off", 0)
     house.rollouts.adopt(first)
     assert list(await house.rollouts.views()) == [before]
+
+    house.rollouts.adopt(Policy())
+    held = replace(house.state.changed("held"), held_at=house.now)
+    assert house.journal.swap(held, ())  # by another replica, whose policy has it still
+    await house.go_on(1.0)
+    house.rollouts.adopt(first)
+    [after] = await house.rollouts.views()
+    assert (after.state.phase, after.num_canary) == ("held", before.num_canary)
 
 
 async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(house: House, tmp_path: Path) -> None:

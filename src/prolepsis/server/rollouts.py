@@ -88,11 +88,12 @@ class Rollouts:
         known = {live.slice.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}
         for rule, found in slices_of(policy, self._model).items():
+            stored = self._stored.get(found.rollout_id)
             live = known.pop(found.rollout_id, None)
             if live is None:
-                stored = self._stored.get(found.rollout_id)
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
             live.take(self._ours(live.state))
+            self._follow(live, stored)
             self._live[rule] = live
             self._show(rule, live)
         self._left = tuple(known.values())[-MAX_LEFT:]
@@ -121,7 +122,7 @@ class Rollouts:
 
     async def tick(self) -> None:
         """Take in what other replicas did, then look at every rollout."""
-        if not self._live:
+        if not self._live and not self._left:
             return
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
@@ -177,13 +178,20 @@ class Rollouts:
             stored = self._stored.get(rollout_id)
             if rollout_id in self._unkept:
                 await self._keep_rollback(live, stored)
-            elif stored is not None and stored.version > live.state.version:
-                self._take(live, stored, ())
+            else:
+                self._follow(live, stored)
         others = await asyncio.to_thread(self._journal.other_evidence)
         for live in list(self._live.values()):
             live.others = tuple(one for one in others if one.rollout_id == live.slice.rollout_id)
         if is_due:
             await self._keep_evidence()
+
+    def _follow(self, live: LiveRollout, stored: RolloutState | None) -> None:
+        """Go on from what another replica kept, unless a rollback of ours is still to be kept over it."""
+        if stored is None or live.slice.rollout_id in self._unkept:
+            return
+        if stored.version > live.state.version:
+            self._take(live, stored, ())
 
     async def _keep_evidence(self) -> None:
         """Keep what was seen of stages that go on."""
