@@ -1,13 +1,19 @@
 """`prolepsis kill`, as an operator without a server at hand uses it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.control.kill_file import KillFile
+from prolepsis.core.config import ServerConfig
+from prolepsis.telemetry.logs import configure_logs
+from tests.server.conftest import Served, served
+from tests.server.fakes import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +56,50 @@ def test_what_cannot_be_read_or_written_is_said(home: Path) -> None:
     assert kill("status").exit_code != 0
     (home / "folder").write_text("")
     assert kill("on", "--kill-file", str(home / "folder" / "kill.json")).exit_code != 0
+
+
+@pytest.fixture
+def server(home: Path) -> Iterator[Served]:
+    configure_logs("error")  # it runs in this process: its lines would be among the command's
+    config = ServerConfig(kill_file=home / "its.json", breaker_file=home / "breakers.json")
+    with served(FakeEngine(), config) as running:
+        yield running
+    structlog.reset_defaults()
+
+
+def test_a_server_is_told_by_its_url(home: Path, server: Served) -> None:
+    done = kill("on", "--url", server.url, "--reason", "odd drafts")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("on, since 20")
+    assert done.stdout.endswith(" by developer: odd drafts\n")
+    assert server.engine.plans[-1].reason == "killed"
+    assert KillFile(home / "its.json").read().on
+    assert not (home / "kill.json").exists()
+    status = json.loads(kill("status", "--url", server.url, "--json").stdout)
+    assert (status["on"], status["sources"]) == (True, ["operator"])
+    assert kill("off", "--url", server.url).stdout.startswith("off, since")
+    both = kill("on", "--url", server.url, "--kill-file", "kill.json")
+    assert (both.exit_code, "allowed: one of them" in both.stderr) == (2, True)
+    assert kill("status", "--url", "http://127.0.0.1:9").exit_code == 2
+
+
+def test_a_kill_switch_that_is_not_kept_is_said(home: Path, server: Served) -> None:
+    (home / "its.json").mkdir()
+    (home / "its.json" / "x").touch()
+    assert "cannot be written" in kill("on", "--url", server.url).stderr
+
+
+def test_breakers_of_a_server(home: Path, server: Served) -> None:
+    def breaker(*words: str) -> Result:
+        return CliRunner().invoke(app, ["breaker", *words, "--url", server.url])
+
+    name = "chat-completions/standard/free/short"
+    done = breaker("set", "suffix", name, "forced_open")
+    assert done.exit_code == 0, done.output
+    [listed] = json.loads(breaker("list", "--json").stdout)["breakers"]
+    assert (listed["proposer"], listed["slice"], listed["state"]) == ("suffix", name, "forced_open")
+    assert "suffix" in breaker("list").stdout
+    assert "forced_open" in (home / "breakers.json").read_text()
+    assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_kept"] is None
+    wrong = breaker("set", "magic", name, "closed")
+    assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)

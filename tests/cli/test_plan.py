@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
+from tests.control.flags.files import flag, write
 
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "policy-example.yaml"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.2}
@@ -148,6 +150,24 @@ def test_explain_says_what_would_be_refused() -> None:
     assert "'regulated' pins it to off" in str(pinned["refused"])
     shown = plan("explain", EXAMPLE, "--request", "-", stdin=json.dumps(asking))
     assert "refused" in shown.stdout
+
+
+def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
+    (here / "p.yaml").write_text("rules: [{name: new, match: {flag: new-drafts}, mode: on}]")
+    targeting = {"if": [{"==": [{"var": "tenant"}, "acme"]}, "on"]}
+    write(here / "flags.json", also={"new-drafts": flag(targeting, default="off")})
+    here_flags = ("--flags", "flags.json")
+    mine = explained(*here_flags, "--tenant", "acme", file=here / "p.yaml")
+    assert mine["rule"] == "new"
+    [said] = cast(list[dict[str, object]], mine["flags"])
+    assert (said["variant"], said["reason"], said["value"]) == ("on", "TARGETING_MATCH", True)
+    theirs = explained(*here_flags, "--tenant", "other", file=here / "p.yaml")
+    assert theirs["rule"] == "default"
+    shown = plan("explain", "p.yaml", "--request", "-", *here_flags, stdin=json.dumps(CHAT))
+    assert "flag is not given; asked: new-drafts" in shown.stdout
+    assert "TARGETING_MATCH" in shown.stdout or "DEFAULT" in shown.stdout
+    without = plan("explain", "p.yaml", "--request", "-", stdin=json.dumps(CHAT))
+    assert "taken as false: new-drafts; --flags FILE asks them" in without.stderr
 
 
 @pytest.mark.parametrize(

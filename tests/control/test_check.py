@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.control.check import Known, check
+from prolepsis.control.check import MAX_FLAGS, Known, check
 from tests.control.policies import policy
 
 KNOWN = Known(
@@ -128,3 +128,18 @@ def test_rules_that_an_earlier_one_hides(first: str, second: str, unreachable: b
     hidden = [one for one in findings if one.where == "rules[2].match"]
     assert bool(hidden) == unreachable
     assert all("rule 'a' above" in one.message for one in hidden)
+
+
+def test_flags_that_rules_ask() -> None:
+    asked = "rules: [{name: a, match: {flag: new-drafts}}]"
+    assert policy(asked).flag_names == ("new-drafts",)
+    assert check(policy(asked)) == check(policy(asked), Known(flags=True)) == []
+    [one] = check(policy(asked), Known(flags=False))
+    assert (one.severity, one.where) == ("warning", "rules[0].match.flag")
+    assert one.message == "names new-drafts, and no flags are asked here: the rule never matches"
+    names = ", ".join(f"f{i}" for i in range(MAX_FLAGS))
+    assert check(policy(f"rules: [{{name: a, match: {{flag: [{names}]}}}}]")) == []
+    two = f"rules: [{{name: a, match: {{flag: [{names}]}}}}, {{name: b, match: {{flag: [f0, more]}}}}]"
+    [one] = check(policy(two))
+    assert one.severity == "error"
+    assert "allowed: up to 8" in one.message

@@ -5,7 +5,17 @@ from itertools import product
 import pytest
 from pydantic import BaseModel
 
-from prolepsis.control.conditions import Condition, Flag, HeaderMatch, Headers, Kinds, Languages, Names, Range
+from prolepsis.control.conditions import (
+    Condition,
+    Flag,
+    HeaderMatch,
+    Headers,
+    Kinds,
+    Languages,
+    Names,
+    Range,
+    TrueFlags,
+)
 
 
 def made(kind: type[BaseModel], value: object) -> Condition:
@@ -22,6 +32,7 @@ def made(kind: type[BaseModel], value: object) -> Condition:
         (Languages, ["de", "pt-BR"], ["de", "DE-at", "pt-br"], ["den", "pt", "pt-PT", None]),
         (Kinds, "any", ["json_schema", "regex", "grammar"], ["none"]),
         (Kinds, ["none", "choice"], ["none", "choice"], ["regex"]),
+        (TrueFlags, ["a", "b"], [frozenset({"b"}), frozenset({"a", "c"})], [frozenset(), frozenset({"ab"}), None]),
         (Flag, True, [True], [False, None]),
         (Flag, False, [False], [True]),
         (Range, {"min": 2, "max": 4}, [2, 3.5, 4], [1, 4.1, None]),
@@ -45,6 +56,7 @@ FACTS: dict[type[BaseModel], list[object]] = {
     Names: ["", "a", "ab", "abc", "b", "bc"],
     Languages: ["de", "de-AT", "de-AT-x", "en", "fr"],
     Kinds: ["none", "json_object", "json_schema", "regex", "choice", "grammar"],
+    TrueFlags: [frozenset(), frozenset({"a"}), frozenset({"b"}), frozenset({"a", "b"}), frozenset({"c"})],
     Flag: [True, False],
     Range: [-1, 0, 0.5, 1, 2, 3, float("inf")],
     HeaderMatch: [None, "", "a", "ab", "b"],
@@ -54,6 +66,7 @@ VALUES: dict[type[BaseModel], list[object]] = {
     Names: ["a", "a*", "ab*", "*", ["a", "b"], ["a*", "b*"]],
     Languages: ["de", "de-AT", ["de", "en"], "fr"],
     Kinds: ["any", "none", "regex", ["none", "any"], ["json_object", "json_schema"]],
+    TrueFlags: ["a", "b", ["a", "b"], "c"],
     Flag: [True, False],
     Range: [0, {"min": 0}, {"max": 2}, {"min": 0, "max": 2}, {"min": 0.5, "max": 1}, {"max": 0}],
     HeaderMatch: ["a", "ab", {"prefix": "a"}, {"prefix": ""}, {"present": True}, {"present": False}],
@@ -78,6 +91,7 @@ def test_covers_is_implication_on_these_facts(kind: type[BaseModel]) -> None:
         (Names, ["a*", "b"], ["ab*", "b"]),
         (Languages, "de", "de-AT"),
         (Kinds, "any", ["regex", "choice"]),
+        (TrueFlags, ["a", "b"], "b"),
         (Range, {"min": 1}, {"min": 1, "max": 2}),
         (HeaderMatch, {"present": True}, "a"),
         (HeaderMatch, {"prefix": "a"}, {"prefix": "ab"}),

@@ -33,15 +33,14 @@ def entries_of(setting: str) -> list[AuditEntry]:
     return entries
 
 
-def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
-    file, setting, now = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}", 0.0
+async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
+    file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
     file.write_text("version: 1\ndefault: {mode: off}\n")
     with opened_store(ServerConfig(store=setting), Metrics()) as store:
         rollouts = Rollouts(MemoryJournal(), lambda _: None, Metrics().rollouts, model="tiny")
-        policies = Policies(open_policy(file), INFO.proposers, rollouts, lambda: now, acts=Acts(store))
+        policies = Policies(open_policy(file), INFO.proposers, rollouts, acts=Acts(store))
         file.write_text("version: 2\ndefault: {mode: on}\n")
-        now = 5.0
-        policies._look()
+        await policies.look()
     loaded, reloaded = entries_of(setting)
     assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
     assert reloaded.versions["policy"].startswith("2@")
@@ -56,7 +55,7 @@ def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path
 
 async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) -> None:
     setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json")
+    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
     with opened_store(config, Metrics()) as store:
         app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:

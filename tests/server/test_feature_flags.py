@@ -144,6 +144,52 @@ async def test_a_provider_that_fails_costs_no_request(tmp_path: Path) -> None:
     assert house.choice.enabled
 
 
+BY_FLAG = """
+rules:
+  - {name: new, match: {route: /v1/completions, flag: [new-drafts, staff]}, mode: on, num_speculative_tokens: 3}
+"""
+BY_HEADER = {"cat": [{"var": "$flagd.flagKey"}, {"var": "headers.x-tenant"}]}
+HALF_OF_TENANTS = {"fractional": [BY_HEADER, ["on", 50], ["off", 50]]}
+
+
+async def test_a_rule_holds_where_a_flag_says_so_and_the_share_sticks(tmp_path: Path) -> None:
+    also = {"new-drafts": flag(HALF_OF_TENANTS, default="off"), "staff": flag(default="off")}
+    house = House(FlagFileProvider(write(tmp_path / "flags.json", flag(), also=also)), tmp_path, BY_FLAG)
+    rules: dict[str, set[str]] = {}
+    for _ in range(2):
+        for i in range(20):
+            house.http.headers["X-Tenant"] = tenant = f"tenant-{i}"
+            reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+            effective = reply.json()["metrics"]["effective"]
+            MetricsReply.model_validate(reply.json()["metrics"])
+            rules.setdefault(tenant, set()).add(effective["policy_rule"])
+            new, staff = effective["policy_flags"]
+            assert (new["key"], new["reason"]) == ("new-drafts", "TARGETING_MATCH")
+            assert new["value"] == (effective["policy_rule"] == "new")
+            assert (staff["key"], staff["value"], effective["flag"]["key"]) == ("staff", False, "speculation.enabled")
+            shown = f";flag=new-drafts:{new['variant']}:TARGETING_MATCH;flag=staff:off:STATIC;flag=speculation.enabled"
+            assert shown in reply.headers["x-spec-effective"]
+    assert all(len(found) == 1 for found in rules.values()), "each tenant keeps its own"
+    assert 5 <= sum(found == {"new"} for found in rules.values()) <= 15
+    counted = {"flag": "staff", "variant": "off", "reason": "STATIC", "error": ""}
+    assert house.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", counted) == 40.0
+
+
+async def test_a_flag_that_is_not_there_is_false_and_is_said(tmp_path: Path) -> None:
+    house = House(FlagFileProvider(write(tmp_path / "flags.json", flag())), tmp_path, BY_FLAG)
+    reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+    effective = reply.json()["metrics"]["effective"]
+    assert (effective["policy_rule"], effective["policy_flags"][0]["error"]) == ("default", "FLAG_NOT_FOUND")
+
+
+async def test_without_a_provider_no_rule_with_a_flag_holds(tmp_path: Path) -> None:
+    house = House(None, tmp_path, BY_FLAG)
+    reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+    effective = reply.json()["metrics"]["effective"]
+    assert effective["policy_rule"] == "default"
+    assert "policy_flags" not in effective
+
+
 async def test_without_flags_nothing_is_said_of_them(tmp_path: Path) -> None:
     reply = await House(None, tmp_path).ask(speculation={"metrics": True})
     assert "flag" not in reply.json()["metrics"]["effective"]

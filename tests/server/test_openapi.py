@@ -50,8 +50,10 @@ async def test_the_document_is_served(served_here: Served) -> None:
 
 @pytest.fixture(scope="module")
 def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server with a kill switch of its own: requests from the document turn it."""
-    config = ServerConfig(max_body_bytes=65536, kill_file=tmp_path_factory.mktemp("killed") / "kill.json")
+    """A server with a kill switch and breakers of its own: requests from the document turn them."""
+    folder = tmp_path_factory.mktemp("killed")
+    kill, breakers = folder / "kill.json", folder / "breakers.json"
+    config = ServerConfig(max_body_bytes=65536, kill_file=kill, breaker_file=breakers)
     with served(FakeEngine(text="ok"), config) as running:
         yield running
 

@@ -19,7 +19,7 @@ from prolepsis.server.app import Door, build
 from prolepsis.server.caller import ROLES
 from prolepsis.server.door.key_file import KeyFile, new_key
 from prolepsis.server.door.keys import Keys
-from prolepsis.server.policies import LOOK_EVERY_S, Policies, open_policy
+from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.replies import Metrics as MetricsReply
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.run import StartedEngine, serve
@@ -40,11 +40,10 @@ rules:
 
 @dataclass
 class House:
-    """An application with a policy file, and clocks that are set by hand."""
+    """An application with a policy file, and a clock that is set by hand."""
 
     folder: Path
     engine: FakeEngine = field(default_factory=FakeEngine)
-    seconds: float = 0.0
     time: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
     def write(self, text: str) -> None:
@@ -57,8 +56,8 @@ class House:
         held = open_policy(self.folder / "policy.yaml")
         metrics = Metrics()
         rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, metrics.rollouts, model="tiny")
-        policies = Policies(held, self.engine.info.proposers, rollouts, lambda: self.seconds, lambda: self.time)
-        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=policies)
+        self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
+        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=self.policies)
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 
@@ -175,14 +174,14 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: Ho
     assert await rule_and_mode() == ("1", False)
     house.write("version: 2\ndefault: {mode: on}\n")
     assert await rule_and_mode() == ("1", False)  # not looked at yet
-    house.seconds += LOOK_EVERY_S
+    await house.policies.look()
     assert await rule_and_mode() == ("2", True)
     for bad in ("mode: maybe", "mode: off, rollout: {}"):
         house.write(f"version: 3\ndefault: {{{bad}}}\n")
-        house.seconds += LOOK_EVERY_S
+        await house.policies.look()
         assert await rule_and_mode() == ("2", True)
     house.write("version: 4\ndefault: {mode: off}\n")
-    house.seconds += LOOK_EVERY_S
+    await house.policies.look()
     assert await rule_and_mode() == ("4", False)
 
 

@@ -169,10 +169,17 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
 
 
 async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_path: Path) -> None:
-    flags = FlagFileProvider(write(tmp_path / "flags.json", flag()))
+    flags = FlagFileProvider(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
     config = ServerConfig(kill_file=tmp_path / "kill.json")
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), flags=flags, store=store)
+    (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
+    engine, metrics = FakeEngine(), Metrics()
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(config, engine, ByteTokenizer(), metrics, policies=policies, flags=flags, store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     [record] = recorded(store)
-    assert record.flags == {"speculation.enabled": {"variant": "on", "reason": "STATIC"}}
+    assert record.flags == {
+        "new": {"variant": "off", "reason": "STATIC"},
+        "speculation.enabled": {"variant": "on", "reason": "STATIC"},
+    }

@@ -1,4 +1,4 @@
-"""The whole process: a rollout that is kept through kill -9, in the folder that the configuration names."""
+"""The whole process: a rollout that is kept through kill -9, in the folder that is named or in the store."""
 
 import signal
 import subprocess
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.test_run import free_port, wait_until_live
 
@@ -20,7 +21,8 @@ from prolepsis.server.run import StartedEngine, serve
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 folder = Path(sys.argv[2])
-config = ServerConfig(port=int(sys.argv[1]), policy=folder / "policy.yaml", rollouts_folder=folder / "kept")
+where = {"folder": {"rollouts_folder": folder / "kept"}, "store": {"store": f"sqlite:///{folder / 'kept'}"}}
+config = ServerConfig(port=int(sys.argv[1]), policy=folder / "policy.yaml", **where[sys.argv[3]])
 serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteTokenizer()))
 """
 POLICY = """
@@ -32,9 +34,9 @@ default:
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def process(folder: Path, where: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
-    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), str(folder)])
+    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), str(folder), where])
     try:
         wait_until_live(f"http://127.0.0.1:{port}")
         yield running, f"http://127.0.0.1:{port}/admin/rollouts"
@@ -48,9 +50,10 @@ def the_only(url: str) -> dict[str, Any]:
     return dict(rollout)
 
 
-def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", "store"])
+def test_a_rollout_survives_kill_9(tmp_path: Path, where: str) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
-    with process(tmp_path) as (running, url):
+    with process(tmp_path, where) as (running, url):
         name = the_only(url)["id"]
         for command in ("start", "promote"):
             assert httpx.post(f"{url}/{name}/{command}", json={"reason": "test"}).status_code == 200
@@ -58,7 +61,7 @@ def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
         running.send_signal(signal.SIGKILL)
         running.wait()
     assert (before["phase"], before["stage"]) == ("running", "canary 50%")
-    with process(tmp_path) as (_, url):
+    with process(tmp_path, where) as (_, url):
         after = the_only(url)
         assert after == before
         events = httpx.get(f"{url}/{name}").json()["events"]

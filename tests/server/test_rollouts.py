@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from prolepsis.control.policy import Policy
+from prolepsis.control.reading import parse_policy
 from prolepsis.control.rollouts.events import RolloutEvent
-from prolepsis.control.rollouts.journal import MemoryJournal
+from prolepsis.control.rollouts.journal import MemoryJournal, RolloutJournal
 from prolepsis.control.rollouts.state import RolloutState
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
@@ -57,7 +59,7 @@ class House:
     """A server whose proposer is right until it is damaged."""
 
     folder: Path
-    journal: FullJournal = field(default_factory=FullJournal)
+    journal: RolloutJournal = field(default_factory=FullJournal)
     gate: str = "automatic"
     damaged: bool = False
     now: float = 1000.0
@@ -188,6 +190,7 @@ async def test_a_restart_in_mid_canary_goes_on_there(house: House, tmp_path: Pat
 
 
 async def test_what_cannot_be_kept_is_not_promoted_and_rolled_back_all_the_same(house: House) -> None:
+    assert isinstance(house.journal, FullJournal)
     await house.go_on()
     await house.until("running", 1)
     house.journal.full = True
@@ -246,6 +249,36 @@ async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -
         ("rolled_back", "canary 30%"),
     ]
     await house.close()
+
+
+async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(house: House) -> None:
+    await house.go_on()
+    await house.until("running", 1)
+    await house.ask(20)
+    [before] = await house.rollouts.views()
+    assert before.num_canary + before.num_control > 0
+    first = open_policy(house.folder / "policy.yaml").policy
+    house.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic").replace("0.4", "0.3"), "edited")[0])
+    [edited] = await house.rollouts.views()
+    assert (edited.state.phase, edited.num_canary) == ("off", 0)
+    house.rollouts.adopt(first)
+    assert list(await house.rollouts.views()) == [before]
+
+    house.rollouts.adopt(Policy())
+    held = replace(house.state.changed("held"), held_at=house.now)
+    assert house.journal.swap(held, ())  # by another replica, whose policy has it still
+    await house.go_on(1.0)
+    house.rollouts.adopt(first)
+    [after] = await house.rollouts.views()
+    assert (after.state.phase, after.num_canary) == ("held", before.num_canary)
+
+
+async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(house: House, tmp_path: Path) -> None:
+    await house.go_on()
+    await house.until("running", 1)
+    again = House(tmp_path, journal=house.journal, now=house.now - 1e6)
+    await again.until("on", 2)
+    await again.close()
 
 
 def test_a_clock_that_is_set_promotes_nothing() -> None:

@@ -66,7 +66,7 @@ def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
 
 
 def wait_until_live(url: str, certificate: Path | None = None) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     verify = trusting(certificate)
     while time.monotonic() < end:
         try:

@@ -11,12 +11,14 @@ import httpx
 import pytest
 from torch import Tensor
 
+from prolepsis.control.breaker.by_hand_file import ByHandFile
 from prolepsis.control.kill_file import KillFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import KVCache
 from prolepsis.server.app import Door
+from prolepsis.server.replies import BreakerSet
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
 from tests.fakes import Room, TableModel, true_continuation
@@ -64,7 +66,7 @@ class Slow(TableModel):
 @contextmanager
 def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[House]:
     room = Room(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
-    settings = ServerConfig(kill_file=folder / "kill.json", **config)
+    settings = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", **config)
     made = House(config=settings, room=room, door=Door(base_plan=SpecPlan(fixed_depth=3)))
     made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
     with serving(made) as house:
@@ -198,12 +200,13 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
     with house_with(tmp_path, Named("only")) as house:
         url = f"{house.url}/admin/breakers"
         body = {"proposer": "only", "slice": TEXT, "state": "forced_open"}
-        assert httpx.put(url, json=body).json()["state"] == "forced_open"
+        assert BreakerSet.model_validate(httpx.put(url, json=body).json()).state == "forced_open"
         reply = complete(house, "bcd")
         assert reply["metrics"]["effective"]["reason"] == "breaker_open"
         assert text_of(reply) == text_of(complete(house, "bcd", **PLAIN))
         assert httpx.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        assert httpx.put(url, json=body).json()["not_kept"] is None
         for wrong, param in (
             ({"proposer": "gone"}, "proposer"),
             ({"slice": "chat"}, "slice"),
@@ -211,6 +214,28 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
         ):
             refused = httpx.put(url, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+    with house_with(tmp_path, Named("only")) as house:  # after a restart
+        assert breakers(house)["only", TEXT] == "forced_open"
+        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "breaker_open"
+        ByHandFile(tmp_path / "breakers.json").write(())  # another server on this file let it go
+        wait_for(lambda: breakers(house)["only", TEXT] == "closed")
+        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+
+
+def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "breakers.json").write_text("[{")  # damaged: as if nothing was set
+    with house_with(tmp_path, Named("only")) as house:
+        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        url, body = f"{house.url}/admin/breakers", {"proposer": "only", "slice": TEXT, "state": "forced_open"}
+        assert httpx.put(url, json=body).json()["not_kept"] is None
+        (tmp_path / "breakers.json").unlink()
+        (tmp_path / "breakers.json").mkdir()
+        (tmp_path / "breakers.json" / "x").touch()
+        said = httpx.put(url, json={**body, "state": "forced_closed"}).json()
+        assert "cannot be written" in said["not_kept"]
+        assert breakers(house)["only", TEXT] == "forced_closed"
+        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 
 
 @pytest.mark.parametrize("breaker", ["off", "metrics_only"])

@@ -43,3 +43,15 @@ def ask_server(*statements: str) -> None:
     with connection:
         for statement in statements:
             connection.execute(statement)
+
+
+@contextmanager
+def cut_off(setting: str) -> Iterator[None]:
+    """Close all connections to a database of PostgreSQL, and take no new ones until the block is left."""
+    name = setting.rpartition("/")[2]
+    close = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+    ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", close)
+    try:
+        yield
+    finally:
+        ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")

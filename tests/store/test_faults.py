@@ -19,7 +19,7 @@ from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
-from tests.store.databases import ask_server, opened, postgresql_setting, sqlite_setting
+from tests.store.databases import ask_server, cut_off, opened, postgresql_setting, sqlite_setting
 from tests.store.fakes import record
 from tests.store.test_writer import QUICK, num_stored, wait_until
 
@@ -67,13 +67,8 @@ def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_bac
 
 def test_a_server_that_closes_its_connections_and_takes_no_new_ones() -> None:
     with postgresql_setting() as setting:
-        name = setting.rpartition("/")[2]
-        close = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
-        loses_and_comes_back(
-            started(setting),
-            lambda: ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", close),
-            lambda: ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"),
-        )
+        gone = cut_off(setting)
+        loses_and_comes_back(started(setting), gone.__enter__, lambda: gone.__exit__(None, None, None))
 
 
 def test_a_connection_that_the_server_closed_is_replaced() -> None:

@@ -10,20 +10,21 @@ from prolepsis.store import plans
 from prolepsis.store.database import Database
 
 
-def test_versions_count_up_and_can_be_taken_back(database: Database) -> None:
+def test_versions_count_up_and_stay(database: Database) -> None:
     with database.write() as connection:
         assert plans.current(connection) is None
         first = plans.put(connection, "default: {mode: off}", author="ann", note="start", over=plans.NO_PLAN)
         second = plans.put(connection, "default: {mode: on}", author="bob", over=first.version)
         assert (first.version, second.version) == (1, 2)
-        assert plans.use(connection, 1, over=2) == first
+        assert plans.put(connection, first.text, author="bob", note="as version 1", over=2).version == 3
     with database.read() as connection:
-        assert plans.current(connection) == first
-        assert [version.note for version in plans.history(connection, 10)] == ["", "start"]
-    with database.write() as connection:
-        assert plans.put(connection, "default: {mode: shadow}", author="ann", over=1).version == 3
+        current = plans.current(connection)
+        assert current is not None
+        assert (current.version, current.text, current.digest) == (3, first.text, first.digest)
+        assert plans.get(connection, 1) == first
+        assert [version.note for version in plans.history(connection, 10)] == ["as version 1", "", "start"]
         with pytest.raises(InvalidParameter, match="1 to 3"):
-            plans.use(connection, 7, over=3)
+            plans.get(connection, 7)
 
 
 def test_who_decided_on_an_old_version_is_told_who_was_first(database: Database) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
@@ -116,6 +117,11 @@ def print_facts(facts: Sequence[tuple[str, object]], console: Console | None = N
     for name, value in facts:
         shown = "-" if value is None else escape(str(value))
         (console or stdout()).print(f"[bold]{escape(name.ljust(width))}[/]  {shown}", soft_wrap=True)
+
+
+def shown_time(seconds: float) -> str:
+    """Return a Unix time as tables show it, in UTC."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

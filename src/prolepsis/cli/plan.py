@@ -1,13 +1,14 @@
-"""`prolepsis plan`: check, compare and explain policies, without a server."""
+"""`prolepsis plan`: check, compare and explain policies without a server; the versions of one are beside."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prolepsis.cli import plan_versions
 from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
@@ -25,7 +26,7 @@ from prolepsis.server.policies import KNOWN
 if TYPE_CHECKING:
     from prolepsis.cli.plan_request import Sample
 
-app = command_group("Check, compare and explain policies: which requests may speculate, and how.")
+app = command_group("Policies: which requests may speculate, and how. Check, compare, explain, apply, take back.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
@@ -96,6 +97,10 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     request_id: Annotated[
         str | None, typer.Option(help="what shares of requests are drawn by; default: not drawn")
     ] = None,
+    flags: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="flags that rules ask, in flagd's format; default: all are false"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say for a sample request which rule matches, why the others do not, and what takes effect."""
@@ -105,11 +110,22 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     caller = plan_request.sample_caller(tenant, tier, key, role or ["client"])
     origin = plan_request.Origin(caller, route, plan_request.read_headers(header or ()), _time(at))
     sample = plan_request.read_sample(request, origin, prompt_tokens, request_id)
+    said = plan_request.ask_flags(flags, policy.flag_names, sample.facts) if flags else ()
+    sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in said if one.value)))
     explanation = explain_request(policy, sample.facts, sample.wish)
     if as_json:
-        print_json(_document(explanation, sample))
-    else:
-        _show_explanation(explanation, sample)
+        print_json(_document(explanation, sample) | {"flags": [asdict(one) for one in said]})
+        return
+    _show_explanation(explanation, sample)
+    if said:
+        rows = [[one.key, _text(one.value), one.variant or "-", one.reason, one.error] for one in said]
+        print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
+    elif policy.flag_names:
+        note(f"taken as false: {', '.join(policy.flag_names)}; --flags FILE asks them")
+
+
+for _command in (plan_versions.apply, plan_versions.history, plan_versions.show, plan_versions.rollback):
+    app.command(epilog=EPILOG)(_command)
 
 
 def _usable(file: Path) -> Policy:

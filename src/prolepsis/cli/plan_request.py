@@ -1,5 +1,6 @@
 """A sample request for `prolepsis plan explain`: read as the server reads it, without a tokenizer."""
 
+import asyncio
 import json
 import math
 import sys
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from prolepsis.control.facts import RequestFacts
+from prolepsis.control.flags.decision import FlagDecision
+from prolepsis.control.flags.flag_file import FlagFileProvider
+from prolepsis.control.flags.flags import Flags
 from prolepsis.control.in_effect import NO_WISH, Wish
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import ConfigError, UserError
@@ -48,6 +52,7 @@ class Sample:
     def plain_facts(self) -> dict[str, object]:
         """Return the facts as JSON may hold them; no length asked for is null."""
         facts = asdict(self.facts) | {"roles": sorted(self.facts.roles), "time": self.facts.time.isoformat()}
+        facts |= {"flag": sorted(self.facts.flag)}
         return facts | {"max_tokens": None if math.isinf(self.facts.max_tokens) else self.facts.max_tokens}
 
 
@@ -87,6 +92,15 @@ def read_sample(file: Path, origin: Origin, prompt_tokens: int | None, request_i
     counted = prompt_tokens or _num_prompt_tokens(body)
     facts = request_facts(body, asker, prompt_tokens=counted, time=origin.time, targeting_key=request_id)
     return Sample(facts, wish, refused)
+
+
+def ask_flags(file: Path, names: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
+    """Return what the flags of a file say of the request, as a server asks them; raises `ConfigError`."""
+    flags = Flags(FlagFileProvider(file))
+    try:
+        return asyncio.run(flags.named(names, facts))
+    finally:
+        flags.close()
 
 
 def _bytes(file: Path) -> bytes:

@@ -14,6 +14,8 @@ from prolepsis.control.rollout import GuardrailTerms, RolloutTerms
 from prolepsis.control.terms import Terms
 
 Keys = tuple[int | str, ...]
+MAX_FLAGS = 8
+"""Feature flags that a policy may ask of every request."""
 _POSSIBLE: dict[str, tuple[float, float]] = {
     "n": (1, 128),
     "prompt_tokens": (1, float("inf")),
@@ -40,6 +42,8 @@ class Known:
     roles: Collection[str] | None = None
     route: Collection[str] | None = None
     model: Collection[str] | None = None
+    flags: bool | None = None
+    """Feature flags are asked there."""
 
 
 NOTHING_KNOWN = Known()
@@ -47,7 +51,7 @@ NOTHING_KNOWN = Known()
 
 def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
     """Return what is found, in the order of the file; a policy without errors may be used."""
-    findings = [*_names(policy.rules)]
+    findings = [*_names(policy.rules), *_flags(policy)]
     for i, rule in enumerate(policy.rules):
         path: Keys = ("rules", i)
         findings += _match((*path, "match"), rule.match, known)
@@ -68,7 +72,16 @@ def _names(rules: Sequence[Rule]) -> Iterator[Finding]:
         seen.setdefault(rule.name, i)
 
 
+def _flags(policy: Policy) -> Iterator[Finding]:
+    names = policy.flag_names
+    if len(names) > MAX_FLAGS:
+        shown = ", ".join(names)
+        yield _error(("rules",), f"name {len(names)} flags ({shown}); allowed: up to {MAX_FLAGS}, since each is asked")
+
+
 def _match(path: Keys, match: Match, known: Known) -> Iterator[Finding]:
+    if match.flag is not None and known.flags is False:
+        yield _warning((*path, "flag"), f"names {match.flag}, and no flags are asked here: the rule never matches")
     for name, condition in match.conditions.items():
         here = (*path, name)
         if isinstance(condition, Range):

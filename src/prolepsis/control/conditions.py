@@ -6,7 +6,7 @@ from typing import Annotated, Generic, Literal, Protocol, Self, TypeAlias, TypeV
 
 from pydantic import Field, RootModel, model_validator
 
-from prolepsis.control.shape import STRICT, Number, Part, one_or_more, spelt
+from prolepsis.control.shape import STRICT, Name, Number, Part, one_or_more, spelt
 
 StructuredKind = Literal["none", "any", "json_object", "json_schema", "regex", "choice", "grammar"]
 _KINDS = frozenset(get_args(StructuredKind)) - {"any"}
@@ -83,6 +83,16 @@ class Kinds(Listed[StructuredKind]):
     def _all(self) -> frozenset[str]:
         named = frozenset(self.root)
         return (named | _KINDS - {"none"}) - {"any"} if "any" in named else named
+
+
+class TrueFlags(Listed[Name]):
+    """Any of these feature flags says true of the request."""
+
+    def holds(self, fact: object) -> bool:
+        return isinstance(fact, Collection) and any(name in fact for name in self.root)
+
+    def covers(self, other: Self) -> bool:
+        return set(self.root) >= set(other.root)
 
 
 class Flag(RootModel[bool]):

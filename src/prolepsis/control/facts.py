@@ -45,6 +45,8 @@ class RequestFacts:
     """Language tag (BCP 47) as the request states it; None where it states none."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case."""
+    flag: frozenset[str] = frozenset()
+    """Feature flags that a policy names and that are true for the request."""
     time: datetime = EPOCH
     """When the request arrived, with a time zone."""
     targeting_key: str | None = None

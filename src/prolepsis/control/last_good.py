@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, ProlepsisError
 
 Stamp = tuple[int, ...]
 Value = TypeVar("Value")
@@ -14,12 +14,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What a look at the file brought."""
+    """What a look at a file, or wherever else something is kept, brought."""
 
     changed: bool
     """Content of another version was taken over."""
-    refused: ConfigError | None = None
-    """Why the file as it is now was not taken over; said once for each state of the file."""
+    refused: ProlepsisError | None = None
+    """Why what is there now was not taken over; said once for each state of it."""
 
 
 class LastGood(ABC, Generic[Value]):
@@ -28,6 +28,8 @@ class LastGood(ABC, Generic[Value]):
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` where the file holds nothing usable."""
         self.path = path
+        self.fault = ""
+        """Why the file as it was last seen is not what is held."""
         self._stamp = stamp(path)
         text = self._read()
         self._seen = _digest(text)
@@ -66,13 +68,13 @@ class LastGood(ABC, Generic[Value]):
             value = self._parse(text)
         except ConfigError as error:
             return self._refuse(_digest(text), error)
-        self._seen = _digest(text)
+        self._seen, self.fault = _digest(text), ""
         changed = self._version(value) != self._version(self.value)
         self.value = value
         return Reload(changed)
 
     def _refuse(self, seen: str, error: ConfigError) -> Reload:
-        already, self._seen = seen == self._seen, seen
+        already, self._seen, self.fault = seen == self._seen, seen, str(error)
         return Reload(changed=False, refused=None if already else error)
 
 

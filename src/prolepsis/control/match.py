@@ -7,7 +7,7 @@ from functools import cached_property
 from math import isinf
 from typing import Self
 
-from prolepsis.control.conditions import Condition, Flag, Headers, Kinds, Languages, Names, Range
+from prolepsis.control.conditions import Condition, Flag, Headers, Kinds, Languages, Names, Range, TrueFlags
 from prolepsis.control.facts import RequestFacts
 from prolepsis.control.shape import Part
 from prolepsis.control.windows import Windows
@@ -37,6 +37,7 @@ class Match(Part):
     frequency_penalty: Range | None = None
     language: Languages | None = None
     headers: Headers | None = None
+    flag: TrueFlags | None = None
     time: Windows | None = None
 
     @cached_property

@@ -64,6 +64,12 @@ class Policy(Part):
         text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
 
+    @cached_property
+    def flag_names(self) -> tuple[str, ...]:
+        """The feature flags that rules ask, each once."""
+        asked = (rule.match.flag for rule in self.rules)
+        return tuple(dict.fromkeys(name for flags in asked if flags is not None for name in flags.root))
+
     @property
     def full_version(self) -> str:
         """`version@digest`, or the digest alone where the file has no `version`."""

@@ -35,6 +35,7 @@ class InvalidPolicy(ConfigError):
         first, *others = findings
         more = f" (and {len(others)} more: `prolepsis plan check` shows all)" if others else ""
         super().__init__(f"policy {first.in_file(name)}{more}", param="policy")
+        self.name = name
         self.findings = tuple(findings)
 
 

@@ -77,15 +77,19 @@ class ServerConfig(BaseModel):
     tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); serves https")
     tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
     policy: Path | None = Field(
-        default=None, description="policy file: which requests may speculate and how; taken anew when it changes"
+        default=None,
+        description="policy file: which requests may speculate and how; taken anew when it changes; default: the "
+        "version in the store, if there is one",
     )
     rollouts_folder: Path | None = Field(
-        default=None, description="where rollouts of the policy are kept; default: in the user's data directory"
+        default=None,
+        description="where rollouts of the policy are kept; default: in the store, without one in the user's data "
+        "directory",
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
-        description="where request records and the audit log are kept: auto (SQLite in the user's data directory), "
-        "none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
+        description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "
+        "in the user's data directory), none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
@@ -100,6 +104,10 @@ class ServerConfig(BaseModel):
     )
     breaker: Literal["on", "metrics_only", "off"] = Field(
         default="on", description="leave out a proposer for the slices of requests where it does harm, or say so only"
+    )
+    breaker_file: Path | None = Field(
+        default=None,
+        description="where breakers set by hand are kept; default: breakers.json in the user's data directory",
     )
     breaker_min_acceptance: float = Field(
         default=0.1,

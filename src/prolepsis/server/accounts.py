@@ -70,6 +70,7 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
     ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
     if ruling and ruling.pin:
         ruled |= {"rollout": ruling.pin.rollout_id, "arm": ruling.pin.place}
+    asked = {"policy_flags": [asdict(one) for one in ruling.flags]} if ruling and ruling.flags else {}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(first),
@@ -84,6 +85,7 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
             "reason": stats.mode.reason,
             "plan_version": stats.mode.plan_version,
             **ruled,
+            **asked,
             **({"flag": asdict(flag)} if flag else {}),
         },
     }

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Literal
 
 from prolepsis import __version__
@@ -50,16 +49,16 @@ class Acts:
         self._offer(Act(actor=_ACTOR, action="server.stopped"))
 
     def policy_changed(
-        self, what: Literal["loaded", "reloaded"], file: Path, before: Policy | None, after: Policy
+        self, what: Literal["loaded", "reloaded"], source: str, before: Policy | None, after: Policy | None
     ) -> None:
-        """Say what was in effect and what is now."""
+        """Say what was in effect and what is now, None for no policy."""
         act = Act(
             actor=_ACTOR,
             action=f"policy.{what}",
-            subject=str(file),
+            subject=source,
             before=before.content() if before else None,
-            after=after.content(),
-            versions={"policy": after.full_version},
+            after=after.content() if after else None,
+            versions={"policy": after.full_version if after else ""},
         )
         self._offer(act)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
+from prolepsis.control.facts import RequestFacts
 from prolepsis.control.slices import slice_of
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.grammar import GrammarSpec
@@ -18,6 +19,7 @@ from prolepsis.server.constraint import asked_form, constraint
 from prolepsis.server.conversation import prompt_tokens, size
 from prolepsis.server.fields import MAX_SAMPLES
 from prolepsis.server.off_loop import INLINE_CHARACTERS, off_loop
+from prolepsis.server.policies import Ruling
 from prolepsis.server.reasoning import Thinking, thinking_of
 from prolepsis.server.request_facts import DEFAULT_COMPLETION_TOKENS, request_facts
 from prolepsis.server.room import Room
@@ -159,8 +161,9 @@ async def _admit(
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
     now = room.policies.now() if room.policies is not None else datetime.now(UTC)
     facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
-    if room.policies is not None:
-        speculation = under_policy(speculation, room.policies.ruling(facts), own)
+    ruling = await _ruling(facts, room)
+    if ruling is not None:
+        speculation = under_policy(speculation, ruling, own)
     if room.watch.flags is not None:
         speculation = under_flag(speculation, await room.watch.flags.enabled(facts))
     requests = tuple(
@@ -188,6 +191,15 @@ async def _admit(
         showing=_showing(body),
         deterministic=params.greedy or body.seed is not None,
     )
+
+
+async def _ruling(facts: RequestFacts, room: Room) -> Ruling | None:
+    """Return what the policy says, once the flags have been asked that its rules name; None without a policy."""
+    if room.policies is None:
+        return None
+    names, flags = room.policies.flag_names, room.watch.flags
+    said = await flags.named(names, facts) if names and flags is not None else ()
+    return room.policies.ruling(facts, said)
 
 
 def scope(tenant: str, salt: str | None) -> str:

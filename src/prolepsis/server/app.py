@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.control.breaker.board import Breakers
+from prolepsis.control.breaker.by_hand_file import ByHandFile, default_breaker_file
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
@@ -31,6 +32,7 @@ from prolepsis.server.kill_switch import KillSwitch
 from prolepsis.server.openapi import openapi_routes
 from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
+from prolepsis.server.policy_routes import policy_routes
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
@@ -82,7 +84,7 @@ def build(
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
         await watch.look()
-        parts = [gate.run(), watch.run(), *([policies.rollouts.run()] if policies else [])]
+        parts = [gate.run(), watch.run(), *([policies.run(), policies.rollouts.run()] if policies else [])]
         running = [asyncio.create_task(part) for part in parts]
         yield
         for task in running:
@@ -107,6 +109,7 @@ def build(
         tokenization_routes(room),
         status_routes(room, metrics),
         admin_routes(room),
+        policy_routes(room),
         watch_routes(room),
         openapi_routes(),
     ):
@@ -136,5 +139,6 @@ def _watch(
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
-    told = acts.breaker_changed
-    return Watch(kill, flags, BreakerWatch(breakers, client.proposer_counts, plan.leave_out, metrics, tell=told))
+    by_hand = ByHandFile(config.breaker_file or default_breaker_file())
+    told, counts = acts.breaker_changed, client.proposer_counts
+    return Watch(kill, flags, BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told))

@@ -19,6 +19,8 @@ from prolepsis.core.errors import (
     ProlepsisError,
     RolloutConflict,
     RolloutNotFound,
+    StoreConflict,
+    StoreUnavailable,
     UserError,
 )
 
@@ -62,6 +64,8 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (ModelNotFound, 404),
     (RolloutNotFound, 404),
     (RolloutConflict, 409),
+    (StoreConflict, 409),
+    (StoreUnavailable, 503),
     (ContextTooLong, 400),
     (UserError, 400),
     (DeadlineExceeded, 504),

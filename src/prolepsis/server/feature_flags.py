@@ -1,5 +1,7 @@
 """Feature flags while serving: looked at for changes, asked for each request, counted."""
 
+from collections.abc import Sequence
+
 import structlog
 from openfeature.provider import FeatureProvider
 
@@ -26,7 +28,14 @@ class FeatureFlags:
     async def enabled(self, facts: RequestFacts) -> FlagDecision:
         """Return whether the request may speculate; never raises for what a provider does."""
         said = await self._flags.enabled(facts)
-        self._metrics.flags.labels(said.key, said.variant or "", said.reason, said.error).inc()
+        self._count(said)
+        return said
+
+    async def named(self, keys: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
+        """Return what these flags say of the request; one that says nothing is false."""
+        said = await self._flags.named(keys, facts)
+        for one in said:
+            self._count(one)
         return said
 
     async def killed(self) -> FlagDecision:
@@ -46,6 +55,9 @@ class FeatureFlags:
 
     def close(self) -> None:
         self._flags.close()
+
+    def _count(self, said: FlagDecision) -> None:
+        self._metrics.flags.labels(said.key, said.variant or "", said.reason, said.error).inc()
 
     def _tell(self, event: str) -> None:
         if self._file is not None:

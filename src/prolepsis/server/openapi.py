@@ -15,6 +15,14 @@ from prolepsis import __version__
 from prolepsis.server import replies
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.formats import Json
+from prolepsis.server.policy_replies import (
+    PolicyBody,
+    PolicyChangedReply,
+    PolicyReply,
+    PolicyRollbackBody,
+    PolicyTextReply,
+    PolicyVersionsReply,
+)
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.rollout_replies import (
     RolloutCommandBody,
@@ -56,10 +64,12 @@ class _Route:
     streams: bool = False
     failing: type[BaseModel] | None = None
     """What a 503 of the route itself shows."""
+    conflicts: bool = False
+    """It may be that this cannot be done now (409)."""
 
     @property
     def statuses(self) -> Sequence[int]:
-        if self.path.startswith("/admin/") and self.method == "post":
+        if self.conflicts:
             return (*_ANY, 409)
         return _GENERATES if self.streams else _ANY
 
@@ -86,11 +96,24 @@ _ROUTES = (
         "Start, hold, resume, promote or roll back",
         RolloutReply,
         RolloutCommandBody,
+        conflicts=True,
+    ),
+    _Route("get", "/admin/policy", "The policy in use", PolicyReply),
+    _Route("put", "/admin/policy", "Another version in its place", PolicyChangedReply, PolicyBody, conflicts=True),
+    _Route("get", "/admin/policy/versions", "Versions of the policy", PolicyVersionsReply, conflicts=True),
+    _Route("get", "/admin/policy/versions/{version}", "One version with its text", PolicyTextReply, conflicts=True),
+    _Route(
+        "post",
+        "/admin/policy/rollback",
+        "An earlier version's text as a new version",
+        PolicyChangedReply,
+        PolicyRollbackBody,
+        conflicts=True,
     ),
     _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
-    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
+    _Route("put", "/admin/breakers", "Set a breaker by hand", replies.BreakerSet, BreakerBody),
 )
 
 _PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}

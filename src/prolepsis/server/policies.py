@@ -1,16 +1,18 @@
-"""The policy in use while serving: looked at for changes, asked by admission."""
+"""The policy in use while serving: its source is looked at for changes, admission asks it."""
 
-import time
+import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import structlog
 
 from prolepsis.control.check import Known, check
 from prolepsis.control.facts import RequestFacts
+from prolepsis.control.flags.decision import FlagDecision
+from prolepsis.control.last_good import Reload
 from prolepsis.control.policy import DEFAULT_RULE, Policy
 from prolepsis.control.policy_file import PolicyFile
 from prolepsis.control.rollouts.live import Pin
@@ -22,12 +24,32 @@ from prolepsis.server.door.tiers import TIERS
 from prolepsis.server.request_facts import GENERATION_ROUTES
 from prolepsis.server.rollouts import Rollouts
 
-LOOK_EVERY_S = 1.0
-"""How often the file is looked at for changes, at most."""
+LOOK_EVERY_S = 0.5
+"""How often the source is looked at for changes."""
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
 """Names that exist on every server."""
+_NO_POLICY = Policy()
 
 log = structlog.get_logger(__name__)
+
+
+class PolicySource(Protocol):
+    """Where the policy is kept: a file, or the store."""
+
+    @property
+    def policy(self) -> Policy | None:
+        """The last good one; None where there is none yet."""
+
+    @property
+    def name(self) -> str:
+        """What people call the source."""
+
+    @property
+    def fault(self) -> str:
+        """Why what is there now is not in use; empty where it is."""
+
+    def look(self) -> Reload:
+        """Take over what changed; may block, and raises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,63 +61,91 @@ class Ruling:
     policy_version: str
     pin: Pin | None = None
     """What the rule's rollout gives the request; None where the rule is not rolled out."""
+    flags: tuple[FlagDecision, ...] = ()
+    """What the flags said that rules ask."""
 
 
 class Policies:
-    """Asks the policy file; belongs to one event loop."""
+    """Holds the policy in use with its rollouts; both change in one step of the event loop that it belongs to."""
 
     def __init__(
         self,
-        file: PolicyFile,
+        source: PolicySource,
         loaded: Collection[str],
         rollouts: Rollouts,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
         acts: Acts | None = None,
+        flags: bool | None = None,
     ) -> None:
-        """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log."""
+        """`loaded`: proposers of the engine; `flags`: whether flags are asked. `acts`: the audit log.
+
+        The log says where a rule waits in vain for what is not there.
+        """
         self.now = now
+        self.source = source
+        self.policy: Policy | None = None
         self.rollouts = rollouts
         """Of the policy in use."""
-        self._file = file
-        self._loaded = loaded
-        self._clock = clock
-        self._looked = clock()
+        self.known = Known(loaded=loaded, flags=flags)
+        """What there is on this server."""
         self._acts = acts or Acts(None)
-        self._tell("loaded", None)
+        self._lock = asyncio.Lock()
+        if source.fault:
+            log.error("policy_not_loaded", error=source.fault)
+        if source.policy is not None:
+            self._take("loaded")
 
-    def ruling(self, facts: RequestFacts) -> Ruling:
-        """Return the terms of the first rule that matches, as the file says now or last said rightly."""
-        self._look()
-        policy = self._file.policy
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """The flags that have to be asked of a request before its ruling."""
+        return self.policy.flag_names if self.policy else ()
+
+    def ruling(self, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()) -> Ruling | None:
+        """Return the terms of the first rule that matches; None where there is no policy, and callers decide alone.
+
+        `flags`: what those said that rules ask; one that was not asked is false.
+        """
+        policy = self.policy
+        if policy is None:
+            return None
+        facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
         pin = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             pin = self.rollouts.place(name, facts.targeting_key)
-        return Ruling(name, terms, policy.full_version, pin)
+        return Ruling(name, terms, policy.full_version, pin, flags)
 
-    def _look(self) -> None:
-        now = self._clock()
-        if now - self._looked < LOOK_EVERY_S:
-            return
-        self._looked = now
-        before = self._file.policy
-        seen = self._file.look()
-        if seen.refused is not None:
-            log.error("policy_not_reloaded", error=str(seen.refused), in_use=self._file.policy.full_version)
-        elif seen.changed:
-            self._tell("reloaded", before)
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # contained: if control fails, the last policy stays
+                log.exception("policy_not_looked_at")
+            await asyncio.sleep(LOOK_EVERY_S)
 
-    def _tell(self, what: Literal["loaded", "reloaded"], before: Policy | None) -> None:
-        policy = self._file.policy
-        self.rollouts.adopt(policy)
-        log.info(f"policy_{what}", file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
-        self._acts.policy_changed(what, self._file.path, before, policy)
-        for finding in check(policy, Known(loaded=self._loaded)):
-            log.warning("policy_warning", finding=finding.in_file(str(self._file.path)))
+    async def look(self) -> None:
+        """Take over what the source has now; the last good policy stays where that cannot be used."""
+        async with self._lock:
+            seen = await asyncio.to_thread(self.source.look)
+            if seen.refused is not None:
+                in_use = self.policy.full_version if self.policy else None
+                log.error("policy_not_reloaded", error=str(seen.refused), in_use=in_use)
+            elif seen.changed:
+                self._take("reloaded")
+
+    def _take(self, what: Literal["loaded", "reloaded"]) -> None:
+        policy, source = self.source.policy, self.source.name
+        self.rollouts.adopt(policy or _NO_POLICY)
+        before, self.policy = self.policy, policy
+        version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
+        log.info(f"policy_{what}", source=source, version=version, rules=rules)
+        self._acts.policy_changed(what, source, before, policy)
+        for finding in check(policy, self.known) if policy else ():
+            log.warning("policy_warning", finding=finding.in_file(source))
 
 
 def open_policy(path: Path) -> PolicyFile:

@@ -60,6 +60,7 @@ class Recorder:
 
 def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
     caller, ruling, flag = admitted.caller, admitted.speculation.ruling, admitted.speculation.flag
+    flags = (*(ruling.flags if ruling else ()), *((flag,) if flag else ()))
     return RequestAbout(
         request_id=entry.request.request_id,
         answer_id=admitted.answer_id,
@@ -73,7 +74,7 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         slice=entry.request.slice or None,
         rollout_run=ruling.pin.rollout_run if ruling and ruling.pin else None,
         arm=ruling.pin.place if ruling and ruling.pin else None,
-        flags={flag.key: {"variant": flag.variant, "reason": flag.reason}} if flag else {},
+        flags={one.key: {"variant": one.variant, "reason": one.reason} for one in flags},
     )
 
 

@@ -75,6 +75,8 @@ class Effective(Reply):
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "rest", "control"] | None = None
+    policy_flags: list[Flag] | None = None
+    """Those that rules of the policy ask, there where they do."""
     flag: Flag | None = None
     """There where the server asks flags."""
 
@@ -315,6 +317,11 @@ class Breaker(Reply):
     errors_in_row: int
     late_in_row: int
     probed_in_s: float | None
+
+
+class BreakerSet(Breaker):
+    not_kept: str | None
+    """Why it holds only until the server ends."""
 
 
 class Breakers(Reply):

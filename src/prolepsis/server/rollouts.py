@@ -24,6 +24,8 @@ from prolepsis.telemetry.rollouts import RolloutMetrics
 
 TICK_S = 1.0
 """How often rollouts are looked at."""
+MAX_LEFT = 32
+"""Rollouts of earlier policies that are held, should they be put back."""
 KEEP_EVERY_S = 10.0
 """How often evidence is kept for other replicas and the next start, at most."""
 
@@ -59,7 +61,10 @@ class Rollouts:
         tell: Callable[[RolloutEvent], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`tell` hears of every change made here. Raises `OSError` where the journal cannot be read."""
+        """`tell` hears of every change made here.
+
+        Where the journal cannot be read now, rollouts stand at off, so plain, until it can.
+        """
         self._journal = journal
         self._stop_run = stop_run
         self._metrics = metrics
@@ -68,7 +73,9 @@ class Rollouts:
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
-        self._stored = dict(journal.states())
+        self._left: tuple[LiveRollout, ...] = ()
+        """Those that the policy has no more, the last ones: put back, they go on with what they saw."""
+        self._stored = _read_at_start(journal)
         self._policy_version = ""
         self._unkept: dict[str, list[RolloutEvent]] = {}
         """Events of rollbacks that took effect and could not be kept, by rollout."""
@@ -78,15 +85,18 @@ class Rollouts:
     def adopt(self, policy: Policy) -> None:
         """Roll out what this policy rolls out; rollouts that it has no more are left where they stand."""
         self._policy_version = policy.full_version
-        before, self._live = self._live, {}
+        known = {live.slice.rollout_id: live for live in (*self._left, *self._live.values())}
+        self._live = {}
         for rule, found in slices_of(policy, self._model).items():
-            live = before.get(rule)
-            if live is None or live.slice.rollout_id != found.rollout_id:
-                stored = self._stored.get(found.rollout_id)
+            stored = self._stored.get(found.rollout_id)
+            live = known.pop(found.rollout_id, None)
+            if live is None:
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
-            live.take(replace(live.state, plan_version=self._policy_version))
+            live.take(self._ours(live.state))
+            self._follow(live, stored)
             self._live[rule] = live
             self._show(rule, live)
+        self._left = tuple(known.values())[-MAX_LEFT:]
 
     def place(self, rule: str, key: str) -> Pin:
         """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
@@ -108,11 +118,12 @@ class Rollouts:
                 await asyncio.sleep(TICK_S)
         finally:
             with suppress(OSError):
-                for live in self._live.values():
-                    self._journal.keep_evidence(live.evidence)
+                await self._keep_evidence()
 
     async def tick(self) -> None:
         """Take in what other replicas did, then look at every rollout."""
+        if not self._live and not self._left:
+            return
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             for rule, live in list(self._live.items()):
@@ -167,11 +178,27 @@ class Rollouts:
             stored = self._stored.get(rollout_id)
             if rollout_id in self._unkept:
                 await self._keep_rollback(live, stored)
-            elif stored is not None and stored.version > live.state.version:
-                self._take(live, stored, ())
-            live.others = tuple(await asyncio.to_thread(self._journal.other_evidence, rollout_id))
-            if is_due and live.evidence.num_canary + live.evidence.num_control:
-                await asyncio.to_thread(self._journal.keep_evidence, live.evidence)
+            else:
+                self._follow(live, stored)
+        others = await asyncio.to_thread(self._journal.other_evidence)
+        for live in list(self._live.values()):
+            live.others = tuple(one for one in others if one.rollout_id == live.slice.rollout_id)
+        if is_due:
+            await self._keep_evidence()
+
+    def _follow(self, live: LiveRollout, stored: RolloutState | None) -> None:
+        """Go on from what another replica kept, unless a rollback of ours is still to be kept over it."""
+        if stored is None or live.slice.rollout_id in self._unkept:
+            return
+        if stored.version > live.state.version:
+            self._take(live, stored, ())
+
+    async def _keep_evidence(self) -> None:
+        """Keep what was seen of stages that go on."""
+        lives = [live for live in self._live.values() if live.state.phase in ACTIVE]
+        seen = [live.evidence for live in lives if live.evidence.num_canary + live.evidence.num_control]
+        if seen:
+            await asyncio.to_thread(self._journal.keep_evidence, seen)
 
     async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
         """Keep a rollback that took effect already, over whatever was kept meanwhile."""
@@ -215,7 +242,7 @@ class Rollouts:
     def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
         for name in stopped_runs(live.state, after):
             self._stop_run(name)
-        live.take(replace(after, plan_version=self._policy_version))
+        live.take(self._ours(after))
         for event in events:
             self._metrics.changed(live.slice.rule, event.kind)
             if self._tell is not None:
@@ -230,10 +257,25 @@ class Rollouts:
                 findings=[_told(finding) for finding in event.verdict.findings] if event.verdict else [],
             )
 
+    def _ours(self, state: RolloutState) -> RolloutState:
+        """Return the state under the policy in use, its stage begun by now: a clock set back holds up nothing."""
+        now = self._clock()
+        held_at = None if state.held_at is None else min(state.held_at, now)
+        since = min(state.stage_since, now)
+        return replace(state, plan_version=self._policy_version, stage_since=since, held_at=held_at)
+
     def _show(self, rule: str, live: LiveRollout) -> None:
         state = live.state
         stage = len(live.settings.stages) if state.phase == "on" else state.stage
         self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
+
+
+def _read_at_start(journal: RolloutJournal) -> dict[str, RolloutState]:
+    try:
+        return dict(journal.states())
+    except OSError as error:
+        log.error("rollouts_not_read", error=str(error))
+        return {}
 
 
 def _by_hand(live: LiveRollout, what: Command, now: float, reason: str) -> Stepped:

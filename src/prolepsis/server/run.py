@@ -14,7 +14,6 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from prolepsis.control.policy_file import PolicyFile
 from prolepsis.control.rollouts.file_journal import FileJournal
 from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -30,9 +29,12 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
-from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.policies import Policies, PolicySource, open_policy
 from prolepsis.server.rollouts import Rollouts
+from prolepsis.server.store_journal import StoreJournal
+from prolepsis.server.stored_policy import StoredPolicy
 from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
@@ -68,17 +70,21 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     )
     with bind(config) as listener:
         keys = _keys(config)
-        policy = open_policy(config.policy) if config.policy else None
-        journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
+        file = open_policy(config.policy) if config.policy else None
         flags = flag_provider(config)
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
         with opened_store(config, metrics) as store:
+            source = file or (StoredPolicy(store.database) if store else None)
+            journal = _journal(config, store) if source else None
             engine = start_engine(engine_config, metrics)
             acts = Acts(store)
             acts.started(engine.client.info, engine_config, config)
-            policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
+            policies = None
+            if source and journal:
+                asks_flags = flags is not None
+                policies = _policies(source, journal, engine.client, metrics, acts=acts, asks_flags=asks_flags)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
@@ -90,11 +96,24 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             acts.stopped()
 
 
+def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
+    """Rollouts are kept in the store, unless a folder is named or there is no store; raises `ConfigError`."""
+    if store is None or config.rollouts_folder is not None:
+        return FileJournal(config.rollouts_folder or data_directory() / "rollouts")
+    return StoreJournal(store.database)
+
+
 def _policies(
-    file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
+    source: PolicySource,
+    journal: RolloutJournal,
+    client: EngineClient,
+    metrics: Metrics,
+    *,
+    acts: Acts,
+    asks_flags: bool,
 ) -> Policies:
     rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(file, client.info.proposers, rollouts, acts=acts)
+    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags)
 
 
 def _keys(config: ServerConfig) -> Keys:

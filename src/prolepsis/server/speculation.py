@@ -46,7 +46,8 @@ class AskedSpeculation:
         told = f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
         if self.ruling and (pin := self.ruling.pin):
             told += f";rollout={pin.rollout_id};arm={pin.place}"
-        return f"{told};flag={self.flag.shown}" if self.flag else told
+        flags = (*(self.ruling.flags if self.ruling else ()), *((self.flag,) if self.flag else ()))
+        return told + "".join(f";flag={flag.shown}" for flag in flags)
 
     @property
     def observed(self) -> Pin | None:

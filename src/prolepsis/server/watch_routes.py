@@ -60,7 +60,8 @@ def watch_routes(room: Room) -> APIRouter:
         if body.proposer not in known:
             message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
             raise RequestRefused(message, code="invalid_value", param="proposer")
-        return JSONResponse(_shown(watch.set(body.proposer, body.slice, body.state, _who(request)), watch))
+        breaker, lost = watch.set(body.proposer, body.slice, body.state, _who(request))
+        return JSONResponse({**_shown(breaker, watch), "not_kept": lost or None})
 
     return router
 

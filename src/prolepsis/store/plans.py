@@ -28,24 +28,17 @@ class PlanVersion:
 
 
 def put(connection: Connection, text: str, *, author: str, note: str = "", over: int) -> PlanVersion:
-    """Store a text as the next version and take it into use in place of version `over` (`NO_PLAN`: as the first).
+    """Store a text as the next version, in use in place of version `over` from now on (`NO_PLAN`: as the first).
 
     Raises `StoreConflict` where another version is in use by now: whoever decided had not seen it.
     """
     newest = connection.scalar(select(func.max(plan_versions.c.version))) or 0
     digest = sha256(text.encode()).hexdigest()
     stored = PlanVersion(newest + 1, text, digest, author, note, time.time())
-    _take_into_use(connection, stored.version, over)
+    _use(connection, stored.version, over)
     row = {name: getattr(stored, name) for name in PlanVersion.__dataclass_fields__}
     connection.execute(insert(plan_versions), [row])
     return stored
-
-
-def use(connection: Connection, version: int, *, over: int) -> PlanVersion:
-    """Take a stored version into use again; raises as `put` does, and `InvalidParameter` where there is none."""
-    found = get(connection, version)
-    _take_into_use(connection, version, over)
-    return found
 
 
 def current(connection: Connection) -> PlanVersion | None:
@@ -73,7 +66,7 @@ def history(connection: Connection, limit: int) -> list[PlanVersion]:
     return [PlanVersion(**row) for row in connection.execute(query).mappings()]
 
 
-def _take_into_use(connection: Connection, version: int, over: int) -> None:
+def _use(connection: Connection, version: int, over: int) -> None:
     change = update(plan_current).where(plan_current.c.version == over).values(version=version)
     if connection.execute(change).rowcount:
         return

@@ -1,14 +1,14 @@
-"""States of rollouts, exchanged by compare-and-swap, and their events; what they say is their owner's matter."""
+"""States of rollouts, exchanged by compare-and-swap, their events, and what replicas saw; all of it is opaque here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Select, insert, select, update
+from sqlalchemy import Connection, Select, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.core.errors import StoreConflict
-from prolepsis.store.tables import rollout_events, rollout_states
+from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,31 @@ def events(connection: Connection, rollout_id: str) -> list[str]:
     of = rollout_events.c
     query = select(of.event).where(of.rollout_id == rollout_id).order_by(of.version, of.number)
     return list(connection.scalars(query))
+
+
+def keep_evidence(connection: Connection, replica: str, evidence: Mapping[str, str]) -> None:
+    """Keep what a replica saw (JSON by rollout), in place of what it kept of these rollouts before."""
+    of = rollout_evidence.c
+    connection.execute(delete(rollout_evidence).where(of.replica == replica, of.rollout_id.in_(list(evidence))))
+    now = time.time()
+    rows = [
+        {"rollout_id": rollout_id, "replica": replica, "evidence": text, "kept_at": now}
+        for rollout_id, text in evidence.items()
+    ]
+    if rows:
+        connection.execute(insert(rollout_evidence), rows)
+
+
+def evidence_beside(connection: Connection, replica: str) -> list[str]:
+    """Return what all other replicas kept (JSON), of every rollout."""
+    of = rollout_evidence.c
+    query = select(of.evidence).where(of.replica != replica).order_by(of.rollout_id, of.replica)
+    return list(connection.scalars(query))
+
+
+def drop_evidence(connection: Connection, rollout_id: str) -> None:
+    """Drop what all replicas kept of a rollout."""
+    connection.execute(delete(rollout_evidence).where(rollout_evidence.c.rollout_id == rollout_id))
 
 
 def _states() -> Select[str, int, str]:

@@ -115,3 +115,13 @@ rollout_events = Table(
     Column("event", Text, nullable=False),
     Column("stored_at", Double, nullable=False),
 )
+
+rollout_evidence = Table(
+    "rollout_evidence",
+    metadata,
+    Column("rollout_id", String(128), primary_key=True),
+    Column("replica", String(32), primary_key=True),
+    Column("evidence", Text, nullable=False),
+    Column("kept_at", Double, nullable=False),
+)
+"""What each replica saw of a rollout's stage, until the stage is over."""

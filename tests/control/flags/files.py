@@ -11,10 +11,15 @@ def flag(targeting: object = None, *, default: object = "on", state: str = "ENAB
     return made if targeting is None else made | {"targeting": targeting}
 
 
-def write(path: Path, enabled: object = None, kill: object = None, **more: object) -> Path:
-    """Replace the file by one with these flags; None: not there."""
+def write(path: Path, enabled: object = None, kill: object = None, **more: Any) -> Path:
+    """Replace the file by one with these flags, None: not there, and those of `also`; the rest is beside the flags."""
     flags = {"speculation.enabled": enabled, "speculation.kill": kill}
-    text = {"$schema": "https://flagd.dev/schema/v0/flags.json", "flags": {k: v for k, v in flags.items() if v}, **more}
+    text: dict[str, Any] = {
+        "$schema": "https://flagd.dev/schema/v0/flags.json",
+        "flags": {k: v for k, v in flags.items() if v},
+    }
+    text["flags"] |= more.pop("also", {})
+    text |= more
     other = path.with_suffix(".new")
     other.write_text(json.dumps(text))
     other.replace(path)

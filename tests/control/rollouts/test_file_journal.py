@@ -36,12 +36,12 @@ def test_a_restart_finds_everything(tmp_path: Path) -> None:
     first = FileJournal(tmp_path)
     assert first.swap(started, ())
     assert first.swap(replace(promoted, references={"errors": 0.5}), events)
-    first.keep_evidence(counts(1, 0.1))
+    first.keep_evidence([counts(1, 0.1)])
     second = FileJournal(tmp_path)
     assert second.states() == {"r1": replace(promoted, references={"errors": 0.5})}
     assert list(second.events("r1")) == list(events)
-    assert list(second.other_evidence("r1")) == [counts(1, 0.1)]
-    assert list(first.other_evidence("r1")) == []
+    assert list(second.other_evidence()) == [counts(1, 0.1)]
+    assert list(first.other_evidence()) == []
 
 
 def test_of_two_servers_one_is_first_and_the_other_sees_it(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_evidence_of_stages_that_are_over_is_removed(tmp_path: Path) -> None:
     started = by_hand(NEW, "start", 0.0)
     first, second = FileJournal(tmp_path), FileJournal(tmp_path)
     first.swap(started, ())
-    first.keep_evidence(counts(0, 0.0))
-    assert len(second.other_evidence("r1")) == 1
+    first.keep_evidence([counts(0, 0.0)])
+    assert len(second.other_evidence()) == 1
     first.swap(by_hand(started, "promote", 1.0), ())
     second.states()
-    second.other_evidence("r1")
+    second.other_evidence()
     assert list(tmp_path.glob("evidence-*")) == []

@@ -8,7 +8,7 @@ from openfeature.evaluation_context import EvaluationContext
 
 from prolepsis.control.facts import RequestFacts
 
-_NAMES = tuple(field.name for field in fields(RequestFacts) if field.name != "targeting_key")
+_NAMES = tuple(field.name for field in fields(RequestFacts) if field.name not in ("targeting_key", "flag"))
 
 
 def evaluation_context(facts: RequestFacts) -> EvaluationContext:

@@ -1,7 +1,7 @@
 """Asks an OpenFeature provider, within a time limit; whatever a provider does wrong, the default holds and says why."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from uuid import uuid4
 
@@ -37,6 +37,11 @@ class Flags:
         """Return whether the request may speculate."""
         return await self._ask(ENABLED, evaluation_context(facts))
 
+    async def named(self, keys: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
+        """Return what these boolean flags say of the request, asked at once; false where one says nothing."""
+        context = evaluation_context(facts)
+        return tuple(await asyncio.gather(*(self._ask(key, context) for key in keys)))
+
     async def killed(self) -> FlagDecision:
         """Return whether nothing may."""
         return await self._ask(KILL, EvaluationContext())
@@ -47,7 +52,7 @@ class Flags:
 
     async def _ask(self, key: str, context: EvaluationContext) -> FlagDecision:
         """Ask in a task of its own: the client of the SDK does not survive being cancelled."""
-        default = DEFAULTS[key]
+        default = DEFAULTS.get(key, False)
         asking = asyncio.ensure_future(self._client.get_boolean_details_async(key, default, context))
         asking.add_done_callback(_ignore)
         try:

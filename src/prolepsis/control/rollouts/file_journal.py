@@ -4,14 +4,14 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 from pydantic import ValidationError
 
 from prolepsis.control.rollouts.events import RolloutEvent
-from prolepsis.control.rollouts.state import ACTIVE, RolloutState
+from prolepsis.control.rollouts.state import RolloutState
 from prolepsis.control.verdicts.evidence import StageEvidence
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.whole_file import write_whole
@@ -60,26 +60,27 @@ class FileJournal:
         with self._locked():
             return list(self._events.get(rollout_id, ()))
 
-    def keep_evidence(self, evidence: StageEvidence) -> None:
-        self._evidence[evidence.rollout_id] = evidence
+    def keep_evidence(self, evidence: Sequence[StageEvidence]) -> None:
+        before = {name: one for name, one in self._evidence.items() if not self._is_over(one)}
+        self._evidence = before | {one.rollout_id: one for one in evidence}
         text = json.dumps([json.loads(one.to_json()) for one in self._evidence.values()])
         write_whole(self._folder / f"evidence-{self._replica}.json", text.encode())
 
-    def other_evidence(self, rollout_id: str) -> Sequence[StageEvidence]:
-        found = []
+    def other_evidence(self) -> Sequence[StageEvidence]:
+        found: list[StageEvidence] = []
         for path in self._folder.glob("evidence-*.json"):
-            if path.stem != f"evidence-{self._replica}":
+            if path.stem == f"evidence-{self._replica}":
+                continue
+            with suppress(FileNotFoundError):  # another server removed it meanwhile
                 kept = [StageEvidence.from_json(json.dumps(one)) for one in json.loads(path.read_text())]
-                found += [one for one in kept if one.rollout_id == rollout_id]
+                found += kept
                 if all(map(self._is_over, kept)):
-                    path.unlink(missing_ok=True)
+                    path.unlink()
         return found
 
     def _is_over(self, evidence: StageEvidence) -> bool:
         state = self._states.get(evidence.rollout_id)
-        return state is not None and (
-            state.phase not in ACTIVE or (evidence.run, evidence.stage) < (state.run, state.stage)
-        )
+        return state is not None and state.has_ended(evidence.run, evidence.stage)
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

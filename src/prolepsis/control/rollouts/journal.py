@@ -27,11 +27,11 @@ class RolloutJournal(Protocol):
     def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return what happened to a rollout, oldest first."""
 
-    def keep_evidence(self, evidence: StageEvidence) -> None:
-        """Keep what this replica saw of a rollout's stage so far, in place of what it kept of that rollout before."""
+    def keep_evidence(self, evidence: Sequence[StageEvidence]) -> None:
+        """Keep what this replica saw of some rollouts' stages, in place of what it kept of these rollouts before."""
 
-    def other_evidence(self, rollout_id: str) -> Sequence[StageEvidence]:
-        """Return what other replicas kept of a rollout, and earlier lives of this one; of any stage."""
+    def other_evidence(self) -> Sequence[StageEvidence]:
+        """Return what other replicas kept, and earlier lives of this one; of any rollout and any stage."""
 
 
 class MemoryJournal:
@@ -54,8 +54,8 @@ class MemoryJournal:
     def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         return [event for event in self._events if event.rollout_id == rollout_id]
 
-    def keep_evidence(self, evidence: StageEvidence) -> None:
+    def keep_evidence(self, evidence: Sequence[StageEvidence]) -> None:
         """Keep nothing: nobody else reads it, and it ends with the process."""
 
-    def other_evidence(self, rollout_id: str) -> Sequence[StageEvidence]:
+    def other_evidence(self) -> Sequence[StageEvidence]:
         return ()

@@ -41,6 +41,10 @@ class RolloutState:
             return True
         return self.rollout_id == stored.rollout_id and self.version == stored.version + 1
 
+    def has_ended(self, run: int, stage: int) -> bool:
+        """Return whether nothing is decided any more by what was seen in that stage."""
+        return self.phase not in ACTIVE or (run, stage) < (self.run, self.stage)
+
     def changed(self, phase: Phase) -> Self:
         """Return the next version, in `phase`."""
         return replace(self, phase=phase, version=self.version + 1)

@@ -1,0 +1,75 @@
+"""`prolepsis plan apply|history|show|rollback` against a server that runs."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import structlog
+from typer.testing import CliRunner, Result
+
+from prolepsis.cli.main import app
+from prolepsis.control.rollouts.journal import MemoryJournal
+from prolepsis.server.policies import Policies
+from prolepsis.server.rollouts import Rollouts
+from prolepsis.server.stored_policy import StoredPolicy
+from prolepsis.store.migrate import upgrade
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
+from tests.store.databases import opened, sqlite_setting
+
+Plan = Callable[..., Result]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    engine = FakeEngine()
+    with closing(opened(sqlite_setting(tmp_path))) as database:
+        upgrade(database)
+        rollouts = Rollouts(MemoryJournal(), engine.stop_run, Metrics().rollouts, model="tiny")
+        with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
+            yield lambda *words: CliRunner().invoke(app, ["plan", *words, "--url", running.url])
+    structlog.reset_defaults()
+
+
+def test_from_apply_to_rollback(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "off.yaml").write_text("default: {mode: off}\n")
+    (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
+    assert json.loads(plan("show", "--json").stdout)["version"] == 0
+    first = plan("apply", "off.yaml", "--expect", "0", "--reason", "ticket 7")
+    assert first.exit_code == 0, first.output
+    second = json.loads(plan("apply", "on.yaml", "--json").stdout)
+    assert second["version"] == 2
+    assert plan("rollback", "1", "--expect", "2").exit_code == 0
+    listed = json.loads(plan("history", "--json").stdout)
+    assert [(one["version"], one["reason"]) for one in listed["versions"]] == [
+        (3, "rolled back to version 1"),
+        (2, ""),
+        (1, "ticket 7"),
+    ]
+    shown = plan("history").stdout
+    assert "ticket 7" in shown
+    assert "in use" in shown
+    assert plan("show", "2").stdout == "default: {mode: on}\n"
+    assert json.loads(plan("show", "3", "--json").stdout)["text"] == "default: {mode: off}\n"
+    assert "store" in plan("show").stdout
+
+
+def test_what_is_refused_is_said(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
+    (tmp_path / "bad.yaml").write_text("default: {mode: warp}\n")
+    bad = plan("apply", "bad.yaml")
+    assert bad.exit_code == 2
+    assert "policy:1: default.mode is 'warp'" in bad.stderr
+    assert plan("apply", "on.yaml").exit_code == 0
+    late = plan("apply", "on.yaml", "--expect", "0")
+    assert late.exit_code == 2
+    assert "409: the plan in use is version 1 by developer, not version 0" in late.stderr
+    assert "stored: 1 to 1" in plan("rollback", "5").stderr
+    assert "cannot be read" in plan("apply", "none.yaml").stderr
