@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prolepsis.cli.flags import settings_here
 from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
@@ -52,7 +53,7 @@ def check(
         raise typer.Exit(FAILED) from None
     findings = sorted(located(check_policy(policy, KNOWN), document), key=lambda one: one.line or 0)
     is_right = all(one.severity != "error" for one in findings)
-    expected = forecasts(policy, requests_per_s) if is_right else []
+    expected = forecasts(policy, requests_per_s, settings_here().server.replay_sample) if is_right else []
     _show_findings(file, policy, findings, expected, as_json=as_json)
     if expected and not as_json:
         show_forecasts(expected, requests_per_s)

@@ -53,13 +53,17 @@ class Policies:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         acts: Acts | None = None,
+        replays: bool = True,
     ) -> None:
-        """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log."""
+        """`loaded`: proposers of the engine; the log says where a rule names none of them. `acts`: the audit log.
+
+        `replays`: whether requests are decoded again; the log says where a guardrail waits for that in vain.
+        """
         self.now = now
         self.rollouts = rollouts
         """Of the policy in use."""
         self._file = file
-        self._loaded = loaded
+        self._known = Known(loaded=loaded, replays=replays)
         self._clock = clock
         self._looked = clock()
         self._acts = acts or Acts(None)
@@ -94,7 +98,7 @@ class Policies:
         self.rollouts.adopt(policy)
         log.info(f"policy_{what}", file=str(self._file.path), version=policy.full_version, rules=len(policy.rules))
         self._acts.policy_changed(what, self._file.path, before, policy)
-        for finding in check(policy, Known(loaded=self._loaded)):
+        for finding in check(policy, self._known):
             log.warning("policy_warning", finding=finding.in_file(str(self._file.path)))
 
 

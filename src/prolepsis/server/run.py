@@ -78,7 +78,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             engine = start_engine(engine_config, metrics)
             acts = Acts(store)
             acts.started(engine.client.info, engine_config, config)
-            policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
+            policies = None
+            if policy and journal:
+                replays = config.replay_sample > 0.0
+                policies = _policies(policy, journal, engine.client, metrics, acts=acts, replays=replays)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
@@ -91,10 +94,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 
 
 def _policies(
-    file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts
+    file: PolicyFile, journal: RolloutJournal, client: EngineClient, metrics: Metrics, *, acts: Acts, replays: bool
 ) -> Policies:
     rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(file, client.info.proposers, rollouts, acts=acts)
+    return Policies(file, client.info.proposers, rollouts, acts=acts, replays=replays)
 
 
 def _keys(config: ServerConfig) -> Keys:
