@@ -18,7 +18,6 @@ from prolepsis.telemetry.logs import configure_logs
 from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
 
-
 DIFFERENCE = Difference(7, 65, 66, "structural", 4.5, 0.25)
 
 
