@@ -13,7 +13,8 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.replay import LAST, Recording, recording, replay
+from prolepsis.engine.recording import Recording, recording
+from prolepsis.engine.replay import LAST, replay
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 app = command_group("Check, compare and explain policies: which requests may speculate, and how.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
-_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
 """Terms that a caller's wish does not touch."""
 
 
@@ -199,7 +199,7 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     sources = effect.pop("sources")
     shown = [[name, _text(value), sources.get(name, "")] for name, value in effect.items()]
     terms = plain_terms(explanation.terms)
-    shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS]
+    shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS if name in terms]
     print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
     if explanation.terms.rollout is not None:
         note("rolled out: until it is on, a share of the requests gets this and the rest is plain")

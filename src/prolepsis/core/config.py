@@ -89,6 +89,18 @@ class ServerConfig(BaseModel):
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
+    audit_sample: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of requests whose drafts, verdicts and answers the audit log keeps; a policy's rule may say "
+        "otherwise",
+    )
+    audit_content: Literal["digests", "text", "tokens"] = Field(
+        default="digests",
+        description="what the audit log keeps of prompts and answers: salted digests; text, redacted; or tokens too, "
+        "where redaction finds nothing, so that `prolepsis audit replay` can decode them again",
+    )
     replay_sample: float = Field(
         default=0.01,
         ge=0,

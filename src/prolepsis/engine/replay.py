@@ -1,29 +1,18 @@
 """Decodes a request again, plainly, and says where that leaves what was emitted before."""
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from prolepsis.core.errors import EngineError
-from prolepsis.core.events import Aborted, Difference, Event, Failed, Tokens
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.events import Aborted, Difference, Failed, Tokens
+from prolepsis.core.requests import SpeculationChoice
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.recording import Recording
 
 LAST = 2**31 - 1
 """Priority of replays: everything else runs first, and takes their places."""
 Outcome = Literal["match", "near_tie", "structural"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """A request and what was emitted for it, sample by sample."""
-
-    request: GenerateRequest
-    tokens: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.request.prompt_token_ids) + sum(map(len, self.tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +34,6 @@ class Replayed:
         """Sample and difference that are to be looked at first: a structural one where there is one."""
         found = sorted(self.differences.items(), key=lambda item: (item[1].kind != "structural", item[0]))
         return found[0] if found else None
-
-
-def recording(request: GenerateRequest, events: Iterable[Event]) -> Recording:
-    """Return what was emitted for a request that has finished."""
-    tokens: list[list[int]] = [[] for _ in range(request.n)]
-    for event in events:
-        if isinstance(event, Tokens):
-            tokens[event.index] += event.token_ids
-    return Recording(request, tuple(map(tuple, tokens)))
 
 
 async def replay(client: EngineClient, recorded: Recording, request_id: str) -> Replayed:

@@ -14,7 +14,7 @@ from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.client import EngineInfo
 from prolepsis.server.found import Found
-from prolepsis.store.audit.entry import Act
+from prolepsis.store.audit.entry import Act, AuditEntry
 from prolepsis.store.store import Store, open_store
 from prolepsis.store.writer import WriterSettings
 from prolepsis.telemetry.metrics import Metrics
@@ -88,6 +88,14 @@ class Acts:
             tenant=found.tenant,
             versions=versions | ({"policy": found.policy_version} if found.policy_version else {}),
         )
+        self._offer(act)
+
+    def replayed_by_hand(self, by: str, entry: AuditEntry, outcome: str) -> None:
+        """Say who had a recorded request decoded again, and what that showed."""
+        told = entry.told
+        assert told is not None, "what is erased cannot be decoded again"
+        after = {"entry": entry.seq, "outcome": outcome}
+        act = Act(actor=by, action="request.replayed", subject=told.subject, after=after, tenant=told.tenant)
         self._offer(act)
 
     def kill_turned(self, by: str, before: object, after: object, *, on: bool) -> None:

@@ -19,6 +19,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.acts import Acts
 from prolepsis.server.admin import admin_routes
+from prolepsis.server.audit_routes import audit_routes
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.correctness_routes import correctness_routes
 from prolepsis.server.door.exposure import check_exposure
@@ -35,6 +36,7 @@ from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.replays import Replays, ReplaySettings
+from prolepsis.server.request_audit import RequestAudit
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
 from prolepsis.server.status import status_routes
@@ -110,7 +112,12 @@ def build(
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
-    recorder = Recorder(store, config.store_sample)
+    audit = None
+    if store is not None:
+        audit = RequestAudit(
+            store.writer, tokenizer, lambda: client.info, sample=config.audit_sample, content=config.audit_content
+        )
+    recorder = Recorder(store, config.store_sample, audit=audit)
     room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, replays=replays)
     for router in (
         generation_routes(room),
@@ -119,6 +126,7 @@ def build(
         admin_routes(room),
         watch_routes(room),
         correctness_routes(room),
+        audit_routes(room, store),
         openapi_routes(),
     ):
         app.include_router(router)

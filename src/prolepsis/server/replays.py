@@ -16,7 +16,8 @@ from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.replay import Outcome, Recording, Replayed, recording, replay
+from prolepsis.engine.recording import Recording, recording
+from prolepsis.engine.replay import Outcome, Replayed, replay
 from prolepsis.server.acts import Acts
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.door.entry import Entry

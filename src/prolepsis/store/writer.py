@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
+from prolepsis.store.audit.entry import Act, PendingAct
 from prolepsis.store.database import Database
 from prolepsis.store.health import Kind, StoreHealth
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.request_record import RequestRecord
 from prolepsis.telemetry.store import DropReason, StoreMetrics
 
-Item = RequestRecord | Act
+Item = RequestRecord | Act | PendingAct
 
 log = structlog.get_logger(__name__)
 
@@ -76,6 +76,10 @@ class Writer:
                 return True
         self._drop([item], "closed" if self._closing else "queue_full")
         return False
+
+    def drop(self, item: Item) -> None:
+        """Count an item as lost for want of room."""
+        self._drop([item], "queue_full")
 
     def health(self) -> StoreHealth:
         with self._changed:
@@ -233,7 +237,7 @@ class Writer:
 
 def _write_items(connection: Connection, batch: Sequence[Item]) -> None:
     requests = [item for item in batch if isinstance(item, RequestRecord)]
-    acts = [item for item in batch if isinstance(item, Act)]
+    acts = [item.act if isinstance(item, PendingAct) else item for item in batch if not isinstance(item, RequestRecord)]
     if requests:
         records.add(connection, requests)
     if acts:
@@ -241,4 +245,4 @@ def _write_items(connection: Connection, batch: Sequence[Item]) -> None:
 
 
 def _kind(item: Item) -> Kind:
-    return "audit" if isinstance(item, Act) else "request"
+    return "request" if isinstance(item, RequestRecord) else "audit"

@@ -12,6 +12,8 @@ from prolepsis.store.audit.redaction import redacted, redacted_text, storable
 from prolepsis.store.tables import audit_entries, audit_head
 
 _PAGE = 500
+_LONGEST_NUMBER = 19
+"""Digits that a number in the table has at most, and one more."""
 _TOLD = ("actor", "tenant", "subject", "before", "after", "salt")
 
 
@@ -48,13 +50,27 @@ def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
 
 def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, from the one after number `after` on."""
-    query = select(audit_entries).order_by(audit_entries.c.seq).limit(_PAGE)
     while True:
-        page = [_read(row) for row in connection.execute(query.where(audit_entries.c.seq > after)).mappings()]
-        yield from page
-        if len(page) < _PAGE:
+        found = page(connection, after, _PAGE)
+        yield from found
+        if len(found) < _PAGE:
             return
-        after = page[-1].seq
+        after = found[-1].seq
+
+
+def find(connection: Connection, name: str) -> AuditEntry | None:
+    """Return the entry of a number, else the newest one about a subject of that name."""
+    is_number = name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
+    which = audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name
+    query = select(audit_entries).where(which).order_by(audit_entries.c.seq.desc()).limit(1)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else _read(row)
+
+
+def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
+    """Return the entries that follow number `after`, at most so many."""
+    query = select(audit_entries).where(audit_entries.c.seq > after).order_by(audit_entries.c.seq).limit(limit)
+    return [_read(row) for row in connection.execute(query).mappings()]
 
 
 def newest(
