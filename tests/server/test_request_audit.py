@@ -80,11 +80,11 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
     assert after["num_output_tokens"] == [40, 40]
     assert entry.versions["fingerprint"] == "fp"
     assert set(entry.versions) == {"prolepsis", "model", "fingerprint", "draft_head", "plan"}
-    assert {one["sample"] for one in after["rounds"]} == {0, 1}
-    assert {one["proposer"] for one in after["rounds"]} == {"scripted"}
+    samples, proposers, drafted, emitted = zip(*after["rounds"], strict=True)
+    assert (set(samples), set(proposers)) == ({0, 1}, {"scripted"})
     counts = after["proposers"]["scripted"]
-    assert sum(one["num_emitted"] - 1 for one in after["rounds"]) >= counts["num_accepted"] > 0
-    assert sum(one["num_draft_tokens"] for one in after["rounds"]) == counts["num_draft_tokens"]
+    assert sum(emitted) - len(emitted) >= counts["num_accepted"] > 0
+    assert sum(drafted) == counts["num_draft_tokens"]
     assert not {"prompt", "outputs", "recording"} & set(after)
     assert len({after["prompt_digest"], *after["output_digests"]}) == 3
 
@@ -136,10 +136,19 @@ async def test_drafted_tokens_are_redacted_too(store: Store) -> None:
 
     await ask(store, Drafting(), ASKED, audit_content="tokens")
     [entry] = kept(store)
-    assert told(entry)["rounds"] == [
-        {"sample": 0, "proposer": "suffix", "sources": [], "num_draft_tokens": 15, "num_emitted": 2}
-    ]
+    assert told(entry)["rounds"] == [[0, "suffix", 15, 2]]
     assert told(entry)["replayable"] is False
+
+
+async def test_drafts_are_kept_whole_with_tokens(store: Store) -> None:
+    client = table()
+    await ask(store, client, BODY, audit_content="tokens")
+    await client.close()
+    rounds = told(kept(store)[0])["rounds"]
+    assert len(rounds) > 5
+    for sample, proposer, num_tokens, num_emitted, tokens, parents in rounds:
+        assert (sample, proposer, num_tokens, parents) == (0, "scripted", len(tokens), list(range(-1, num_tokens - 1)))
+        assert 1 <= num_emitted <= num_tokens + 1
 
 
 async def test_without_the_setting_nothing_is_kept(store: Store) -> None:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from prolepsis import __version__
 from prolepsis.control.audit_terms import Content
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.events import Tokens
+from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.recording import Recording, parse, plain
@@ -48,21 +48,19 @@ class _Round:
 
     sample: int
     proposer: str
-    sources: tuple[str, ...]
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     num_emitted: int
     """Tokens of its step, one more than it had right where the answer went on."""
 
-    def figures(self) -> dict[str, object]:
-        """Return it without tokens."""
-        return {
-            "sample": self.sample,
-            "proposer": self.proposer,
-            "sources": sorted(set(self.sources)),
-            "num_draft_tokens": len(self.tokens),
-            "num_emitted": self.num_emitted,
-        }
+    @property
+    def figures(self) -> list[object]:
+        """Return it without tokens; lists are redacted in a tenth of the time of mappings."""
+        return [self.sample, self.proposer, len(self.tokens), self.num_emitted]
+
+    @property
+    def whole(self) -> list[object]:
+        return [*self.figures, list(self.tokens), list(self.parents)]
 
 
 class RequestAudit:
@@ -171,7 +169,7 @@ def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo
         "num_prompt_tokens": len(recorded.request.prompt_token_ids),
         "num_output_tokens": [len(tokens) for tokens in recorded.tokens],
         "proposers": {name: asdict(counts) for name, counts in stats.proposers.items()},
-        "rounds": [one.figures() for one in rounds],
+        "rounds": [one.figures for one in rounds],
         "digest_salt": salt,
         "prompt_digest": _digest(salt, recorded.request.prompt_token_ids),
         "output_digests": [_digest(salt, tokens) for tokens in recorded.tokens],
@@ -180,20 +178,25 @@ def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo
         return told
     told["prompt"], told["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
-        drafted = [_text(tokenizer, one.tokens) for one in rounds]
-        is_clean = all(redacted_text(text) == storable(text) for text in [*texts, *drafted]) and redacted(kept) == kept
+        drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)
+        is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
         told["replayable"] = is_clean
         if is_clean:
-            told |= {"rounds": [asdict(one) for one in rounds], RECORDING: kept}
+            told |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
     return told
 
 
 def _rounds(events: Sequence[Tokens]) -> list[_Round]:
     return [
-        _Round(event.index, draft.proposer, draft.sources, draft.tokens, draft.parents, len(event.token_ids))
+        _Round(event.index, _named(draft), draft.tokens, draft.parents, len(event.token_ids))
         for event in events
         if (draft := event.proposed) is not None
     ]
+
+
+def _named(draft: Proposed) -> str:
+    """Return who proposed a draft; of a merged one all, joined by "+"."""
+    return "+".join(sorted(set(draft.sources))) or draft.proposer
 
 
 def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
