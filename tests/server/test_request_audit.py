@@ -243,6 +243,8 @@ async def test_a_recorded_request_is_decoded_again_by_hand(door: Any, store: Sto
     said = (await auditor.post(f"/admin/audit/{entry.seq}/replay")).json()
     assert (said["outcome"], said["num_tokens"], said["differences"]) == ("match", 80, [])
     [_, replayed] = kept(store)
+    assert replayed.told is not None
+    assert (await auditor.post(f"/admin/audit/{replayed.told.subject}/replay")).json()["seq"] == entry.seq
     assert (replayed.action, told(replayed)) == ("request.replayed", {"entry": 1, "outcome": "match"})
     assert replayed.told is not None
     assert (replayed.told.actor, replayed.told.tenant) == (auditor.headers["x-key"], "acme")

@@ -17,7 +17,7 @@ from prolepsis.cli.running_server import Key, ask_server
 from prolepsis.cli.stores import StoreOption, ready_database
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import AuditEntry
+from prolepsis.store.audit.entry import SERVED, AuditEntry
 from prolepsis.store.audit.verify import Anchor, Verified, parse_anchor
 from prolepsis.store.audit.verify import verify as verify_entries
 
@@ -126,7 +126,7 @@ def replay(
         )
     else:
         with ready_database(store) as database, database.read() as connection:
-            found = chain.find(connection, entry)
+            found = chain.find(connection, entry, action=SERVED)
         if found is None:
             message = f"there is no audit entry {entry[:128]!r}; allowed: a number, or the id of a request that has one"
             raise InvalidParameter(message, param="entry")

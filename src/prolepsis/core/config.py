@@ -116,7 +116,7 @@ class ServerConfig(BaseModel):
     replay_trip_after: int = Field(
         default=0,
         ge=0,
-        description="replays with structural differences since the start that turn the kill switch on; 0: never",
+        description="every so many replays with structural differences turn the kill switch on; 0: never",
     )
     flags: Path | None = Field(
         default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"

@@ -20,7 +20,7 @@ from prolepsis.server.replies import JsonObject, Reply
 from prolepsis.server.request_audit import recorded_in
 from prolepsis.server.room import Room
 from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import START_OF_CHAIN, AuditEntry
+from prolepsis.store.audit.entry import SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.store.audit.redaction import storable
 from prolepsis.store.audit.verify import Anchor
 from prolepsis.store.store import Store
@@ -105,7 +105,7 @@ def audit_routes(room: Room, store: Store | None) -> APIRouter:
 
     @router.post("/admin/audit/{entry}/replay")
     async def replay(request: Request, entry: str) -> JSONResponse:
-        found = await _reading(lambda: _entry(store, entry))
+        found = await _reading(lambda: _entry(store, entry, SERVED))
         reply = await _replayed(found, room)
         room.acts.replayed_by_hand(caller_of(request).key_id or "developer", found, reply.outcome)
         return JSONResponse(reply.model_dump())
@@ -131,10 +131,10 @@ def _entries(store: Store | None, query: AuditQuery) -> tuple[str, list[AuditEnt
         return head, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
 
 
-def _entry(store: Store | None, name: str) -> AuditEntry:
+def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:
     if store is not None:
         with store.database.read() as connection:
-            found = chain.find(connection, storable(name))
+            found = chain.find(connection, storable(name), action=action)
         if found is not None:
             return found
     message = f"There is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one."

@@ -57,7 +57,7 @@ class CorrectnessReply(Reply):
     num_queued: int
     dropped: DroppedReply
     trip_after: int
-    """Structural differences that turn the kill switch on; 0: never."""
+    """Every so many structural differences turn the kill switch on; 0: never."""
     differences: list[DifferenceReply]
     """The last ones, oldest first."""
 

@@ -22,6 +22,7 @@ from prolepsis.server.acts import Acts
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.found import Found
+from prolepsis.server.policies import Ruling
 from prolepsis.server.share import Share
 from prolepsis.telemetry.replays import ReplayDrop, ReplayMetrics, ReplayOutcome
 
@@ -43,7 +44,7 @@ class ReplaySettings:
     sample: float = 0.0
     max_queued: int = 256
     trip_after: int = 0
-    """Structural differences that turn the kill switch on; 0: never."""
+    """Every so many structural differences turn the kill switch on; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class _Served:
 
     recorded: Recording
     route: str
-    admitted: Admitted
+    tenant: str
+    ruling: Ruling | None
     mode: EffectiveMode
     pin: Pin | None
     """What it counts for; None where it counts for no rollout."""
@@ -121,7 +123,8 @@ class Replays:
         if finished is not None:
             pin = admitted.speculation.observed if counts else None
             recorded = recording(entry.request, entry.client.kept)
-            self._put(_Served(recorded, route, admitted, finished.stats.mode, pin))
+            ruling, mode = admitted.speculation.ruling, finished.stats.mode
+            self._put(_Served(recorded, route, admitted.caller.tenant, ruling, mode, pin))
 
     async def run(self) -> None:
         """Decode again what waits, while there is room, until cancelled."""
@@ -219,7 +222,8 @@ class Replays:
 
     def _trip_if_due(self, request_id: str) -> None:
         number = self.outcomes["structural"]
-        if self._trip is not None and number == self.settings.trip_after:
+        every = self.settings.trip_after
+        if self._trip is not None and every and number % every == 0:
             self._trip(f"{number} replayed requests had other tokens, the last of them {request_id}")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
@@ -251,11 +255,11 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 def _found(served: _Served, first: tuple[int, Difference]) -> Found:
     """Return what is told of a request's first difference, given with its sample."""
     sample, difference = first
-    ruling, margin = served.admitted.speculation.ruling, difference.margin
+    ruling, margin = served.ruling, difference.margin
     return Found(
         at=time.time(),
         request_id=served.recorded.request.request_id,
-        tenant=served.admitted.caller.tenant,
+        tenant=served.tenant,
         route=served.route,
         rule=ruling.rule if ruling else None,
         policy_version=ruling.policy_version if ruling else None,

@@ -17,13 +17,12 @@ from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.recording import Recording, parse, plain
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.tokenizer import Tokenizer
-from prolepsis.store.audit.entry import Act, AuditEntry, PendingAct, canonical
+from prolepsis.store.audit.entry import SERVED, Act, AuditEntry, canonical
+from prolepsis.store.audit.prepared import PendingAct
 from prolepsis.store.audit.redaction import redacted, redacted_text, storable
 from prolepsis.store.request_record import RequestAbout, RequestEnd
 from prolepsis.store.writer import Writer
 
-SERVED = "request.served"
-"""Action of these entries."""
 RECORDING = "recording"
 """Where such an entry has what is needed to decode the request again."""
 MAX_PENDING_TOKENS = 1_000_000
@@ -104,13 +103,14 @@ class RequestAudit:
             self._release(num_tokens)
 
     def _act(self, ended: Ended, content: Content, info: EngineInfo) -> Act:
-        act = request_act(ended, content, self._tokenizer, info)
-        self._release(ended.recorded.num_tokens)
-        return act
+        try:
+            return request_act(ended, content, self._tokenizer, info)
+        finally:
+            self._release(ended.recorded.num_tokens)
 
     def _release(self, num_tokens: int) -> None:
         with self._lock:
-            self._pending -= num_tokens
+            self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
 
 
 def recorded_in(entry: AuditEntry) -> Recording:
@@ -148,7 +148,6 @@ def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: Engi
 
 def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
     about, stats, recorded = ended.about, ended.stats, ended.recorded
-    texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(ended.events)
     told: dict[str, object] = {
         "end": ended.end,
@@ -176,6 +175,7 @@ def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo
     }
     if content == "digests":
         return told
+    texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
     told["prompt"], told["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
         drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)

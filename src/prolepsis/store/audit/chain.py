@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from prolepsis.store.audit.entry import START_OF_CHAIN, Act, AuditEntry, Told, canonical, new_salt
-from prolepsis.store.audit.redaction import redacted, redacted_text, storable
+from prolepsis.store.audit.entry import START_OF_CHAIN, Act, AuditEntry, Told, canonical
+from prolepsis.store.audit.prepared import Prepared, prepared
 from prolepsis.store.tables import audit_entries, audit_head
 
 _PAGE = 500
@@ -17,11 +17,12 @@ _LONGEST_NUMBER = 19
 _TOLD = ("actor", "tenant", "subject", "before", "after", "salt")
 
 
-def append(connection: Connection, acts: Sequence[Act], erases: Sequence[int] = ()) -> list[AuditEntry]:
-    """Redact acts, append them, and return the entry of each; one whose uid is in the chain already has its entry.
+def append(connection: Connection, given: Sequence[Act | Prepared], erases: Sequence[int] = ()) -> list[AuditEntry]:
+    """Append acts, redacted, and return the entry of each; one whose uid is in the chain already has its entry.
 
     Others who append wait until the transaction ends. Durable when it has; before that nothing is promised.
     """
+    acts = [prepared(act) if isinstance(act, Act) else act for act in given]
     seq, digest = head(connection, hold=True)
     of_acts = audit_entries.c.uid.in_([act.uid for act in acts])
     found = {row["uid"]: _read(row) for row in connection.execute(select(audit_entries).where(of_acts)).mappings()}
@@ -58,11 +59,13 @@ def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
         after = found[-1].seq
 
 
-def find(connection: Connection, name: str) -> AuditEntry | None:
-    """Return the entry of a number, else the newest one about a subject of that name."""
+def find(connection: Connection, name: str, *, action: str | None = None) -> AuditEntry | None:
+    """Return the entry of a number, else the newest one about a subject of that name, of one action where it is given."""
     is_number = name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
-    which = audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name
-    query = select(audit_entries).where(which).order_by(audit_entries.c.seq.desc()).limit(1)
+    query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(1)
+    query = query.where(audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name)
+    if action is not None and not is_number:
+        query = query.where(audit_entries.c.action == action)
     row = connection.execute(query).mappings().first()
     return None if row is None else _read(row)
 
@@ -95,24 +98,16 @@ def erase(connection: Connection, tenant: str, act: Act) -> AuditEntry:
     return entry
 
 
-def _entry(act: Act, seq: int, previous: str, erases: tuple[int, ...]) -> AuditEntry:
-    told = Told(
-        actor=storable(act.actor),
-        tenant=storable(act.tenant),
-        subject=redacted_text(act.subject),
-        before=redacted(act.before),
-        after=redacted(act.after),
-        salt=new_salt(),
-    )
+def _entry(act: Prepared, seq: int, previous: str, erases: tuple[int, ...]) -> AuditEntry:
     chained: dict[str, Any] = {
         "seq": seq,
         "uid": act.uid,
         "at": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "action": storable(act.action),
-        "versions": {storable(name): storable(version) for name, version in act.versions.items()},
+        "action": act.action,
+        "versions": act.versions,
         "erases": erases,
-        "told": told,
-        "told_digest": told.digest(),
+        "told": act.told,
+        "told_digest": act.told.digest(),
         "previous": previous,
     }
     return AuditEntry(**chained, digest=AuditEntry(**chained, digest="").expected_digest())

@@ -7,12 +7,13 @@ can find out by guessing what it was.
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from hashlib import sha256
 from uuid import uuid4
 
+SERVED = "request.served"
+"""Action of the entries that keep a request."""
 START_OF_CHAIN = "0" * 64
 """What the first entry has as the digest of the one before."""
 
@@ -35,17 +36,6 @@ class Act:
     """Of what mattered: software, policy, model. Stays when the rest is erased: no names of anybody."""
     uid: str = field(default_factory=lambda: uuid4().hex)
     """The same act is stored once, however often it is sent."""
-
-
-class PendingAct:
-    """An act that is put together when it is written, off everybody's way; once, however often that is tried."""
-
-    def __init__(self, make: Callable[[], Act]) -> None:
-        self._make = make
-
-    @cached_property
-    def act(self) -> Act:
-        return self._make()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
