@@ -29,7 +29,7 @@ class RemoteLog:
         return self._head
 
     def newest(self, number: int, *, action: str | None, tenant: str | None) -> list[AuditEntry]:
-        found = self._ask(last=min(number, _PAGE), action=action, tenant=tenant)["entries"]
+        found = self._ask(last=number, action=action, tenant=tenant)["entries"]
         return [_parsed(entry) for entry in found]
 
     def entries(self, after: int = 0) -> Iterator[AuditEntry]:

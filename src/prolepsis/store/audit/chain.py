@@ -60,7 +60,7 @@ def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
 
 
 def find(connection: Connection, name: str, *, action: str | None = None) -> AuditEntry | None:
-    """Return the entry of a number, else the newest one about a subject of that name, of one action where it is given."""
+    """Return the entry of a number, else the newest one about a subject of that name; of one `action`, where given."""
     is_number = name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
     query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(1)
     query = query.where(audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name)
