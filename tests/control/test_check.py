@@ -15,6 +15,14 @@ KNOWN = Known(
 )
 
 
+def test_a_guardrail_that_nothing_is_measured_for_is_said() -> None:
+    rolled_out = policy("default: {mode: on, rollout: {}, guardrails: [{name: g, metric: correctness, limit: 0.9}]}")
+    [one] = check(rolled_out, Known(replays=False))
+    assert (one.severity, one.where) == ("warning", "default.guardrails")
+    assert "no requests are replayed" in one.message
+    assert check(rolled_out) == []
+
+
 def found(rule: str) -> list[str]:
     findings = check(policy(f"rules: [{{name: a, match: {{}}, {rule}}}]"), KNOWN)
     return [f"{one.severity} {one.where.removeprefix('rules[0].')} {one.message}" for one in findings]

@@ -18,6 +18,7 @@ guardrails:
   - {name: slow, metric: latency_p95_ms, limit: 2000}
   - {name: errors, metric: error_rate, margin: 0.02}
   - {name: forms, metric: structured_validity, margin: 0.02, dry_run: true}
+  - {name: same, metric: correctness, limit: 0.99}
 """
 
 
@@ -43,11 +44,12 @@ def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
 
 
 def test_each_metric_has_its_test() -> None:
-    taken, typical, slow, errors, forms = settings("{}").stages[1].guardrails
+    taken, typical, slow, errors, forms, same = settings("{}").stages[1].guardrails
     assert (taken.metric, taken.better, taken.measure) == ("acceptance", "higher", Limit(limit=0.3, num_knots=33))
     assert (typical.metric, typical.measure) == ("latency_per_token_ms", QuantileRatio(level=0.5, margin=0.1))
     assert (slow.metric, slow.measure) == ("latency_ms", QuantileLimit(level=0.95, limit=2000.0))
     assert (errors.better, errors.measure) == ("lower", Difference(margin=0.02))
+    assert (same.metric, same.better, same.measure) == ("correctness", "higher", Limit(limit=0.99))
     assert forms == Guardrail(
         name="forms",
         metric="validity",
@@ -61,7 +63,6 @@ def test_each_metric_has_its_test() -> None:
     ("guardrail", "said"),
     [
         ("metric: cost_per_token, margin: 0.1", "cost_per_token is not measured: no prices are kept yet; allowed: acc"),
-        ("metric: correctness, limit: 0.1", "no requests are replayed yet"),
         ("metric: error_rate", "exactly one of margin, limit"),
         ("metric: error_rate, margin: 0.1, limit: 0.1", "exactly one of margin, limit"),
         ("metric: speedup, margin: 0.1", "speedup"),

@@ -18,6 +18,7 @@ from prolepsis.server.door.connections import door_protocol
 from prolepsis.server.policies import Policies
 from prolepsis.server.run import bind
 from prolepsis.store.migrate import upgrade
+from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -44,9 +45,10 @@ def served(
     config: ServerConfig | None = None,
     tokenizer: ByteTokenizer | None = None,
     policies: Policies | None = None,
+    store: Store | None = None,
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
-    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies)
+    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies, store=store)
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,9 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.audit import chain
 from prolepsis.store.audit.entry import Act
-from prolepsis.store.database import Database
+from prolepsis.store.audit.prepared import PendingAct
+from prolepsis.store.audit.verify import verify
+from prolepsis.store.database import LOCK_WAIT_S, Database
 from prolepsis.store.url import store_url
 from prolepsis.store.writer import Writer, WriterSettings
 from prolepsis.telemetry.metrics import Metrics
@@ -49,6 +52,58 @@ def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], 
     assert (health.ok, health.num_queued, health.dropped) == (True, 0, {})
     assert health.written == {"request": 5, "audit": 1}
     assert 'prolepsis_store_written_total{kind="request"} 5.0' in metrics.exposition().decode()
+
+
+def test_acts_that_take_long_hold_up_no_other_writer(start: Callable[..., Writer], database: Database) -> None:
+    made: list[int] = []
+
+    def make(number: int) -> Act:
+        started = time.monotonic()
+        with database.write() as connection:  # the writer is not in a transaction meanwhile
+            chain.head(connection, hold=True)
+        assert time.monotonic() - started < LOCK_WAIT_S
+        made.append(number)
+        return Act(actor="ann", action="request.served", after="ann@example.org")
+
+    writer = start(replace(QUICK, max_pending=2))
+    for number in range(5):
+        assert writer.offer(PendingAct(partial(make, number)))
+    assert writer.flush(30.0)
+    assert made == [0, 1, 2, 3, 4]
+    with database.read() as connection:
+        entries = list(chain.entries(connection))
+    assert [entry.told.after for entry in entries if entry.told] == ["[EMAIL]"] * 5
+    assert verify(entries).faults == ()
+
+
+def test_an_act_is_made_once_however_often_it_is_tried_and_one_that_cannot_be_is_dropped_alone(
+    start: Callable[..., Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def make(name: str) -> Act:
+        made.append(name)
+        if name == "bad":
+            raise ValueError("cannot be told")
+        return Act(actor=name, action="a")
+
+    failures = iter([StoreUnavailable("gone"), StoreUnavailable("still gone")])
+    append = chain.append
+
+    def failing(*arguments: object) -> object:
+        for failure in failures:
+            raise failure
+        return append(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(chain, "append", failing)
+    writer = start()
+    assert writer.offer(PendingAct(partial(make, "good")))
+    assert writer.flush(30.0)
+    assert made == ["good"]
+    assert writer.offer(PendingAct(partial(make, "bad")))
+    assert writer.offer(Act(actor="ann", action="a"))
+    assert writer.flush(30.0)
+    assert (writer.health().written, writer.health().dropped) == ({"audit": 2}, {"audit": 1})
 
 
 def test_two_writers_share_a_database(start: Callable[..., Writer], database: Database) -> None:

@@ -100,3 +100,11 @@ def test_two_engines_in_one_process_share_nothing() -> None:
     one.request_ended(ended(), "finished")
     assert sample(one, "prolepsis_prompt_tokens_total") == 10
     assert sample(other, "prolepsis_prompt_tokens_total") == 0
+
+
+def test_a_replay_is_no_request() -> None:
+    metrics = Metrics()
+    before = metrics.exposition()
+    metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)), "finished")
+    changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
+    assert changed == {b"prolepsis_replay_tokens_total 7.0"}

@@ -2,28 +2,36 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
+from urllib.parse import quote
 
 import typer
 
+from prolepsis.cli.audit_log import RemoteLog, exported
+from prolepsis.cli.flags import settings_here
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_error, print_facts, print_json, print_table
+from prolepsis.cli.servers import Key, ask
 from prolepsis.cli.stores import StoreOption, ready_database
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import AuditEntry, Told
+from prolepsis.store.audit.entry import SERVED, AuditEntry
 from prolepsis.store.audit.verify import Anchor, Verified, parse_anchor
 from prolepsis.store.audit.verify import verify as verify_entries
 
-app = command_group("Verify, show and export the audit log.")
+app = command_group("Verify, show and export the audit log, and decode its requests again.")
 
+ServerUrl = Annotated[str | None, typer.Option("--url", help="of a running server, in place of the store")]
+REPLAY_TIMEOUT_S = 90.0
+"""More than a server lets a replay take."""
 _FAULTS_SHOWN = 20
 
 
 @app.command(epilog=EPILOG)
 def verify(
+    *,
     anchor: Annotated[
         str | None,
         typer.Option(
@@ -34,6 +42,8 @@ def verify(
         Path | None, typer.Option(metavar="FILE", help="an export, in place of the store", exists=True, dir_okay=False)
     ] = None,
     store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every entry of the chain; status 1 where it is not what was written.
@@ -44,7 +54,11 @@ def verify(
     noted = parse_anchor(anchor) if anchor else None
     if file is not None:
         with file.open(encoding="utf-8") as lines:
-            _show_verified(verify_entries(_exported(lines), anchor=noted), as_json=as_json)
+            _show_verified(verify_entries(exported(lines), anchor=noted), as_json=as_json)
+        return
+    if url is not None:
+        log = RemoteLog(url, key)
+        _show_verified(verify_entries(log.entries(), head=log.head, anchor=noted), as_json=as_json)
         return
     with ready_database(store) as database, database.read() as connection:
         head = Anchor(*chain.head(connection))
@@ -54,15 +68,21 @@ def verify(
 
 @app.command(epilog=EPILOG)
 def show(
+    *,
     last: Annotated[int, typer.Option(min=1, help="how many of the newest entries")] = 20,
     action: Annotated[str | None, typer.Option(help="only of this kind, such as policy.reloaded")] = None,
     tenant: Annotated[str | None, typer.Option(help="only about this tenant")] = None,
     store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the newest entries, the oldest of them first."""
-    with ready_database(store) as database, database.read() as connection:
-        entries = chain.newest(connection, last, action=action, tenant=tenant)
+    if url is not None:
+        entries = RemoteLog(url, key).newest(last, action=action, tenant=tenant)
+    else:
+        with ready_database(store) as database, database.read() as connection:
+            entries = chain.newest(connection, last, action=action, tenant=tenant)
     if as_json:
         print_json([entry.plain() for entry in entries])
         return
@@ -75,15 +95,65 @@ def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
     after: Annotated[int, typer.Option(min=0, help="only entries after this number")] = 0,
     store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
 ) -> None:
     """Write entries as JSON, one a line; a whole export can be verified without the store."""
+    if url is not None:
+        _write_to(output, RemoteLog(url, key).entries(after))
+        return
     with ready_database(store) as database, database.read() as connection:
-        entries = chain.entries(connection, after)
-        if output is None:
-            _write(entries, sys.stdout)
-            return
-        with output.open("w", encoding="utf-8") as lines:
-            number = _write(entries, lines)
+        _write_to(output, chain.entries(connection, after))
+
+
+@app.command(epilog=EPILOG)
+def replay(
+    entry: Annotated[str, typer.Argument(metavar="ID", help="number of an entry, or the request's id")],
+    *,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    model: Annotated[str | None, typer.Option(help="to replay with here; default: as `serve` would use")] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="replay here with another model or forward than recorded too")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Decode a recorded request again without speculation, here or by the server at --url; status 1 on a difference."""
+    if url is not None:
+        document = ask(url, key, "POST", f"/admin/audit/{quote(entry, safe='')}/replay", timeout_s=REPLAY_TIMEOUT_S)
+    else:
+        with ready_database(store) as database, database.read() as connection:
+            found = chain.find(connection, entry, action=SERVED)
+        if found is None:
+            message = f"there is no audit entry {entry[:128]!r}; allowed: a number, or the id of a request that has one"
+            raise InvalidParameter(message, param="entry")
+        from prolepsis.cli.audit_replay import replayed_here
+
+        document = replayed_here(found, settings_here(model=model), any_model=any_model)
+    if as_json:
+        print_json(document)
+    else:
+        _show_replay(document)
+    if document["outcome"] != "match":
+        raise typer.Exit(FAILED)
+
+
+def _show_replay(document: Mapping[str, Any]) -> None:
+    names = ("request_id", "outcome", "num_tokens", "exactness")
+    print_facts([(name.replace("_", " "), document[name]) for name in names])
+    if document["differences"]:
+        columns = ["sample", "position", "kind", "margin", "tolerance"]
+        rows = [["-" if one[name] is None else str(one[name]) for name in columns] for one in document["differences"]]
+        print_table("differences", columns, rows)
+
+
+def _write_to(output: Path | None, entries: Iterable[AuditEntry]) -> None:
+    if output is None:
+        _write(entries, sys.stdout)
+        return
+    with output.open("w", encoding="utf-8") as lines:
+        number = _write(entries, lines)
     note(f"{number} entries are in {output}")
 
 
@@ -92,16 +162,6 @@ def _write(entries: Iterable[AuditEntry], lines: TextIO) -> int:
     for number, entry in enumerate(entries, 1):  # noqa: B007
         lines.write(json.dumps(entry.plain(), ensure_ascii=False) + "\n")
     return number
-
-
-def _exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
-    for number, line in enumerate(lines, 1):
-        try:
-            fields = json.loads(line)
-            told = None if fields["told"] is None else Told(**fields.pop("told"))
-            yield AuditEntry(**{**fields, "told": told, "erases": tuple(fields["erases"])})
-        except (ValueError, TypeError, KeyError):
-            raise ConfigError(f"line {number} is no audit entry as `prolepsis audit export` writes it") from None
 
 
 def _show_verified(verified: Verified, *, as_json: bool) -> None:

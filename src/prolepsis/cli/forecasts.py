@@ -23,13 +23,15 @@ class RuleForecast:
         return {"rule": self.rule, "stage": self.stage.stage, "least_s": least, "most_s": most}
 
 
-def forecasts(policy: Policy, requests_per_s: float) -> list[RuleForecast]:
+def forecasts(policy: Policy, requests_per_s: float, replay_sample: float) -> list[RuleForecast]:
     """Return how long each stage takes of every rule that is rolled out; the policy has no errors."""
     return [
         RuleForecast(name, stage)
         for name, terms in policy.named_terms()
         if terms.rollout is not None
-        for stage in forecast(terms.rollout.settings(terms.guardrails, terms.shadow_percentage), requests_per_s)
+        for stage in forecast(
+            terms.rollout.settings(terms.guardrails, terms.shadow_percentage), requests_per_s, replay_sample
+        )
     ]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prolepsis.cli import plan_versions
+from prolepsis.cli.flags import settings_here
 from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, stdout, warn
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 app = command_group("Policies: which requests may speculate, and how. Check, compare, explain, apply, take back.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
-_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout")
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
 """Terms that a caller's wish does not touch."""
 
 
@@ -53,7 +54,7 @@ def check(
         raise typer.Exit(FAILED) from None
     findings = sorted(located(check_policy(policy, KNOWN), document), key=lambda one: one.line or 0)
     is_right = all(one.severity != "error" for one in findings)
-    expected = forecasts(policy, requests_per_s) if is_right else []
+    expected = forecasts(policy, requests_per_s, settings_here().server.replay_sample) if is_right else []
     _show_findings(file, policy, findings, expected, as_json=as_json)
     if expected and not as_json:
         show_forecasts(expected, requests_per_s)
@@ -214,7 +215,7 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     sources = effect.pop("sources")
     shown = [[name, _text(value), sources.get(name, "")] for name, value in effect.items()]
     terms = plain_terms(explanation.terms)
-    shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS]
+    shown += [[name, _text(terms[name]), "policy"] for name in _BOUNDS if name in terms]
     print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
     if explanation.terms.rollout is not None:
         note("rolled out: until it is on, a share of the requests gets this and the rest is plain")

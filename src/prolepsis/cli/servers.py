@@ -11,17 +11,25 @@ from prolepsis.core.errors import ConfigError, InvalidParameter
 Url = Annotated[str, typer.Option(help="of the server")]
 Key = Annotated[
     str | None,
-    typer.Option(envvar="PROLEPSIS_API_KEY", help="API key with role operator; to see only: viewer"),
+    typer.Option(envvar="PROLEPSIS_API_KEY", help="API key; to look needs role viewer, to change role operator"),
 ]
 HERE = "http://127.0.0.1:8000"
 _TIMEOUT_S = 30.0
 
 
-def ask(url: str, key: str | None, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
+def ask(
+    url: str,
+    key: str | None,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> Any:
     """Return the server's reply; raises `InvalidParameter` with its message, `ConfigError` where it is not reached."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=_TIMEOUT_S)
+        reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=timeout_s)
         document = reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ConfigError(f"no server answers at {url}: {error}", param="url") from None

@@ -44,6 +44,8 @@ class Known:
     model: Collection[str] | None = None
     flags: bool | None = None
     """Feature flags are asked there."""
+    replays: bool = True
+    """Requests are decoded again, so there is something to say of correctness."""
 
 
 NOTHING_KNOWN = Known()
@@ -110,6 +112,9 @@ def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterat
 def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> Iterator[Finding]:
     yield from _proposers((*path, "proposers"), terms, known)
     yield from _guardrails((*path, "guardrails"), terms.guardrails)
+    if not known.replays and any(guardrail.metric == "correctness" for guardrail in terms.guardrails):
+        message = "has one on correctness, and no requests are replayed: it never decides; replay_sample says how many"
+        yield _warning((*path, "guardrails"), message)
     if terms.guardrails and terms.rollout is None:
         yield _error((*path, "guardrails"), "is given without a rollout, which is what guardrails watch")
     if terms.rollout is not None:

@@ -60,7 +60,7 @@ def _described(place: int, rule: Rule) -> dict[str, object]:
     """Return what a rule says beyond the defaults; its mode in any case."""
     defaults = plain_terms(Terms())
     terms = {
-        name: value for name, value in plain_terms(rule.terms).items() if name == "mode" or value != defaults[name]
+        name: value for name, value in plain_terms(rule.terms).items() if name == "mode" or value != defaults.get(name)
     }
     return {"position": place, "match": plain_match(rule.match), **terms}
 

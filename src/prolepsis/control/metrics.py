@@ -6,7 +6,9 @@ from typing import Literal
 from prolepsis.control.verdicts.means import FINE, Better, Difference, Limit
 from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 
-Value = Literal["acceptance", "error", "validity", "first_token_ms", "latency_per_token_ms", "latency_ms"]
+Value = Literal[
+    "acceptance", "error", "validity", "first_token_ms", "latency_per_token_ms", "latency_ms", "correctness"
+]
 """What one finished request shows; one that does not apply to a request is left out."""
 
 Metric = Literal[
@@ -17,11 +19,11 @@ Metric = Literal[
     "latency_per_token_p50_ms",
     "latency_per_token_p95_ms",
     "latency_p95_ms",
+    "correctness",
 ]
 
 UNMEASURED = {
     "cost_per_token": "no prices are kept yet",
-    "correctness": "no requests are replayed yet",
 }
 """Metrics that people will look for and no server measures, with the reason."""
 
@@ -66,4 +68,5 @@ METRICS: dict[Metric, Meaning] = {
         "95th percentile of a request's time between tokens", "latency_per_token_ms", level=0.95
     ),
     "latency_p95_ms": Meaning("95th percentile of the time of a request", "latency_ms", level=0.95),
+    "correctness": Meaning("requests with the tokens of plain decoding / requests replayed", "correctness", "higher"),
 }

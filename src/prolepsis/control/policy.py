@@ -98,7 +98,7 @@ def plain_match(match: Match) -> dict[str, object]:
 
 def plain_terms(terms: Terms) -> dict[str, object]:
     """Return the terms as plain values."""
-    rollout = terms.rollout
+    rollout, audit = terms.rollout, terms.audit
     return {
         "mode": terms.mode,
         "proposers": None if terms.proposers is None else list(terms.proposers),
@@ -108,4 +108,5 @@ def plain_terms(terms: Terms) -> dict[str, object]:
         "shadow_percentage": terms.shadow_percentage,
         "guardrails": [guardrail.model_dump(mode="json", exclude_none=True) for guardrail in terms.guardrails],
         "rollout": None if rollout is None else rollout.model_dump(mode="json"),
+        **({} if audit is None else {"audit": audit.model_dump(mode="json")}),
     }

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from prolepsis.control.audit_terms import AuditTerms
 from prolepsis.control.rollout import GuardrailTerms, Percent, RolloutTerms
 from prolepsis.control.shape import Part, one_or_more
 
@@ -31,6 +32,8 @@ class Terms:
     """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
     guardrails: tuple[GuardrailTerms, ...] = ()
     rollout: RolloutTerms | None = None
+    audit: AuditTerms | None = None
+    """What the audit log keeps of the requests; None leaves it to the server's settings."""
 
 
 class GivenTerms(Part):
@@ -46,6 +49,7 @@ class GivenTerms(Part):
     shadow_percentage: Percent = 100.0
     guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
     rollout: RolloutTerms | None = None
+    audit: AuditTerms | None = None
 
     def over(self, base: Terms) -> Terms:
         """Return `base` with what is given here in its place, each field as a whole."""

@@ -93,6 +93,35 @@ class ServerConfig(BaseModel):
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
+    audit_sample: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of requests whose drafts, verdicts and answers the audit log keeps; a policy's rule may say "
+        "otherwise",
+    )
+    audit_content: Literal["digests", "text", "tokens"] = Field(
+        default="digests",
+        description="what the audit log keeps of prompts and answers: salted digests; text, redacted; or tokens too, "
+        "where redaction finds nothing, so that `prolepsis audit replay` can decode them again",
+    )
+    replay_sample: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="share of finished requests that are decoded again without speculation and compared; 0: none",
+    )
+    replay_queue: int = Field(default=256, ge=1, description="requests that may wait to be decoded again")
+    replay_beside: int | None = Field(
+        default=None,
+        ge=0,
+        description="decode again only beside so many samples, 0: while the engine is idle; default: while it has room",
+    )
+    replay_trip_after: int = Field(
+        default=0,
+        ge=0,
+        description="every so many replays with structural differences turn the kill switch on; 0: never",
+    )
     flags: Path | None = Field(
         default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"
     )

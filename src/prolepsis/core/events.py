@@ -19,6 +19,35 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Proposed:
+    """The draft that a step verified; node i follows node `parents[i]`, -1 being the last committed token."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    proposer: str
+    sources: tuple[str, ...] = ()
+    """Proposer of each node of a merged draft; empty: all are of `proposer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first token at which a replay leaves what was emitted before, and how that is to be read."""
+
+    position: int
+    """Output position, from 0."""
+    emitted: int | None
+    """The token emitted before; None: the sample had ended there."""
+    replayed: int | None
+    """The token of the replay; None: it ended there."""
+    kind: Literal["near_tie", "structural"]
+    """near_tie: rounding explains it (`spec.divergence`)."""
+    margin: float | None = None
+    """Distance of the two tokens' scores, in logits; None where one of the runs had ended."""
+    tolerance: float | None = None
+    """Largest margin that rounding explains, in logits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """Tokens of sample `index` committed by one step; the last event of a sample carries its finish reason."""
 
@@ -29,6 +58,10 @@ class Tokens:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the sample; None for end of sequence and length."""
+    proposed: Proposed | None = None
+    """The draft that was verified, where there was one."""
+    difference: Difference | None = None
+    """Where the request is a replay that leaves its recording here; the sample ends with it."""
 
 
 @dataclass(frozen=True, slots=True)

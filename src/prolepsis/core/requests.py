@@ -49,3 +49,12 @@ class GenerateRequest:
     grammar: GrammarSpec | None = None
     """Every emitted token keeps the answer inside this language; None leaves it free."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
+    emitted: tuple[tuple[int, ...], ...] = ()
+    """What was emitted for the same request before, sample by sample; it is then a replay, held against that.
+
+    A replay is decoded plainly. Nothing that others computed is reused for it, and nobody learns from it.
+    """
+
+    @property
+    def is_replay(self) -> bool:
+        return bool(self.emitted)

@@ -36,6 +36,7 @@ EffectiveReason = Literal[
     "overload_batch_waits",  # so it was, and batch work waits
     "overload_low_refused",  # so it was, and new work of low tiers is refused
     "response_cache",  # nothing was decoded: the answer is a stored one
+    "replay",  # an earlier request was decoded again, to be compared
 ]
 
 

@@ -79,7 +79,7 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
     if predicted is not None:
         stats.prediction_accepted = predicted.num_accepted
         stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
-    reason = _reason(request, plan)
+    reason = "replay" if request.source.is_replay else _reason(request, plan)
     mode: Mode = "on" if stats.num_drafts else "shadow" if stats.shadow else "off"
     stats.mode = EffectiveMode(mode, reason, plan.version)
 

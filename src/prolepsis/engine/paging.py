@@ -21,7 +21,7 @@ class Paging:
         """
         size, pool = self.pool.page_size, self.pool
         assert sample.num_computed == len(sample.pages) == 0, "only a sample without pages is started"
-        reusable = (len(sample.tokens) - 1) // size if pool.prefix_cache else 0
+        reusable = (len(sample.tokens) - 1) // size if pool.prefix_cache and sample.replays is None else 0
         extend_hashes(sample.hashes, sample.tokens, size, sample.scope, reusable)
         pages = pool.match(sample.hashes[:reusable])
         missing = pool.pages_for(len(sample.tokens)) - len(pages)
@@ -64,7 +64,7 @@ class Paging:
     def publish(self, sample: Sample) -> None:
         """Offer to the index the pages that became full of committed and computed tokens."""
         full = sample.num_computed // self.pool.page_size
-        if full > sample.num_published and self.pool.prefix_cache:
+        if full > sample.num_published and self.pool.prefix_cache and sample.replays is None:
             assert sample.num_computed <= len(sample.tokens), "only committed tokens are published"
             extend_hashes(sample.hashes, sample.tokens, self.pool.page_size, sample.scope, full)
             for i in range(sample.num_published, full):

@@ -39,6 +39,7 @@ class Sample:
         "params",
         "prediction",
         "rank",
+        "replays",
         "request",
         "running",
         "scope",
@@ -65,6 +66,8 @@ class Sample:
         self.scope = source.scope
         self.slice = source.slice
         self.prediction: Sequence[int] = source.prediction_token_ids
+        self.replays = source.emitted[index] if source.is_replay else None
+        """Where the request is a replay: what this sample is held against."""
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from prolepsis.core.errors import GrammarFailed
-from prolepsis.core.events import TokenLogprobs
+from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.request import Sample
 from prolepsis.spec.draft import Draft
@@ -35,6 +35,12 @@ class Row:
         """Tokens of the pass: committed ones and draft nodes."""
         return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)
 
+    @property
+    def proposed(self) -> Proposed | None:
+        """The draft as plain values."""
+        draft = self.draft
+        return None if draft is None else Proposed(draft.tokens, draft.parents, draft.proposer, draft.sources)
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -45,3 +51,5 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: GrammarFailed | None = None
     """The sample's grammar gave up: its request fails."""
+    difference: Difference | None = None
+    """Of a replay whose last token here is not the one that was emitted before."""

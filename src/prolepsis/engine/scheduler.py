@@ -114,6 +114,9 @@ class Scheduler:
         if source.params.stop and self._detokenizer is None:
             raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
         source.params.validate(vocab_size)
+        if source.is_replay and len(source.emitted) != source.n:
+            message = f"emitted is of {len(source.emitted)} samples; allowed: of all {source.n}"
+            raise InvalidParameter(message, param="emitted")
 
     def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
         """Return the request's grammar compiled, None where it has none; raises `InvalidGrammar`.
@@ -301,6 +304,8 @@ class Scheduler:
         """Find where the sample ends and advance its grammar that far; raises `GrammarFailed`."""
         try:
             ending = find_ending(sample, verdict.tokens, self.limits.max_model_len)
+            if verdict.difference is not None:  # what comes after it cannot be compared
+                ending = Ending(len(verdict.tokens), "stop")
             if sample.matcher is not None:
                 sample.matcher.advance(verdict.tokens[: ending.num_tokens] if ending else verdict.tokens)
         except Exception as error:
@@ -324,7 +329,16 @@ class Scheduler:
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
         self._events.append(
-            Tokens(sample.request.request_id, sample.index, tuple(tokens), logprobs, reason, stop_reason)
+            Tokens(
+                sample.request.request_id,
+                sample.index,
+                tuple(tokens),
+                logprobs,
+                reason,
+                stop_reason,
+                row.proposed,
+                verdict.difference,
+            )
         )
         self._fork(sample, now)
         if ending:

@@ -47,7 +47,7 @@ class Speculation:
         num_rows, num_context = sum(row.num_rows for row in rows), sum(row.start for row in rows)
         self.proposers.observe_pass(num_rows, num_context, 1000.0 * pass_s)
         for row, verdict in zip(rows, verdicts, strict=True):
-            if verdict is not None:
+            if verdict is not None and row.sample.replays is None:
                 self._learn_row(row)
 
     def forget(self, samples: Sequence[Sample]) -> None:

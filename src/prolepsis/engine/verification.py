@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
+import structlog
 from torch import Tensor
 
-from prolepsis.core.events import TokenLogprobs
+from prolepsis.core.events import Difference, TokenLogprobs
 from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed
-from prolepsis.sampling.sampler import Sampler
+from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.spec.divergence import classify
 from prolepsis.spec.verify import SampleStep, verify_batch
 from prolepsis.spec.verify import Verdict as Walked
+
+log = structlog.get_logger(__name__)
 
 
 class Verification:
@@ -49,9 +53,31 @@ class Verification:
     def _verdict(self, sample: Sample, verdict: Walked, logits: Tensor) -> Verdict:
         if verdict.fault is not None:
             return Verdict((), fault=verdict.fault)
+        if sample.replays is not None:
+            return self._compared(sample, sample.replays, verdict, logits)
         top = sample.params.logprobs
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:
             pairs = zip(verdict.rows, verdict.tokens, strict=True)
             logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
         return Verdict(verdict.tokens, verdict.path, logprobs)
+
+    def _compared(self, sample: Sample, emitted: Sequence[int], verdict: Walked, logits: Tensor) -> Verdict:
+        """Return the verdict of a replay, which ends with the first token that was not emitted before."""
+        assert not verdict.path, "a replay is decoded plainly"
+        [token], position = verdict.tokens, sample.num_output_tokens
+        before = emitted[position] if position < len(emitted) else None
+        if token == before:
+            return Verdict(verdict.tokens)
+        if before is None:
+            return Verdict(verdict.tokens, difference=Difference(position, None, token, "structural"))
+        matcher = sample.matcher
+        try:
+            allowed = matcher.mask() if matcher is not None else None
+            row = SamplingRow(sample.params, sample.noise_key, position, sample.history, (), allowed)
+            read = classify(logits[verdict.first_row], row, (token, before), self._sampler)
+        except Exception:  # contained: a comparison must not take the step with it
+            log.exception("difference_not_classified", position=position)
+            return Verdict(verdict.tokens, difference=Difference(position, before, token, "structural"))
+        found = Difference(position, before, token, read.kind, read.margin, read.tolerance)
+        return Verdict(verdict.tokens, difference=found)

@@ -12,7 +12,8 @@ from prolepsis.control.policy import Policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.client import EngineInfo
-from prolepsis.store.audit.entry import Act
+from prolepsis.server.found import Found
+from prolepsis.store.audit.entry import Act, AuditEntry
 from prolepsis.store.store import Store, open_store
 from prolepsis.store.writer import WriterSettings
 from prolepsis.telemetry.metrics import Metrics
@@ -73,6 +74,28 @@ class Acts:
         """Say which breaker went from what to what, and by what numbers."""
         subject, after = f"{event.proposer} {event.slice}", asdict(event)
         self._offer(Act(actor=event.by or _ACTOR, action=f"breaker.{event.after}", subject=subject, after=after))
+
+    def replay_differed(self, found: Found, info: EngineInfo) -> None:
+        """Say which request had tokens that its target would not have emitted, and where; without any token."""
+        versions = {"prolepsis": __version__, "model": info.model, "fingerprint": info.fingerprint}
+        told = {name: value for name, value in asdict(found).items() if name not in ("tenant", "request_id")}
+        act = Act(
+            actor=_ACTOR,
+            action=f"replay.{found.kind}",
+            subject=found.request_id,
+            after={**told, "exactness": info.exactness, "draft_head": info.draft_head},
+            tenant=found.tenant,
+            versions=versions | ({"policy": found.policy_version} if found.policy_version else {}),
+        )
+        self._offer(act)
+
+    def replayed_by_hand(self, by: str, entry: AuditEntry, outcome: str) -> None:
+        """Say who had a recorded request decoded again, and what that showed."""
+        told = entry.told
+        assert told is not None, "what is erased cannot be decoded again"
+        after = {"entry": entry.seq, "outcome": outcome}
+        act = Act(actor=by, action="request.replayed", subject=told.subject, after=after, tenant=told.tenant)
+        self._offer(act)
 
     def kill_turned(self, by: str, before: object, after: object, *, on: bool) -> None:
         """Say who turned the kill switch, and why."""

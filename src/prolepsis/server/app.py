@@ -14,12 +14,15 @@ from prolepsis.control.breaker.board import Breakers
 from prolepsis.control.breaker.by_hand_file import ByHandFile, default_breaker_file
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.kill_file import KillFile, default_kill_file
+from prolepsis.control.rollouts.live import Pin
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.acts import Acts
 from prolepsis.server.admin import admin_routes
+from prolepsis.server.audit_routes import audit_routes
 from prolepsis.server.breaker_watch import BreakerWatch
+from prolepsis.server.correctness_routes import correctness_routes
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
@@ -34,6 +37,8 @@ from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
 from prolepsis.server.policy_routes import policy_routes
 from prolepsis.server.recorder import Recorder
+from prolepsis.server.replays import Replays, ReplaySettings
+from prolepsis.server.request_audit import RequestAudit
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
 from prolepsis.server.status import status_routes
@@ -41,10 +46,14 @@ from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.tracing import Traces
 from prolepsis.server.watch import Watch
-from prolepsis.server.watch_routes import watch_routes
+from prolepsis.server.watch_routes import shown_kill, watch_routes
 from prolepsis.store.store import Store
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.telemetry.replays import ReplayMetrics
+
+REPLAYS = "replays"
+"""Who turns the kill switch where replays do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +90,13 @@ def build(
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
 
+    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
+
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
         await watch.look()
         parts = [gate.run(), watch.run(), *([policies.run(), policies.rollouts.run()] if policies else [])]
+        parts += [replays.run()] if replays.enabled else []
         running = [asyncio.create_task(part) for part in parts]
         yield
         for task in running:
@@ -102,8 +114,13 @@ def build(
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
-    recorder = Recorder(store, config.store_sample)
-    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts)
+    audit = None
+    if store is not None:
+        audit = RequestAudit(
+            store.writer, tokenizer, lambda: client.info, sample=config.audit_sample, content=config.audit_content
+        )
+    recorder = Recorder(store, config.store_sample, audit=audit)
+    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, replays=replays)
     for router in (
         generation_routes(room),
         tokenization_routes(room),
@@ -111,6 +128,8 @@ def build(
         admin_routes(room),
         policy_routes(room),
         watch_routes(room),
+        correctness_routes(room),
+        audit_routes(room, store),
         openapi_routes(),
     ):
         app.include_router(router)
@@ -142,3 +161,30 @@ def _watch(
     by_hand = ByHandFile(config.breaker_file or default_breaker_file())
     told, counts = acts.breaker_changed, client.proposer_counts
     return Watch(kill, flags, BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told))
+
+
+def _replays(
+    config: ServerConfig,
+    client: EngineClient,
+    metrics: ReplayMetrics,
+    gate: Gate,
+    *,
+    policies: Policies | None,
+    kill: KillSwitch,
+    acts: Acts,
+) -> Replays:
+    """Return what decodes requests again; what it finds counts for rollouts, and may turn the kill switch on."""
+
+    def trip(reason: str) -> None:
+        before = kill.status
+        if not before.operator.on:
+            kill.turn(on=True, by=REPLAYS, reason=reason)
+            acts.kill_turned(REPLAYS, shown_kill(before), shown_kill(kill.status), on=True)
+
+    def count(pin: Pin, right: bool) -> None:
+        if policies is not None:
+            policies.rollouts.observe_more(pin, {"correctness": float(right)})
+
+    settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
+    has_room = partial(gate.has_room, config.replay_beside)
+    return Replays(client, settings, metrics, has_room, acts=acts, count=count, trip=trip)

@@ -54,6 +54,14 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
         raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
 
 
+def read_query(request: Request, kind: type[B]) -> B:
+    """Check the query of `request`, in which every value is a text; raises `RequestRefused`."""
+    try:
+        return kind.model_validate(dict(request.query_params), strict=False)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
+
+
 @cache
 def nested_bodies(kind: type[Body]) -> dict[str, type[Body]]:
     """Return the model behind each field of `kind` that holds an object, or a list of objects."""

@@ -96,6 +96,7 @@ async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted,
     async with (
         room.gate.enter(party, number) as entry,
         room.recorder.record(route, admitted, entry),
+        room.replays.watched(route, admitted, entry, counts=number == 0),
         aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
     ):
         async for part in parts:

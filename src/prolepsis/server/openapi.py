@@ -13,7 +13,9 @@ from pydantic.json_schema import models_json_schema
 
 from prolepsis import __version__
 from prolepsis.server import replies
+from prolepsis.server.audit_routes import AuditEntryReply, AuditQuery, AuditReplayReply, AuditReply
 from prolepsis.server.bodies import ChatBody, CompletionBody
+from prolepsis.server.correctness_routes import CorrectnessReply
 from prolepsis.server.formats import Json
 from prolepsis.server.policy_replies import (
     PolicyBody,
@@ -62,6 +64,7 @@ class _Route:
     """None: text in Prometheus' format."""
     body: type[BaseModel] | None = None
     streams: bool = False
+    query: type[BaseModel] | None = None
     failing: type[BaseModel] | None = None
     """What a 503 of the route itself shows."""
     conflicts: bool = False
@@ -70,7 +73,7 @@ class _Route:
     @property
     def statuses(self) -> Sequence[int]:
         if self.conflicts:
-            return (*_ANY, 409)
+            return (*_GENERATES, 409)
         return _GENERATES if self.streams else _ANY
 
 
@@ -108,6 +111,16 @@ _ROUTES = (
         "An earlier version's text as a new version",
         PolicyChangedReply,
         PolicyRollbackBody,
+        conflicts=True,
+    ),
+    _Route("get", "/admin/correctness", "Requests decoded again, and what differs", CorrectnessReply),
+    _Route("get", "/admin/audit", "Entries of the audit log", AuditReply, query=AuditQuery),
+    _Route("get", "/admin/audit/{entry}", "One entry, by its number or its request's id", AuditEntryReply),
+    _Route(
+        "post",
+        "/admin/audit/{entry}/replay",
+        "Decode a recorded request again, plainly",
+        AuditReplayReply,
         conflicts=True,
     ),
     _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
@@ -183,6 +196,9 @@ def _operation(route: _Route) -> Json:
     if route.streams:
         schema = {"enum": ["auto", "off", "on", "shadow"]}
         parameters.append({"name": "X-Spec-Mode", "in": "header", "required": False, "schema": schema})
+    if route.query is not None:
+        schema = route.query.model_json_schema()["properties"]
+        parameters += [{"name": name, "in": "query", "required": False, "schema": schema[name]} for name in schema]
     if parameters:
         operation["parameters"] = parameters
     if route.body is not None:

@@ -77,17 +77,18 @@ class Policies:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         acts: Acts | None = None,
         flags: bool | None = None,
+        replays: bool = True,
     ) -> None:
-        """`loaded`: proposers of the engine; `flags`: whether flags are asked. `acts`: the audit log.
+        """`loaded`: proposers of the engine; `flags`, `replays`: whether flags are asked, requests decoded again.
 
-        The log says where a rule waits in vain for what is not there.
+        `acts`: the audit log. The log of the server says where a rule waits in vain for what is not there.
         """
         self.now = now
         self.source = source
         self.policy: Policy | None = None
         self.rollouts = rollouts
         """Of the policy in use."""
-        self.known = Known(loaded=loaded, flags=flags)
+        self.known = Known(loaded=loaded, flags=flags, replays=replays)
         """What there is on this server."""
         self._acts = acts or Acts(None)
         self._lock = asyncio.Lock()

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.recording import recording
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.formats import Json
+from prolepsis.server.request_audit import Ended, RequestAudit
 from prolepsis.store.request_record import RequestAbout, RequestEnd, request_record
 from prolepsis.store.store import Store
 
@@ -18,15 +20,20 @@ from prolepsis.store.store import Store
 class Recorder:
     """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none."""
 
-    def __init__(self, store: Store | None = None, sample: float = 1.0) -> None:
+    def __init__(self, store: Store | None = None, sample: float = 1.0, *, audit: RequestAudit | None = None) -> None:
+        """`audit`: what keeps more of requests, in the audit log; None keeps no more."""
         self._writer = store.writer if store else None
         self._sample = sample
+        self._audit = audit
 
     @asynccontextmanager
     async def record(self, route: str, admitted: Admitted, entry: Entry) -> AsyncIterator[None]:
         """Record the request of `entry`, which has ended when the block is left, by how it is left."""
         end: RequestEnd = "finished"
         error = None
+        content = self._audit.draw(admitted) if self._audit is not None else None
+        if content is not None:
+            entry.client.keep()
         try:
             yield
         except RequestAborted:
@@ -44,6 +51,8 @@ class Recorder:
         finally:
             if self._writer is not None and random.random() < self._sample:
                 self._writer.offer(request_record(_about(route, admitted, entry), end, _stats(entry), error=error))
+            if self._audit is not None and content is not None:
+                self._audit.take(_ended(_about(route, admitted, entry), entry, end, error), content)
 
     def readiness(self) -> Json | None:
         """Return what readiness says of the store, None without one: no reason to serve or not, and no addresses."""
@@ -76,6 +85,12 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         arm=ruling.pin.place if ruling and ruling.pin else None,
         flags={one.key: {"variant": one.variant, "reason": one.reason} for one in flags},
     )
+
+
+def _ended(about: RequestAbout, entry: Entry, end: RequestEnd, error: str | None) -> Ended:
+    client = entry.client
+    events = tuple(client.stored.tokens if client.stored else client.kept)
+    return Ended(about, end, error, _stats(entry), recording(entry.request, events), events)
 
 
 def _stats(entry: Entry) -> RequestStats:

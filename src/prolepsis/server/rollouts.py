@@ -110,6 +110,12 @@ class Rollouts:
             if live.slice.rollout_id == pin.rollout_id:
                 live.observe(pin, values)
 
+    def observe_more(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Take in what was measured later of a request that `observe` counted."""
+        for live in self._live.values():
+            if live.slice.rollout_id == pin.rollout_id:
+                live.observe_more(pin, values)
+
     async def run(self) -> None:
         """Look at the rollouts until cancelled; keep what was seen at the end."""
         try:

@@ -11,6 +11,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
+from prolepsis.server.replays import Replays
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.watch import Watch
 
@@ -28,6 +29,7 @@ class Room:
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder = field(default_factory=Recorder)
     acts: Acts = field(default_factory=Acts)
+    replays: Replays = field(kw_only=True)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -83,8 +83,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             acts.started(engine.client.info, engine_config, config)
             policies = None
             if source and journal:
-                asks_flags = flags is not None
-                policies = _policies(source, journal, engine.client, metrics, acts=acts, asks_flags=asks_flags)
+                there = {"flags": flags is not None, "replays": config.replay_sample > 0.0}
+                policies = _policies(source, journal, engine.client, metrics, acts=acts, there=there)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
@@ -110,10 +110,10 @@ def _policies(
     metrics: Metrics,
     *,
     acts: Acts,
-    asks_flags: bool,
+    there: Mapping[str, bool],
 ) -> Policies:
     rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags)
+    return Policies(source, client.info.proposers, rollouts, acts=acts, **there)
 
 
 def _keys(config: ServerConfig) -> Keys:

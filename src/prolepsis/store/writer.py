@@ -13,13 +13,14 @@ from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.audit import chain
 from prolepsis.store.audit.entry import Act
+from prolepsis.store.audit.prepared import PendingAct, Prepared
 from prolepsis.store.database import Database
 from prolepsis.store.health import Kind, StoreHealth
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.request_record import RequestRecord
 from prolepsis.telemetry.store import DropReason, StoreMetrics
 
-Item = RequestRecord | Act
+Item = RequestRecord | Act | PendingAct
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,8 @@ class WriterSettings:
     max_queued: int = 20_000
     """Items kept while the database cannot be written; what comes on top is dropped."""
     max_batch: int = 500
+    max_pending: int = 20
+    """Of a batch's items, those that are still to be put together (`PendingAct`)."""
     linger_s: float = 0.2
     """How long the first item of a batch waits for others: what a killed process may lose of its records."""
     first_retry_s: float = 0.1
@@ -76,6 +79,10 @@ class Writer:
                 return True
         self._drop([item], "closed" if self._closing else "queue_full")
         return False
+
+    def drop(self, item: Item) -> None:
+        """Count an item as lost for want of room."""
+        self._drop([item], "queue_full")
 
     def health(self) -> StoreHealth:
         with self._changed:
@@ -125,10 +132,19 @@ class Writer:
             if not self._queue:
                 return None if self._closing else []
             self._changed.wait_for(self._is_due, settings.linger_s)
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), settings.max_batch))]
+            batch = self._next_batch()
             self._in_hand = len(batch)
             self._metrics.queued.set(len(self._queue))
             return batch
+
+    def _next_batch(self) -> list[Item]:
+        """Take a batch from the queue; acts that are still to be put together take long, so few of them at once."""
+        batch: list[Item] = []
+        num_pending = 0
+        while self._queue and len(batch) < self._settings.max_batch and num_pending < self._settings.max_pending:
+            batch.append(self._queue.popleft())
+            num_pending += isinstance(batch[-1], PendingAct)
+        return batch
 
     def _is_due(self) -> bool:
         return len(self._queue) >= self._settings.max_batch or self._closing or self._num_flushes > 0
@@ -161,8 +177,9 @@ class Writer:
 
     def _put(self, batch: Sequence[Item]) -> None:
         self._prepare()
+        requests, acts = _ready(batch)  # redacts: not while others wait for the chain's end
         with self._database.write() as connection:
-            _write_items(connection, batch)
+            _write_items(connection, requests, acts)
         kinds = Counter(map(_kind, batch))
         with self._changed:
             self._written.update(kinds)
@@ -231,9 +248,18 @@ class Writer:
             self._tend_at = now + settings.tend_every_s
 
 
-def _write_items(connection: Connection, batch: Sequence[Item]) -> None:
-    requests = [item for item in batch if isinstance(item, RequestRecord)]
-    acts = [item for item in batch if isinstance(item, Act)]
+def _ready(batch: Sequence[Item]) -> tuple[list[RequestRecord], list[Act | Prepared]]:
+    requests: list[RequestRecord] = []
+    acts: list[Act | Prepared] = []
+    for item in batch:
+        if isinstance(item, RequestRecord):
+            requests.append(item)
+        else:
+            acts.append(item.prepared if isinstance(item, PendingAct) else item)
+    return requests, acts
+
+
+def _write_items(connection: Connection, requests: Sequence[RequestRecord], acts: Sequence[Act | Prepared]) -> None:
     if requests:
         records.add(connection, requests)
     if acts:
@@ -241,4 +267,4 @@ def _write_items(connection: Connection, batch: Sequence[Item]) -> None:
 
 
 def _kind(item: Item) -> Kind:
-    return "audit" if isinstance(item, Act) else "request"
+    return "request" if isinstance(item, RequestRecord) else "audit"

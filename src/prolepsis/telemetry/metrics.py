@@ -21,6 +21,7 @@ from prometheus_client import (
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.door import DoorMetrics
+from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 from prolepsis.telemetry.store import StoreMetrics
@@ -45,6 +46,7 @@ class Metrics:
         self.rollouts = RolloutMetrics(self.registry)
         self.store = StoreMetrics(self.registry)
         self.control = ControlMetrics(self.registry)
+        self.replays = ReplayMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(
@@ -60,7 +62,10 @@ class Metrics:
         self._engine.step_done(seconds, num_rows)
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
-        """Count one accepted request, whatever its end."""
+        """Count one accepted request, whatever its end; nobody asked for a replay, so that is none."""
+        if stats.mode.reason == "replay":
+            self.replays.tokens.inc(stats.num_output_tokens)
+            return
         self._requests.ended(stats, outcome)
         self.spec_decode.count(stats.proposers)
         self.spec_decode.count_plain(stats.plain_steps)

@@ -26,6 +26,7 @@ def settings(guardrail: str, rollout: str = "{}") -> RolloutSettings:
         "metric: latency_per_token_p50_ms, margin: 0.1",
         "metric: latency_p95_ms, margin: 0.5",
         "metric: latency_p95_ms, limit: 100",
+        "metric: correctness, limit: 0.9",
     ],
 )
 def test_every_stage_has_an_end_that_comes_sooner_with_more_requests(guardrail: str) -> None:
@@ -35,6 +36,15 @@ def test_every_stage_has_an_end_that_comes_sooner_with_more_requests(guardrail: 
         assert other.wait is not None
         assert 1.0 <= other.wait.least_s <= other.wait.most_s < math.inf
         assert one.wait.most_s > other.wait.most_s
+
+
+def test_correctness_is_seen_of_replayed_requests_only() -> None:
+    same, errors = settings("metric: correctness, limit: 0.9"), settings("metric: error_rate, limit: 0.05")
+    assert forecast(same, 100.0, 0.01) == forecast(same, 1.0)
+    assert forecast(errors, 100.0, 0.01) == forecast(errors, 100.0)
+    wait = forecast(same, 100.0, 0.0)[0].wait
+    assert wait is not None
+    assert math.isinf(wait.least_s)
 
 
 def test_the_least_time_counts_and_a_dry_run_decides_nothing() -> None:

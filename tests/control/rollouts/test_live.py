@@ -50,6 +50,22 @@ def test_who_gets_what(state: RolloutState, modes: dict[str, str]) -> None:
     assert {pin.place: pin.mode for pin in pins} == modes
 
 
+def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> None:
+    live, canary, control = (
+        live_in(in_stage(1)),
+        Pin("code@1", 1, 1, "canary", "on"),
+        Pin("code@1", 1, 1, "rest", "off"),
+    )
+    live.observe(canary, {})
+    live.observe_more(canary, {"error": 1.0})
+    live.observe_more(control, {"error": 0.0})
+    live.observe_more(replace(canary, stage=0), {"error": 1.0})
+    arms = live.evidence.arms["errors"]
+    assert (arms.canary.count, arms.canary.mean, arms.control.count) == (1, 1.0, 1)
+    assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
+    assert live.histories["error"].count == 1, "plain requests are what later stages refer to"
+
+
 def test_a_request_counts_for_the_stage_it_came_in() -> None:
     live = live_in(in_stage(1))
     early = Pin("code@1", 1, 1, "canary", "on")

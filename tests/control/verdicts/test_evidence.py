@@ -41,6 +41,14 @@ def test_a_metric_that_does_not_apply_or_is_not_calibrated_is_left_out() -> None
     assert evidence.num_canary + evidence.num_control == 10
 
 
+def test_what_is_measured_later_does_not_count_the_request_again() -> None:
+    before = stream(requests(10, 0))
+    after = before.observe_more(GUARDRAILS, "canary", {"cost": 1.0})
+    assert after.arms["cost"].canary.count == before.arms["cost"].canary.count + 1
+    assert after.arms["acceptance"] == before.arms["acceptance"]
+    assert (after.num_canary, after.num_control) == (before.num_canary, before.num_control)
+
+
 def test_replicas_together_see_what_one_would() -> None:
     first, second = requests(40, 1), requests(50, 2)
     merged, whole = stream(first) + stream(second), stream(first + second)

@@ -1,15 +1,18 @@
 """How long a rollout will take, told before it starts, under assumptions that are named."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
+from prolepsis.control.metrics import Value
 from prolepsis.control.rollouts.settings import RolloutSettings, Stage
 from prolepsis.control.verdicts.guardrail import Guardrail
 from prolepsis.control.verdicts.means import Difference, Limit
 from prolepsis.control.verdicts.planning import Expectation, Wait, expected_time_to_pass
 from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 
+_REPLAYED: Value = "correctness"
 SPREAD = 0.45
 """Assumed standard deviation of the logarithm of times."""
 ASSUMED = (
@@ -27,25 +30,29 @@ class Forecast:
     """None: nothing in it decides, so it goes on by hand only."""
 
 
-def forecast(settings: RolloutSettings, requests_per_s: float) -> tuple[Forecast, ...]:
+def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: float = 1.0) -> tuple[Forecast, ...]:
     """Return the time to pass of each stage at so many requests a second that match the rule; see `ASSUMED`.
 
-    The least time of a stage is counted in; a gate's wait for somebody is not.
+    The least time of a stage is counted in; a gate's wait for somebody is not. `replay_sample`: the share of requests
+    that is decoded again, which is all that guardrails on correctness see.
     """
-    return tuple(Forecast(stage.name, _wait(stage, settings, requests_per_s)) for stage in settings.stages)
+    rates: dict[str, float] = {_REPLAYED: requests_per_s * replay_sample}
+    return tuple(Forecast(stage.name, _wait(stage, settings, requests_per_s, rates)) for stage in settings.stages)
 
 
-def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float) -> Wait | None:
+def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float, rates: Mapping[str, float]) -> Wait | None:
     decisive = [guardrail for guardrail in stage.guardrails if not guardrail.dry_run]
     if not decisive:
         return None
-    wait = expected_time_to_pass(
-        [_expected(guardrail) for guardrail in decisive],
-        share=stage.share,
-        requests_per_s=requests_per_s,
-        levels=settings.levels,
+    waits = [
+        expected_time_to_pass([_expected(guardrail)], share=stage.share, requests_per_s=rate, levels=settings.levels)
+        if (rate := rates.get(guardrail.metric, requests_per_s))
+        else Wait(math.inf, math.inf)
+        for guardrail in decisive
+    ]
+    return Wait(
+        max(stage.minimum_s, *(wait.least_s for wait in waits)), max(stage.minimum_s, *(wait.most_s for wait in waits))
     )
-    return Wait(max(stage.minimum_s, wait.least_s), max(stage.minimum_s, wait.most_s))
 
 
 def _expected(guardrail: Guardrail) -> Expectation:

@@ -10,6 +10,7 @@ from prolepsis.control.rollouts.slices import Slice
 from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share, guardrails_of
 from prolepsis.control.rollouts.step import step
 from prolepsis.control.terms import Mode
+from prolepsis.control.verdicts.arms import Arm
 from prolepsis.control.verdicts.evidence import StageEvidence
 from prolepsis.control.verdicts.history import History
 
@@ -75,14 +76,30 @@ class LiveRollout:
 
     def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
         """Count one finished request, given its values by what was measured; less than 0.1 ms."""
+        self._remember(pin, values)
+        arm = self._arm(pin)
+        if arm is not None:
+            self.evidence = self.evidence.observe(self._guardrails, arm, values)
+
+    def observe_more(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Take in what was measured later of a request that is counted already."""
+        self._remember(pin, values)
+        arm = self._arm(pin)
+        if arm is not None:
+            self.evidence = self.evidence.observe_more(self._guardrails, arm, values)
+
+    def _remember(self, pin: Pin, values: Mapping[str, float]) -> None:
         if pin.mode == "off":
             for name, value in values.items():
                 self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
-        on_canary = pin.place == "canary"
+
+    def _arm(self, pin: Pin) -> Arm | None:
+        """Return the arm that a request is evidence for; None where it is for none any more."""
         if not self.evidence.belongs_to(pin.rollout_id, pin.run, pin.stage) or self.state.phase not in ACTIVE:
-            return
-        if on_canary or self.settings.stages[pin.stage].kind == "canary":
-            self.evidence = self.evidence.observe(self._guardrails, "canary" if on_canary else "control", values)
+            return None
+        if pin.place == "canary":
+            return "canary"
+        return "control" if self.settings.stages[pin.stage].kind == "canary" else None
 
     @property
     def all_evidence(self) -> StageEvidence:

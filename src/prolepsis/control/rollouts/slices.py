@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from prolepsis.control.policy import Policy, plain_match, plain_terms
 from prolepsis.control.rollouts.settings import RolloutSettings
+from prolepsis.control.terms import Terms
 
 _DIGEST_LENGTH = 8
 
@@ -28,7 +29,7 @@ def slices_of(policy: Policy, model: str) -> Mapping[str, Slice]:
     conditions: dict[str, object] = {rule.name: plain_match(rule.match) for rule in policy.rules}
     return {
         name: Slice(
-            rollout_id=f"{name}@{_digest([model, conditions.get(name), plain_terms(terms)])}",
+            rollout_id=f"{name}@{_digest([model, conditions.get(name), _drafting(terms)])}",
             rule=name,
             settings=terms.rollout.settings(terms.guardrails, terms.shadow_percentage),
             starts_itself=terms.rollout.gate == "automatic",
@@ -36,6 +37,11 @@ def slices_of(policy: Policy, model: str) -> Mapping[str, Slice]:
         for name, terms in policy.named_terms()
         if terms.rollout is not None
     }
+
+
+def _drafting(terms: Terms) -> dict[str, object]:
+    """Return the terms that change how requests are served; what is kept of them changes nothing that is judged."""
+    return plain_terms(replace(terms, audit=None))
 
 
 def _digest(content: object) -> str:

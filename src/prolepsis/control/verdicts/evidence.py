@@ -48,6 +48,11 @@ class StageEvidence:
             consecutive_errors=self.consecutive_errors + 1 if failed else 0,
         )
 
+    def observe_more(self, guardrails: Sequence[Guardrail], arm: Arm, values: Mapping[str, float]) -> Self:
+        """Return the evidence with what was measured later of a request that is counted already."""
+        more = self.observe(guardrails, arm, values)
+        return replace(self, arms=more.arms)
+
     def __add__(self, other: Self) -> Self:
         assert other.belongs_to(self.rollout_id, self.run, self.stage), "evidence of one stage is added"
         merged = dict(self.arms)

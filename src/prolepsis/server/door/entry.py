@@ -20,7 +20,7 @@ class Entry:
 
 
 class Watched:
-    """An `EngineClient` that counts the tokens it passes on, and remembers them where the answer may be stored."""
+    """An `EngineClient` that counts the tokens it passes on, and remembers them where somebody wants that."""
 
     def __init__(self, client: EngineClient, *, stored: Answer | None = None, keep: bool = False) -> None:
         self.stored = stored
@@ -40,6 +40,10 @@ class Watched:
     @property
     def finished(self) -> Finished | None:
         return self.ended if isinstance(self.ended, Finished) else None
+
+    def keep(self) -> None:
+        """Remember the tokens from here on."""
+        self._keep = True
 
     def num_used(self, request: GenerateRequest) -> int:
         """Return the tokens that count as used: prompt and answer as far as it came, none of what never ran."""

@@ -161,6 +161,14 @@ class Gate:
             if not turn.granted.done():
                 turn.granted.set_exception(RequestAborted("The request was aborted: shutdown."))
 
+    def has_room(self, beside: int | None) -> bool:
+        """Return whether work that nobody waits for may run: places are free, nothing waits and nothing is shed.
+
+        `beside`: only beside so many samples at most; None: beside any number.
+        """
+        most = self._places - 1 if beside is None else min(beside, self._places - 1)
+        return self._taken <= most and not self._queue and self.overload.rung == 0 and not self.draining
+
     @property
     def num_waiting(self) -> int:
         return len(self._queue)

@@ -15,6 +15,8 @@ _ANY_ROLE: Roles = frozenset(ROLES)
 _CLIENT: Roles = frozenset({"client"})
 _WATCHES: Roles = frozenset({"viewer", "operator"})
 _READS: Roles = frozenset({"viewer", "operator", "auditor"})
+_AUDITS: Roles = frozenset({"auditor"})
+"""Entries name tenants and, by setting, hold what they wrote."""
 _OPERATES: Roles = frozenset({"operator"})
 
 ROUTES: dict[str, Roles] = {
@@ -41,6 +43,10 @@ ROUTES: dict[str, Roles] = {
     "GET /admin/policy/versions": _READS,
     "GET /admin/policy/versions/{version}": _READS,
     "POST /admin/policy/rollback": _OPERATES,
+    "GET /admin/correctness": _READS,
+    "GET /admin/audit": _AUDITS,
+    "GET /admin/audit/{entry}": _AUDITS,
+    "POST /admin/audit/{entry}/replay": _AUDITS,
     "GET /admin/kill": _WATCHES,
     "PUT /admin/kill": _OPERATES,
     "GET /admin/breakers": _WATCHES,

@@ -7,19 +7,22 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from prolepsis.store.audit.entry import START_OF_CHAIN, Act, AuditEntry, Told, canonical, new_salt
-from prolepsis.store.audit.redaction import redacted, redacted_text, storable
+from prolepsis.store.audit.entry import START_OF_CHAIN, Act, AuditEntry, Told, canonical
+from prolepsis.store.audit.prepared import Prepared, prepared
 from prolepsis.store.tables import audit_entries, audit_head
 
 _PAGE = 500
+_LONGEST_NUMBER = 19
+"""Digits that a number in the table has at most, and one more."""
 _TOLD = ("actor", "tenant", "subject", "before", "after", "salt")
 
 
-def append(connection: Connection, acts: Sequence[Act], erases: Sequence[int] = ()) -> list[AuditEntry]:
-    """Redact acts, append them, and return the entry of each; one whose uid is in the chain already has its entry.
+def append(connection: Connection, given: Sequence[Act | Prepared], erases: Sequence[int] = ()) -> list[AuditEntry]:
+    """Append acts, redacted, and return the entry of each; one whose uid is in the chain already has its entry.
 
     Others who append wait until the transaction ends. Durable when it has; before that nothing is promised.
     """
+    acts = [prepared(act) if isinstance(act, Act) else act for act in given]
     seq, digest = head(connection, hold=True)
     of_acts = audit_entries.c.uid.in_([act.uid for act in acts])
     found = {row["uid"]: _read(row) for row in connection.execute(select(audit_entries).where(of_acts)).mappings()}
@@ -48,13 +51,29 @@ def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
 
 def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, from the one after number `after` on."""
-    query = select(audit_entries).order_by(audit_entries.c.seq).limit(_PAGE)
     while True:
-        page = [_read(row) for row in connection.execute(query.where(audit_entries.c.seq > after)).mappings()]
-        yield from page
-        if len(page) < _PAGE:
+        found = page(connection, after, _PAGE)
+        yield from found
+        if len(found) < _PAGE:
             return
-        after = page[-1].seq
+        after = found[-1].seq
+
+
+def find(connection: Connection, name: str, *, action: str | None = None) -> AuditEntry | None:
+    """Return the entry of a number, else the newest one about a subject of that name; of one `action`, where given."""
+    is_number = name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
+    query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(1)
+    query = query.where(audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name)
+    if action is not None and not is_number:
+        query = query.where(audit_entries.c.action == action)
+    row = connection.execute(query).mappings().first()
+    return None if row is None else _read(row)
+
+
+def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
+    """Return the entries that follow number `after`, at most so many."""
+    query = select(audit_entries).where(audit_entries.c.seq > after).order_by(audit_entries.c.seq).limit(limit)
+    return [_read(row) for row in connection.execute(query).mappings()]
 
 
 def newest(
@@ -79,24 +98,16 @@ def erase(connection: Connection, tenant: str, act: Act) -> AuditEntry:
     return entry
 
 
-def _entry(act: Act, seq: int, previous: str, erases: tuple[int, ...]) -> AuditEntry:
-    told = Told(
-        actor=storable(act.actor),
-        tenant=storable(act.tenant),
-        subject=redacted_text(act.subject),
-        before=redacted(act.before),
-        after=redacted(act.after),
-        salt=new_salt(),
-    )
+def _entry(act: Prepared, seq: int, previous: str, erases: tuple[int, ...]) -> AuditEntry:
     chained: dict[str, Any] = {
         "seq": seq,
         "uid": act.uid,
         "at": datetime.now(UTC).isoformat(timespec="microseconds"),
-        "action": storable(act.action),
-        "versions": {storable(name): storable(version) for name, version in act.versions.items()},
+        "action": act.action,
+        "versions": act.versions,
         "erases": erases,
-        "told": told,
-        "told_digest": told.digest(),
+        "told": act.told,
+        "told_digest": act.told.digest(),
         "previous": previous,
     }
     return AuditEntry(**chained, digest=AuditEntry(**chained, digest="").expected_digest())

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from uuid import uuid4
 
+SERVED = "request.served"
+"""Action of the entries that keep a request."""
 START_OF_CHAIN = "0" * 64
 """What the first entry has as the digest of the one before."""
 

@@ -1,0 +1,148 @@
+"""`prolepsis audit replay` here and by a server; `audit show|export|verify --url`."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+from typer.testing import CliRunner, Result
+
+from prolepsis.cli.main import app
+from prolepsis.core.config import ServerConfig
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.acts import opened_store
+from prolepsis.store.audit import chain
+from prolepsis.store.audit.entry import Act, AuditEntry
+from prolepsis.store.store import Store
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
+from tests.server.test_replays import BODY, table
+from tests.server.test_request_audit import ASKED, ask, kept
+
+
+@dataclass(frozen=True)
+class Running:
+    client: ThreadEngineClient
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """The store that commands use here."""
+    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROLEPSIS_STORE", setting)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    with opened_store(ServerConfig(store=setting), Metrics()) as opened:
+        assert opened is not None
+        yield opened
+    structlog.reset_defaults()
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["audit", *words])
+
+
+def loads(monkeypatch: pytest.MonkeyPatch, *, fingerprint: str = "fp") -> None:
+    """Let commands that start an engine start the small one."""
+
+    @asynccontextmanager
+    async def running(settings: object) -> AsyncIterator[Running]:
+        client = table()
+        client.engine.info = replace(client.engine.info, fingerprint=fingerprint)
+        yield Running(client)
+        await client.close()
+
+    monkeypatch.setattr("prolepsis.cli.engine.running", running)
+
+
+async def recorded(store: Store, *, flawed: bool = False) -> AuditEntry:
+    client = table(flawed=flawed)
+    reply = await ask(store, client, BODY, audit_content="tokens")
+    assert reply.status_code == 200
+    await client.close()
+    return kept(store)[-1]
+
+
+@pytest.fixture
+async def right(store: Store) -> AuditEntry:
+    return await recorded(store)
+
+
+@pytest.fixture
+async def wrong(store: Store) -> AuditEntry:
+    return await recorded(store, flawed=True)
+
+
+def test_a_record_is_decoded_again_here(right: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads(monkeypatch)
+    assert right.told is not None
+    for name in (str(right.seq), right.told.subject):
+        done = run("replay", name, "--json")
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        assert (found["outcome"], found["num_tokens"], found["request_id"]) == ("match", 40, right.told.subject)
+
+
+def test_a_difference_has_status_1(wrong: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads(monkeypatch)
+    done = run("replay", str(wrong.seq))
+    assert done.exit_code == 1, done.output
+    assert "structural" in done.stdout
+
+
+def test_another_model_is_refused_unless_asked_for(right: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads(monkeypatch, fingerprint="another")
+    refused = run("replay", str(right.seq))
+    assert refused.exit_code == 2
+    assert "entry 1 is of table (fp), loaded is table (another)" in refused.stderr
+    assert run("replay", str(right.seq), "--any-model").exit_code == 0
+
+
+def test_what_cannot_be_replayed_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads(monkeypatch)
+    with store.database.write() as connection:
+        chain.append(connection, [Act(actor="ann", action="plan.applied")])
+    other = run("replay", "1")
+    assert (other.exit_code, "it is of plan.applied" in other.stderr) == (2, True)
+    missing = run("replay", "nobody")
+    assert (missing.exit_code, "there is no audit entry 'nobody'" in missing.stderr) == (2, True)
+
+
+@pytest.fixture
+def url(store: Store) -> Iterator[str]:
+    """A server on the store, with three requests on record."""
+    config = ServerConfig(audit_sample=1.0, audit_content="tokens")
+    with served(FakeEngine(text="ok"), config, store=store) as running:
+        with httpx.Client(base_url=running.url) as http:
+            for _ in range(3):
+                http.post("/v1/completions", json=ASKED).raise_for_status()
+        assert len(kept(store)) == 3
+        yield running.url
+
+
+def test_a_server_shows_exports_and_verifies_its_log(url: str, tmp_path: Path) -> None:
+    assert [one["seq"] for one in json.loads(run("show", "--url", url, "--last", "2", "--json").stdout)] == [2, 3]
+    many = run("show", "--url", url, "--last", "501")
+    assert (many.exit_code, "last" in many.stderr) == (2, True)
+    assert run("export", "-o", "here.jsonl").exit_code == 0
+    assert run("export", "-o", "there.jsonl", "--url", url).exit_code == 0
+    assert (tmp_path / "there.jsonl").read_text() == (tmp_path / "here.jsonl").read_text()
+    heads = [json.loads(run("verify", "--json", *words).stdout)["head"] for words in ((), ("--url", url))]
+    assert heads[0] == heads[1]
+    assert heads[0].startswith("3:")
+
+
+def test_a_server_replays(url: str, store: Store) -> None:
+    done = run("replay", "2", "--url", url, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["outcome"] == "match"
+    assert kept(store)[-1].action == "request.replayed"
+    missing = run("replay", "77", "--url", url)
+    assert (missing.exit_code, "404: There is no audit entry '77'" in missing.stderr) == (2, True)

@@ -1,0 +1,176 @@
+"""Requests decoded again: the same tokens where speculation kept its promise, named differences where it did not."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.events import Difference, Event, Tokens
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.recording import Recording, recording
+from prolepsis.engine.replay import LAST, replay
+from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.engine.verification import Verification
+from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.proposers.scripted import Scripted
+from tests.exact.serving import room
+from tests.fakes import EOS, VOCAB, build, draft_chain, drain, request, run, submit, terminals
+
+PARAMS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
+    "sampled": SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True),
+    "penalised": SamplingParams(temperature=0.8, top_p=0.9, seed=5, frequency_penalty=0.5, max_tokens=40),
+    "stopped": SamplingParams(temperature=1.0, seed=9, max_tokens=60, stop=("ab", "f"), ignore_eos=True),
+}
+Corrupt = Callable[[Row, Verdict], Verdict]
+
+
+class Flawed(Verification):
+    """Emits what `corrupt` makes of the verdicts of rows with a draft."""
+
+    def __init__(self, corrupt: Corrupt) -> None:
+        super().__init__(Sampler(VOCAB, (EOS,)), max_model_len=256)
+        self._corrupt = corrupt
+
+    def verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
+        found = super().verify(rows, logits)
+        return [
+            self._corrupt(row, verdict) if verdict is not None and row.draft is not None else verdict
+            for row, verdict in zip(rows, found, strict=True)
+        ]
+
+
+def unverified(row: Row, _: Verdict) -> Verdict:
+    """Take the first drafted token for right."""
+    assert row.draft is not None
+    return Verdict((row.draft.tokens[0],))
+
+
+@asynccontextmanager
+async def engine(corrupt: Corrupt | None = None, wrong_from: int = 2) -> AsyncIterator[ThreadEngineClient]:
+    setup = room(proposers=[Scripted(lambda sample, limit: draft_chain(sample, limit, wrong_from=wrong_from))])
+    if corrupt is not None:
+        setup.verifier = Flawed(corrupt)
+    client = ThreadEngineClient(build(setup))
+    client.apply_plan(SpecPlan(fixed_depth=4))
+    yield client
+    await client.close()
+
+
+async def served(client: ThreadEngineClient, source: GenerateRequest) -> tuple[Recording, list[Event]]:
+    events = [event async for event in client.generate(source)]
+    assert terminals(events)[source.request_id].stats.num_drafts > 0
+    return recording(source, events), events
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("params", PARAMS)
+async def test_what_was_speculated_is_found_again(params: str, n: int) -> None:
+    async with engine() as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS[params], n=n))
+        found = await replay(client, recorded, "again")
+    assert (found.outcome, found.differences, found.first) == ("match", {}, None)
+    assert found.num_tokens == sum(map(len, recorded.tokens)) == recorded.num_tokens - 3
+
+
+@pytest.mark.parametrize("params", ["greedy", "sampled", "penalised"])
+async def test_a_draft_that_was_emitted_unverified_is_structural(params: str) -> None:
+    async with engine(unverified, wrong_from=0) as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS[params]))
+        found = await replay(client, recorded, "again")
+    assert found.outcome == "structural"
+    assert found.first is not None
+    sample, difference = found.first
+    assert (sample, difference.emitted) == (0, recorded.tokens[0][difference.position])
+    assert difference.margin is not None
+    assert difference.tolerance is not None
+    assert difference.margin > difference.tolerance
+    assert found.num_tokens == difference.position + 1, "the replay ends where nothing can be compared any more"
+
+
+@pytest.mark.parametrize("kept", [5, 39])
+async def test_tokens_that_were_lost_or_made_up_are_structural(kept: int) -> None:
+    async with engine() as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS["sampled"]))
+        [tokens] = recorded.tokens
+        short = await replay(client, replace(recorded, tokens=(tokens[:kept],)), "short")
+        long = await replay(client, replace(recorded, tokens=((*tokens, 1),)), "long")
+    assert short.differences == {0: Difference(kept, None, tokens[kept], "structural")}
+    assert long.differences == {0: Difference(len(tokens), 1, None, "structural")}
+
+
+async def test_only_the_sample_that_differs_is_named() -> None:
+    async with engine() as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS["sampled"], n=2))
+        first, second = recorded.tokens
+        wrong = (*second[:7], (second[7] + 1) % VOCAB, *second[8:])
+        found = await replay(client, replace(recorded, tokens=(first, wrong)), "again")
+    assert set(found.differences) == {1}
+    assert found.differences[1].position == 7
+
+
+async def test_a_token_that_no_vocabulary_has_is_a_difference_and_harms_nobody() -> None:
+    async with engine() as client:
+        recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS["greedy"]))
+        found = await replay(client, replace(recorded, tokens=((10**9,),)), "again")
+        assert found.differences[0].kind == "structural"
+        assert (await replay(client, recorded, "once more")).outcome == "match"
+
+
+async def test_steps_say_what_was_proposed() -> None:
+    async with engine(wrong_from=2) as client:
+        recorded, events = await served(client, request("a", [1, 2, 3], PARAMS["greedy"]))
+    emitted = 0
+    for event in events:
+        if isinstance(event, Tokens):
+            if event.proposed is not None:
+                assert (event.proposed.proposer, event.proposed.sources) == ("scripted", ())
+                assert event.proposed.parents == tuple(range(-1, len(event.proposed.tokens) - 1))
+                common = recorded.tokens[0][emitted : emitted + 2]
+                assert event.proposed.tokens[:2] == common[: len(event.proposed.tokens)]
+            emitted += len(event.token_ids)
+
+
+def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:
+    proposer = Scripted(lambda sample, limit: None)
+    running = build(room(proposers=[proposer]))
+    source = request("a", list(range(1, 11)) * 8, PARAMS["greedy"])
+    recorded = recording(source, run(running, source))
+    cached, told = running.scheduler._paging.pool.num_available, list(proposer.committed)
+    index = dict(running.scheduler._paging.pool._index)
+    events = run(running, replace(source, request_id="again", emitted=recorded.tokens, priority=LAST))
+    stats = terminals(events)["again"].stats
+    assert (stats.num_cached_tokens, stats.mode.mode, stats.mode.reason) == (0, "off", "replay")
+    assert index
+    assert running.scheduler._paging.pool._index == index
+    assert running.scheduler._paging.pool.num_available == cached
+    assert proposer.committed == told
+    assert proposer.forgotten == ["a/0"]
+
+
+def test_a_replay_gives_way() -> None:
+    running = build(room(max_samples=1))
+    source = request("a", [1, 2, 3], PARAMS["sampled"])
+    recorded = recording(source, run(running, source))
+    submit(running, replace(source, request_id="again", emitted=recorded.tokens, priority=LAST))
+    running.step()
+    running.send(ApplyPlan(SpecPlan()))
+    submit(running, request("b", [4], PARAMS["greedy"]))
+    running.step()
+    assert [sample.key for sample in running.scheduler.running] == ["b/0"]
+    ends = terminals(drain(running))
+    assert list(ends) == ["b", "again"]
+    assert ends["again"].stats.num_preemptions == 1
+
+
+def test_a_recording_of_other_samples_is_refused() -> None:
+    running = build(room())
+    with pytest.raises(InvalidParameter, match="emitted is of 1 samples; allowed: of all 2"):
+        running.validate(replace(request("a", [1], n=2), emitted=((1,),)))
