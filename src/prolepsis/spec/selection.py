@@ -9,6 +9,7 @@ from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.ledger import Ledger
@@ -68,6 +69,11 @@ class ProposerSet:
     def failures(self) -> dict[str, int]:
         """Contained faults of each proposer: calls that raised, drafts that were nonsense."""
         return {p.name: p.num_failures for p in self._proposers}
+
+    @property
+    def cost(self) -> CostCurve:
+        """What a pass takes, as far as it is known by now."""
+        return self._window.cost
 
     @property
     def seconds(self) -> dict[str, float]:
