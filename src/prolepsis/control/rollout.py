@@ -26,7 +26,7 @@ class GuardrailTerms(Part):
     name: Name
     metric: Annotated[Metric, BeforeValidator(_measured)]
     margin: Annotated[Number, Field(gt=0)] | None = None
-    """How much worse than the control it may be: absolute for rates, a share of the control's for times."""
+    """How much worse than the control it may be: absolute for rates, a share of the control's for times and costs."""
     limit: Annotated[Number, Field(gt=0)] | None = None
     """Where it has to stay, whatever the control does: above for what should be high, below for the rest."""
     dry_run: bool = False
