@@ -66,7 +66,7 @@ guardrails:
     dearer, dear = settings("{}", both).stages[0].guardrails
     assert (dearer.metric, dearer.better, dearer.measure) == ("device_ms_per_token", "lower", Ratio(margin=0.1))
     assert not dearer.measure.ready
-    assert dear.measure == Limit(limit=20.0, high=160.0, num_knots=33)
+    assert dear.measure == Limit(limit=20.0, high=80.0, num_knots=33)
 
 
 @pytest.mark.parametrize(

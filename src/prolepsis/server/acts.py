@@ -9,6 +9,7 @@ from typing import Literal
 
 from prolepsis import __version__
 from prolepsis.control.breaker.events import BreakerEvent
+from prolepsis.control.cost.prices import PriceBook
 from prolepsis.control.policy import Policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -60,6 +61,19 @@ class Acts:
             before=before.content() if before else None,
             after=after.content(),
             versions={"policy": after.full_version},
+        )
+        self._offer(act)
+
+    def prices_changed(self, what: str, file: Path, before: object, after: PriceBook) -> None:
+        """Say which prices are in effect, and which were."""
+        versions = {"prices": after.full_version}
+        act = Act(
+            actor=_ACTOR,
+            action=f"prices.{what}",
+            subject=str(file),
+            before=before,
+            after=after.content(),
+            versions=versions,
         )
         self._offer(act)
 

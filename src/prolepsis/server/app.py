@@ -12,6 +12,7 @@ from openfeature.provider import FeatureProvider
 
 from prolepsis.control.breaker.board import Breakers
 from prolepsis.control.breaker.settings import BreakerSettings
+from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
@@ -19,6 +20,8 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.server.acts import Acts
 from prolepsis.server.admin import admin_routes
 from prolepsis.server.breaker_watch import BreakerWatch
+from prolepsis.server.cost_routes import cost_routes
+from prolepsis.server.costs import Costs
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
@@ -63,14 +66,15 @@ def build(
     *,
     policies: Policies | None = None,
     flags: FeatureProvider | None = None,
+    prices: PriceFile | None = None,
     store: Store | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `store` no
-    requests are recorded, and who opened one closes it. The application's `state.gate` is what a server drains, its
-    `state.watch` what may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises
-    `ConfigError` where the address asks for keys and there are none.
+    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
+    cost is in money; without `store` no requests are recorded, and who opened one closes it. The application's
+    `state.gate` is what a server drains, its `state.watch` what may turn speculation off, in `state.door_metrics` it
+    counts the connections it refuses. Raises `ConfigError` where the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -78,11 +82,12 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
+    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
         await watch.look()
-        parts = [gate.run(), watch.run(), *([policies.rollouts.run()] if policies else [])]
+        parts = [gate.run(), watch.run(), costs.run(), *([policies.rollouts.run()] if policies else [])]
         running = [asyncio.create_task(part) for part in parts]
         yield
         for task in running:
@@ -100,7 +105,7 @@ def build(
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
-    recorder = Recorder(store, config.store_sample)
+    recorder = Recorder(store, config.store_sample, costs)
     room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts)
     for router in (
         generation_routes(room),
@@ -108,6 +113,7 @@ def build(
         status_routes(room, metrics),
         admin_routes(room),
         watch_routes(room),
+        cost_routes(costs),
         openapi_routes(),
     ):
         app.include_router(router)

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from prolepsis import __version__
 from prolepsis.server import replies
 from prolepsis.server.bodies import ChatBody, CompletionBody
+from prolepsis.server.cost_replies import CostReply
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.rollout_replies import (
@@ -87,6 +88,7 @@ _ROUTES = (
         RolloutReply,
         RolloutCommandBody,
     ),
+    _Route("get", "/admin/cost", "What requests cost, what speculation saves, and a forecast", CostReply),
     _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),

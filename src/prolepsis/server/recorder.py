@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.admitted import Admitted
+from prolepsis.server.costs import Costs, PriceInUse
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.formats import Json
@@ -16,11 +17,15 @@ from prolepsis.store.store import Store
 
 
 class Recorder:
-    """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none."""
+    """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none.
 
-    def __init__(self, store: Store | None = None, sample: float = 1.0) -> None:
+    What each of them cost is counted in `costs`.
+    """
+
+    def __init__(self, store: Store | None = None, sample: float = 1.0, costs: Costs | None = None) -> None:
         self._writer = store.writer if store else None
         self._sample = sample
+        self._costs = costs
 
     @asynccontextmanager
     async def record(self, route: str, admitted: Admitted, entry: Entry) -> AsyncIterator[None]:
@@ -42,8 +47,13 @@ class Recorder:
             end, error = "failed", type(failure).__name__
             raise
         finally:
+            heard = entry.client.ended
+            if self._costs is not None and heard is not None:
+                self._costs.observe(route, admitted, heard.stats, finished=end == "finished")
             if self._writer is not None and random.random() < self._sample:
-                self._writer.offer(request_record(_about(route, admitted, entry), end, _stats(entry), error=error))
+                price, device = self._costs.price if self._costs else None, heard.stats.device if heard else None
+                about = _about(route, admitted, entry, price)
+                self._writer.offer(request_record(about, end, _stats(entry), error=error, device=device))
 
     def readiness(self) -> Json | None:
         """Return what readiness says of the store, None without one: no reason to serve or not, and no addresses."""
@@ -58,7 +68,7 @@ class Recorder:
         }
 
 
-def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
+def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | None) -> RequestAbout:
     caller, ruling, flag = admitted.caller, admitted.speculation.ruling, admitted.speculation.flag
     return RequestAbout(
         request_id=entry.request.request_id,
@@ -74,6 +84,7 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         rollout_run=ruling.pin.rollout_run if ruling and ruling.pin else None,
         arm=ruling.pin.place if ruling and ruling.pin else None,
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason}} if flag else {},
+        prices_version=price.version if price else None,
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView, TreeProposer
+from prolepsis.spec.proposer import Proposer, SampleView, TakesMemory, TreeProposer
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +49,10 @@ class ContainedProposer:
         self._ledger = ledger or Ledger([proposer.name])
         self._failed_in_row = 0
         self._rest = 0
+
+    def memory(self) -> ProposerMemory:
+        """Return the memory it takes; 0 where it does not tell. From any thread."""
+        return self._proposer.memory() if isinstance(self._proposer, TakesMemory) else ProposerMemory(self.name)
 
     def succeed(self, other: "ContainedProposer | None") -> None:
         """Go on with the counters of the proposer in whose place this one is put."""

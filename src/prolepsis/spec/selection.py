@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.asking import Asking
@@ -79,6 +80,10 @@ class ProposerSet:
     def seconds(self) -> dict[str, float]:
         """Time spent inside each proposer."""
         return {p.name: p.seconds for p in self._proposers}
+
+    def memory(self) -> tuple[ProposerMemory, ...]:
+        """Return what each proposer takes beside the target, from any thread."""
+        return tuple(proposer.memory() for proposer in self._proposers)
 
     def exchange(self, name: str, proposer: Proposer | None) -> None:
         """Between two steps, put `proposer` in the place of the one called `name`, or take that out.

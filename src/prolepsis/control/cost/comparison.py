@@ -28,7 +28,7 @@ MOST_COMPARED = 8
 """Values of a dimension that are compared by themselves."""
 _TAIL = 0.025  # of each bound: 95 % together
 _HALVINGS = 12  # of [-1, 1]: bounds to half a thousandth
-_PREDICTED = Limit(limit=1.0, low=0.0, high=4.0, num_knots=FINE)  # measured / predicted
+_PREDICTED = Limit(limit=1.0, low=0.0, high=2.0, num_knots=FINE)  # measured / predicted
 _NO_ARM = Tally.empty(FINE)
 
 

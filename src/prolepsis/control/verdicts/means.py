@@ -15,7 +15,7 @@ from prolepsis.control.verdicts.history import History
 Better = Literal["lower", "higher"]
 FINE = 33
 """Knots for values between zero and one."""
-HEADROOM = 8.0
+HEADROOM = 4.0
 """Times a mean: where amounts are clipped, so that one request cannot decide."""
 
 

@@ -36,6 +36,7 @@ ROUTES: dict[str, Roles] = {
     "GET /admin/rollouts": _READS,
     "GET /admin/rollouts/{rollout_id}": _READS,
     "POST /admin/rollouts/{rollout_id}/{command}": _OPERATES,
+    "GET /admin/cost": _READS,
     "GET /admin/kill": _WATCHES,
     "PUT /admin/kill": _OPERATES,
     "GET /admin/breakers": _WATCHES,
