@@ -47,31 +47,29 @@ def device(row: Row) -> DeviceSeconds:
     return row.sample.request.stats.device
 
 
-def timing(**seconds: float) -> StepTiming:
-    return StepTiming(**seconds)
-
-
 def test_a_row_alone_pays_for_its_first_token_and_for_what_its_draft_added() -> None:
     row = decoding(256, nodes=3, emitted=3)
     charge(
-        [row], timing(forward=0.013, verify=0.002, propose=0.001, learn=0.0005, schedule=0.0001, commit=0.0002), CURVE
+        [row],
+        StepTiming(forward=0.013, verify=0.002, propose=0.001, learn=0.0005, schedule=0.0001, commit=0.0002),
+        CURVE,
     )
     paid = device(row)
     plain, drafts = 15.12, 3.0  # 9 + 1 + 256 / 50, and a millisecond a row
     assert paid.plain == pytest.approx(0.015 * plain / (plain + drafts))
     assert paid.verify == pytest.approx(0.015 * drafts / (plain + drafts))
-    assert (paid.propose, paid.host) == (pytest.approx(0.0015), pytest.approx(0.0003))
+    assert [paid.propose, paid.host] == pytest.approx([0.0015, 0.0003])
     assert paid.predicted_plain == pytest.approx(3 * (paid.plain + paid.host))
 
 
 def test_rows_share_the_weights_and_pay_for_their_own_context_tokens_and_drafts() -> None:
     short, long, drafts = decoding(1), decoding(510), decoding(1, nodes=4, emitted=2)
     prompt = Row(sample(9, 0), 0, 9)
-    charge([short, long, drafts, prompt], timing(forward=0.03524), CURVE)  # 9 + 4 + 12 + 512 / 50 ms: as predicted
+    charge([short, long, drafts, prompt], StepTiming(forward=0.03524), CURVE)  # 9 + 4 + 12 + 512 / 50 ms: as predicted
     first, cached = 0.013 / 4, 0.01024 / 512
     assert device(short).total == pytest.approx(first + cached)
     assert device(long).total == pytest.approx(first + 510 * cached)
-    assert (device(drafts).plain, device(drafts).verify) == (pytest.approx(first + cached), pytest.approx(0.004))
+    assert [device(drafts).plain, device(drafts).verify] == pytest.approx([first + cached, 0.004])
     assert device(prompt).by_kind() == pytest.approx(
         {"prefill": first + 0.008, "plain": 0.0, "verify": 0.0, "propose": 0.0, "host": 0.0}
     )
@@ -81,13 +79,13 @@ def test_rows_share_the_weights_and_pay_for_their_own_context_tokens_and_drafts(
 def test_a_row_that_was_not_asked_pays_for_no_drafts() -> None:
     drafts, spared, plain = decoding(1, nodes=1), decoding(1), decoding(1, enabled=False)
     spared = Row(spared.sample, 1, 1, plain="too_costly")
-    charge([drafts, spared, plain], timing(forward=0.013, propose=0.008, learn=0.004), CURVE)
+    charge([drafts, spared, plain], StepTiming(forward=0.013, propose=0.008, learn=0.004), CURVE)
     assert [device(row).propose for row in (drafts, spared, plain)] == pytest.approx([0.010, 0.002, 0.0])
 
 
 def test_plain_requests_are_predicted_to_cost_what_they_cost() -> None:
     rows = [decoding(context, enabled=False) for context in (1, 50, 400)]
-    charge(rows, timing(forward=0.02, verify=0.001, schedule=0.001), CURVE)
+    charge(rows, StepTiming(forward=0.02, verify=0.001, schedule=0.001), CURVE)
     for row in rows:
         assert device(row).predicted_plain == pytest.approx(device(row).total)
 

@@ -28,7 +28,7 @@ _NOT_ASKED: frozenset[PlainReason] = frozenset({"too_costly", "resting", "breake
 def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
     """Add each row's part of a step that was just committed to its request; the parts add up to `timing.total`.
 
-    Less than 0.01 ms for one row, about 0.03 for 32.
+    Less than 0.01 ms for one row, less than 0.04 for 32 (`benchmarks.charging_cost`).
     """
     num_samples = len(rows)
     num_context = num_tokens = 0
