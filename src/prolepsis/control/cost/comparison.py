@@ -101,7 +101,7 @@ class Comparison:
             groups.setdefault(value, _Group()).observe(cost, self._measure)
 
     def compared(self) -> Iterator[Compared]:
-        """Yield all requests, then each group; about 20 ms each, for the bounds."""
+        """Yield all requests, then each group; some milliseconds each, for the bounds."""
         yield self._compared("all", "", self._all, self._all.arms.control)
         for dimension, groups in self._by.items():
             for value, group in sorted(groups.items()):
