@@ -4,7 +4,8 @@ Usage: python -m benchmarks.predicted_cost [--tokens 64] [--stride 3] [--repeats
 
 Every prompt is asked twice in each round, plain and speculating, in random order and all through one engine, as arms of
 a rollout are: at concurrency 8 they share passes. `control` is what the plain ones cost, `predicted` what the model
-says that the speculating ones had cost plainly, `measured` what they cost.
+says that the speculating ones had cost plainly, `measured` what they cost. Requests that are not counted keep the
+engine as busy to the end.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
 
+KINDS = ("prefill", "plain", "verify", "propose", "host")
 Round = dict[str, float]
 
 
@@ -34,28 +36,24 @@ async def one_round(
 ) -> Round:
     """Return milliseconds per token by arm, and what of them was drafting and verifying."""
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
-    requests = [
-        GenerateRequest(
-            f"{concurrency}-{seed}-{number}-{on}",
-            prompt,
-            params,
-            scope=f"{concurrency} {seed} {on}",
-            speculation=SpeculationChoice(enabled=on),
-        )
-        for number, prompt in enumerate(prompts)
-        for on in (True, False)
-    ]
+
+    def request(name: str, prompt: tuple[int, ...], *, on: bool) -> GenerateRequest:
+        name, choice = f"{concurrency} {seed} {name} {on}", SpeculationChoice(enabled=on)
+        return GenerateRequest(name, prompt, params, scope=f"{concurrency} {seed} {on}", speculation=choice)
+
+    requests = [request(str(i), prompt, on=on) for i, prompt in enumerate(prompts) for on in (True, False)]
     random.Random(seed).shuffle(requests)
-    answers = await in_flight([partial(ask, client, request) for request in requests], concurrency)
+    last = [request(f"last {i}", prompts[i % len(prompts)], on=i % 2 == 0) for i in range(2 * (concurrency - 1))]
+    answers = await in_flight([partial(ask, client, one) for one in [*requests, *last]], concurrency)
     arms: dict[bool, list[RequestStats]] = {True: [], False: []}
-    for request, answer in zip(requests, answers, strict=True):
-        arms[request.speculation.enabled].append(answer.stats)
+    for one, answer in zip(requests, answers[: len(requests)], strict=True):
+        arms[one.speculation.enabled].append(answer.stats)
     return {
+        **{f"control_{kind}": _per_token(arms[False], kind) for kind in KINDS},
+        **{f"speculating_{kind}": _per_token(arms[True], kind) for kind in KINDS},
         "control": _per_token(arms[False], "total"),
         "predicted": _per_token(arms[True], "predicted_plain"),
         "measured": _per_token(arms[True], "total"),
-        "verify": _per_token(arms[True], "verify"),
-        "propose": _per_token(arms[True], "propose"),
     }
 
 
@@ -85,16 +83,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     results = asyncio.run(measure(args))
-    columns = ("control", "predicted", "measured", "verify", "propose")
+    columns = {
+        "control": "control",
+        "predicted": "predicted",
+        "measured": "measured",
+        "verify": "speculating_verify",
+        "propose": "speculating_propose",
+    }
     print(
-        f"{'at once':<8}" + "".join(f"{name:>11}" for name in columns) + f"{'pred/contr':>12}{'saved':>8}{'by pred':>9}"
+        f"{'at once':<8}" + "".join(f"{name:>11}" for name in (*columns, "pred/contr")) + f"{'saved':>8}{'by pred':>9}"
     )
     for concurrency, rounds in results.items():
-        found = {name: statistics.median(one[name] for one in rounds) for name in columns}
-        ratios = [one["predicted"] / one["control"] for one in rounds]
+        found = {name: statistics.median(one[key] for one in rounds) for name, key in columns.items()}
+        ratio = statistics.median(one["predicted"] / one["control"] for one in rounds)
         saved, predicted = 1 - found["measured"] / found["control"], 1 - found["measured"] / found["predicted"]
-        shown = "".join(f"{found[name]:>11.2f}" for name in columns)
-        print(f"{concurrency:<8}{shown}{statistics.median(ratios):>12.3f}{saved:>8.1%}{predicted:>9.1%}")
+        shown = "".join(f"{value:>11.2f}" for value in found.values())
+        print(f"{concurrency:<8}{shown}{ratio:>11.3f}{saved:>8.1%}{predicted:>9.1%}")
     if args.json:
         document = {"provenance": provenance({"first_round": 0}, {}), "ms_per_token": results}
         args.json.write_text(json.dumps(document, indent=2))

@@ -144,6 +144,16 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
     }
 
 
+async def test_prompts_that_share_a_draw_cost_and_are_not_compared(tmp_path: Path) -> None:
+    app = served(tmp_path, policy=POLICY)
+    async with client(app) as http:
+        [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
+        await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
+        assert (await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})).status_code == 200
+        found = CostReply.model_validate((await http.get("/admin/cost")).json())
+    assert (found.total.num_requests, found.rollouts) == (2, [])
+
+
 async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -> None:
     metrics = Metrics()
     path = tmp_path / "prices.yaml"
@@ -184,7 +194,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
         [record] = records.latest(connection, 10)
         actions = [entry.action for entry in chain.entries(connection)]
     assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
-    assert record.prices_version == books[0].version
+    assert record.prices_version == f"{books[0].version}/a"
     assert "prices.loaded" in actions
 
 

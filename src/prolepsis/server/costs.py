@@ -39,6 +39,12 @@ class PriceInUse:
     price: Price
     currency: str
     version: str
+    """Of the book."""
+
+    @property
+    def label(self) -> str:
+        """Name it as request records do."""
+        return f"{self.version}/{self.price.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,10 @@ class Costs:
         return self._memory()
 
     def observe(self, route: str, admitted: Admitted, stats: RequestStats, *, finished: bool) -> None:
-        """Count a request that ended; one that did not finish cost what it cost, and is compared with nothing."""
+        """Count a request that ended.
+
+        One that did not finish cost what it cost, and is compared with nothing; so are prompts that share one draw.
+        """
         if stats.mode.reason == "response_cache" or not stats.device.total:
             return
         pin = admitted.speculation.observed
@@ -101,7 +110,7 @@ class Costs:
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
-            contest=_contest(pin) if finished else None,
+            contest=_contest(pin) if finished and len(admitted.requests) == 1 else None,
             arm="canary" if pin and pin.place == "canary" else "control",
         )
         self.spending.observe(cost)

@@ -84,7 +84,7 @@ def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | Non
         rollout_run=ruling.pin.rollout_run if ruling and ruling.pin else None,
         arm=ruling.pin.place if ruling and ruling.pin else None,
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason}} if flag else {},
-        prices_version=price.version if price else None,
+        prices_version=price.label if price else None,
     )
 
 

@@ -40,7 +40,7 @@ class RequestAbout:
     flags: Mapping[str, object] = field(default_factory=dict)
     """By flag: variant and reason, plain JSON values."""
     prices_version: str | None = None
-    """Of the price book in use; None: none is."""
+    """VERSION/NAME of the price in use; None: there are no prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,17 @@ def test_bounds_cover_the_truth_however_often_they_are_looked_at() -> None:
     assert missed <= 2
 
 
+def test_what_proposers_learnt_from_the_control_is_not_its_cost() -> None:
+    draw, comparison = random.Random(0), Comparison(CONTEST)
+    for _ in range(200):
+        one = cost(draw, 1.0)
+        one.device.propose = one.device.plain if one.arm == "control" else 0.0
+        comparison.observe(one)
+    every = next(comparison.compared())
+    assert every.saved.estimate == pytest.approx(0.0, abs=0.15)
+    assert every.control_seconds_per_token == pytest.approx(0.01, rel=0.3)
+
+
 def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
     [every] = shown(0.5, 0)
     assert (every.num_speculating, every.saved.estimate, every.saved_by_prediction.estimate) == (0, None, None)

@@ -2,6 +2,9 @@
 
 The unit is the request: each finished one gives its device seconds per output token, whatever its length.
 
+What speculation cost a request of the control (proposers learn from it where nobody else pays) is left out: it is what
+it had cost without.
+
 - Against the control: the ratio of means, canary over control, with bounds that hold at all times at once
   (`verdicts.guardrail.bounds` on a `Ratio`). Costs are clipped at `HEADROOM` times the mean of the first `CALIBRATION`
   control requests, which themselves are not counted. Routes and tenants are known before the arm is drawn, so these are
@@ -66,15 +69,21 @@ class _Group:
 
     def __init__(self) -> None:
         self.spent: dict[Arm, Spent] = {"canary": Spent(), "control": Spent()}
+        self.seconds: dict[Arm, float] = {"canary": 0.0, "control": 0.0}
         self.arms = Arms(_NO_ARM, _NO_ARM)
         self.against_prediction = Arms(_NO_ARM, _NO_ARM)
 
     def observe(self, cost: RequestCost, measure: Ratio) -> None:
         self.spent[cost.arm].add(cost)
+        self.seconds[cost.arm] += _seconds_per_token(cost) * cost.num_output_tokens
         self.arms = self.arms.observe(cost.arm, measure.score(cost.arm, _seconds_per_token(cost)))
         if cost.arm == "canary" and cost.device.predicted_plain > 0.0:
             score = _PREDICTED.score("canary", cost.device.total / cost.device.predicted_plain)
             self.against_prediction = self.against_prediction.observe("canary", score)
+
+    def per_token(self, arm: Arm) -> float | None:
+        tokens = self.spent[arm].num_output_tokens
+        return self.seconds[arm] / tokens if tokens else None
 
 
 class Comparison:
@@ -120,15 +129,15 @@ class Comparison:
 
     def _compared(self, by: Dimension | Literal["all"], value: str, group: _Group, control: Tally) -> Compared:
         canary = group.spent["canary"]
-        plain = self._all.spent["control"] if by == "proposer" else group.spent["control"]
+        plain = self._all if by == "proposer" else group
         tokens = canary.num_output_tokens
         return Compared(
             by=by,
             value=value,
             num_speculating=canary.num_requests,
             num_control=control.count,
-            seconds_per_token=canary.seconds_per_token,
-            control_seconds_per_token=plain.seconds_per_token,
+            seconds_per_token=group.per_token("canary"),
+            control_seconds_per_token=plain.per_token("control"),
             predicted_seconds_per_token=canary.device.predicted_plain / tokens if tokens else None,
             saved=self._saved(Arms(group.arms.canary, control), randomised=by != "proposer"),
             randomised=by != "proposer",
@@ -160,7 +169,8 @@ def _saved_by_prediction(arms: Arms) -> Saving:
 
 
 def _seconds_per_token(cost: RequestCost) -> float:
-    return cost.device.total / cost.num_output_tokens
+    device = cost.device
+    return (device.total - (device.speculation if cost.arm == "control" else 0.0)) / cost.num_output_tokens
 
 
 class Comparisons:
