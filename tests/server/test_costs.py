@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -13,6 +13,7 @@ from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.device_seconds import DeviceSeconds
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
@@ -198,12 +199,18 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     assert "prices.loaded" in actions
 
 
-async def test_a_database_that_is_gone_costs_nothing(tmp_path: Path, store: Store) -> None:
-    path = tmp_path / "prices.yaml"
+async def test_a_database_that_is_gone_is_asked_again_and_keeps_nobody_waiting(tmp_path: Path, store: Store) -> None:
+    class Gone:
+        asked = 0
+
+        def write(self) -> None:
+            self.asked += 1
+            raise StoreUnavailable("gone")
+
+    path, gone = tmp_path / "prices.yaml", Gone()
     path.write_text(BOOK)
-    costs = Costs(Metrics().cost, prices=PriceFile(path), store=store)
-    (tmp_path / "store.sqlite").unlink()
-    (tmp_path / "store.sqlite").mkdir()
+    costs = Costs(Metrics().cost, prices=PriceFile(path), store=Store(cast(Any, gone), store.writer))
     await costs.look()
-    (tmp_path / "store.sqlite").rmdir()
+    await costs.look()
+    assert gone.asked == 2
     assert costs.price is not None
