@@ -58,7 +58,7 @@ async def one_round(
 
 
 def _per_token(stats: Sequence[RequestStats], what: str) -> float:
-    return 1000.0 * sum(getattr(one.device, what) for one in stats) / sum(one.num_output_tokens for one in stats)
+    return 1000.0 * sum(float(getattr(one.device, what)) for one in stats) / sum(one.num_output_tokens for one in stats)
 
 
 async def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
