@@ -9,7 +9,8 @@ import structlog
 from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView, TakesMemory, TreeProposer
+from prolepsis.spec.proposer import Proposer, SampleView, TreeProposer
+from prolepsis.spec.taking_memory import TakesMemory
 
 log = structlog.get_logger(__name__)
 
@@ -50,10 +51,6 @@ class ContainedProposer:
         self._failed_in_row = 0
         self._rest = 0
 
-    def memory(self) -> ProposerMemory:
-        """Return the memory it takes; 0 where it does not tell. From any thread."""
-        return self._proposer.memory() if isinstance(self._proposer, TakesMemory) else ProposerMemory(self.name)
-
     def succeed(self, other: "ContainedProposer | None") -> None:
         """Go on with the counters of the proposer in whose place this one is put."""
         if other is not None:
@@ -88,6 +85,10 @@ class ContainedProposer:
 
     def forget(self, sample: SampleView) -> None:
         self._guard(sample, lambda: self._proposer.forget(sample))
+
+    def memory(self) -> ProposerMemory:
+        """Return the memory it takes; 0 where it does not tell. From any thread."""
+        return self._proposer.memory() if isinstance(self._proposer, TakesMemory) else ProposerMemory(self.name)
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:

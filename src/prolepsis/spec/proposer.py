@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
@@ -71,14 +70,6 @@ class Proposer(Protocol):
 
     def forget(self, sample: SampleView) -> None:
         """The sample ended (its tokens may be kept for others of its scope); free what only it needed."""
-
-
-@runtime_checkable
-class TakesMemory(Protocol):
-    """A proposer that takes memory worth telling of beside the target's."""
-
-    def memory(self) -> ProposerMemory:
-        """Return it as it is now; called from any thread."""
 
 
 @runtime_checkable
