@@ -263,6 +263,7 @@ class Stream:
             above = measure.reference * np.where(canary, 1.0 + measure.margin, 1.0)
             return (values > above).astype(np.float64)
         high = measure.high if isinstance(measure, Ratio | Difference) else 1.0
+        assert high is not None, "calibrated"
         return np.clip(np.nan_to_num(values) / high, 0.0, 1.0)
 
     def _log_factors(self, stakes: Sequence[float]) -> Values:

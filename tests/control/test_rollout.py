@@ -7,7 +7,7 @@ import pytest
 from prolepsis.control.reading import InvalidPolicy
 from prolepsis.control.rollouts.settings import RolloutSettings
 from prolepsis.control.verdicts.guardrail import Guardrail
-from prolepsis.control.verdicts.means import Difference, Limit
+from prolepsis.control.verdicts.means import Difference, Limit, Ratio
 from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 from tests.control.policies import policy
 
@@ -59,10 +59,21 @@ def test_each_metric_has_its_test() -> None:
     )
 
 
+def test_costs_are_compared_as_means_of_amounts() -> None:
+    both = """
+guardrails:
+  - {name: dearer, metric: cost_per_token, margin: 0.1}
+  - {name: dear, metric: cost_per_token, limit: 20}
+"""
+    dearer, dear = settings("{}", both).stages[0].guardrails
+    assert (dearer.metric, dearer.better, dearer.measure) == ("device_ms_per_token", "lower", Ratio(margin=0.1))
+    assert not dearer.measure.ready
+    assert dear.measure == Limit(limit=20.0, high=80.0, num_knots=33)
+
+
 @pytest.mark.parametrize(
     ("guardrail", "said"),
     [
-        ("metric: cost_per_token, margin: 0.1", "cost_per_token is not measured: no prices are kept yet; allowed: acc"),
         ("metric: error_rate", "exactly one of margin, limit"),
         ("metric: error_rate, margin: 0.1, limit: 0.1", "exactly one of margin, limit"),
         ("metric: speedup, margin: 0.1", "speedup"),

@@ -402,7 +402,7 @@ class Recorder:
         self.load = (-1, -1, -1.0)
 
     def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
-        assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit"}
+        assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
         self.steps.append(num_rows)
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:

@@ -12,6 +12,7 @@ import pytest
 import structlog
 import uvicorn
 
+from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
 from prolepsis.server.door.connections import door_protocol
@@ -45,10 +46,12 @@ def served(
     config: ServerConfig | None = None,
     tokenizer: ByteTokenizer | None = None,
     policies: Policies | None = None,
+    *,
     store: Store | None = None,
+    prices: PriceFile | None = None,
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
-    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies, store=store)
+    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies, store=store, prices=prices)
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from prolepsis.core.errors import InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Finished, TokenLogprobs, Tokens
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
@@ -76,6 +77,7 @@ class FakeEngine:
     plans: list[SpecPlan] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
     counts: tuple[SliceCounts, ...] = ()
+    memory: tuple[ProposerMemory, ...] = ()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request; for tests that share the engine's event loop."""
     closed: int = 0
@@ -128,6 +130,9 @@ class FakeEngine:
     def health(self) -> EngineHealth:
         detail = "serving" if self.ready else "preparing the forward for 8 rows"
         return EngineHealth(self.alive, self.ready, detail, num_running=1, num_waiting=2, kv_usage=0.25)
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return self.memory
 
     def proposer_counts(self) -> Sequence[SliceCounts]:
         return self.counts

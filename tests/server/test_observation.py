@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.device_seconds import DeviceSeconds
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.server.app import build
@@ -36,6 +37,14 @@ def test_values_of_one_request_with_two_prompts() -> None:
     )
     assert values_of([RequestStats(total_s=1.0, shadow={"suffix": ProposerCounts(1, 4, 1)})])["acceptance"] == 0.25
     assert set(values_of([RequestStats()])) == {"error", "latency_ms"}
+
+
+def test_a_token_costs_all_that_its_request_took_of_the_device() -> None:
+    parts = [
+        RequestStats(num_output_tokens=3, device=DeviceSeconds(prefill=0.02, plain=0.05, predicted_plain=9.0)),
+        RequestStats(num_output_tokens=2, device=DeviceSeconds(verify=0.01, propose=0.015, host=0.005)),
+    ]
+    assert values_of(parts)["device_ms_per_token"] == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0)])

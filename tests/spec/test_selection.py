@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
@@ -149,6 +150,13 @@ def test_counts_follow_verification() -> None:
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted) == (1, 3, 2)
     assert counts.per_position == [[1, 1], [1, 1], [1, 0]]
     assert proposers.seconds["p"] > 0.0
+
+
+def test_memory_is_told_of_those_that_take_some() -> None:
+    suffix = Suffix(1 << 16)
+    found = _set(suffix, PromptLookup()).memory()
+    assert found == (ProposerMemory("suffix", index=suffix.shared.num_bytes), ProposerMemory("prompt_lookup"))
+    assert 0 < found[0].total <= 1 << 16
 
 
 def test_every_verb_reaches_the_proposers() -> None:

@@ -1,5 +1,6 @@
 """Records to write."""
 
+from prolepsis.core.device_seconds import DeviceSeconds
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.store.request_record import RequestAbout, RequestRecord, request_record
 
@@ -29,6 +30,7 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
         model=model,
         policy_rule="code",
         policy_version="1@abc",
+        prices_version="2026@abc",
         flags={"speculation": {"variant": "on", "reason": "SPLIT"}},
     )
-    return request_record(about, "finished", STATS)
+    return request_record(about, "finished", STATS, device=DeviceSeconds(0.1, 0.2, 0.05, 0.02, 0.01, 0.4))

@@ -15,6 +15,7 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
         [back] = records.latest(connection, 10, tenant="acme")
     assert back == one
     assert (back.num_draft_tokens, back.num_accepted, back.mode) == (6, 5, "on")
+    assert (back.device_prefill_s, back.device_host_s, back.predicted_plain_s) == (0.1, 0.01, 0.4)
     assert back.proposers == {
         "suffix": {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted": 5, "per_position": [[3, 3], [3, 2]]}
     }

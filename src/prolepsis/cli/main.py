@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("prolepsis.cli.plan:app", "Check, compare, explain, apply and take back policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "correctness": ("prolepsis.cli.correctness:correctness", "Show what a server found decoding requests again."),
+    "cost": ("prolepsis.cli.cost:app", "See what requests cost and what speculation saves."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
     "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models from the target's own text."),

@@ -17,6 +17,7 @@ def figures(stats: RequestStats) -> dict[str, object]:
         "queue_ms": round(1e3 * stats.queue_s, 1),
         "compute_ms": round(1e3 * stats.compute_s, 1),
         "total_ms": round(1e3 * stats.total_s, 1),
+        "device_ms": {kind: round(1e3 * seconds, 1) for kind, seconds in stats.device.by_kind().items()},
         "mode": stats.mode.mode,
         "reason": stats.mode.reason,
         "plain_steps": dict(stats.plain_steps),
@@ -33,6 +34,7 @@ def print_stats(stats: RequestStats) -> None:
     """Print the figures on standard error: the request's line by line, a table of its proposers where any drafted."""
     values = figures(stats)
     values.pop("proposers")
+    values["device_ms"] = ", ".join(f"{1e3 * spent:.1f} {kind}" for kind, spent in stats.device.by_kind().items())
     values["plain_steps"] = ", ".join(f"{count} {reason}" for reason, count in stats.plain_steps.items()) or None
     print_facts(list(values.items()), stderr())
     if stats.proposers:

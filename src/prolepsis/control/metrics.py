@@ -3,11 +3,18 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from prolepsis.control.verdicts.means import FINE, Better, Difference, Limit
+from prolepsis.control.verdicts.means import FINE, HEADROOM, Better, Difference, Limit, Ratio
 from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 
 Value = Literal[
-    "acceptance", "error", "validity", "first_token_ms", "latency_per_token_ms", "latency_ms", "correctness"
+    "acceptance",
+    "error",
+    "validity",
+    "first_token_ms",
+    "latency_per_token_ms",
+    "latency_ms",
+    "correctness",
+    "device_ms_per_token",
 ]
 """What one finished request shows; one that does not apply to a request is left out."""
 
@@ -20,12 +27,8 @@ Metric = Literal[
     "latency_per_token_p95_ms",
     "latency_p95_ms",
     "correctness",
+    "cost_per_token",
 ]
-
-UNMEASURED = {
-    "cost_per_token": "no prices are kept yet",
-}
-"""Metrics that people will look for and no server measures, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +39,38 @@ class Meaning:
     value: Value
     better: Better = "lower"
     level: float | None = None
-    """The quantile that it is; None: a mean of values in [0, 1]."""
+    """The quantile that it is; None: a mean."""
+    is_rate: bool = False
+    """It is a mean of values in [0, 1]; else values may be of any size."""
     has_control: bool = True
     """Requests that are decoded plainly have it too, so it can be compared."""
 
     @property
     def highest(self) -> float:
-        return 1.0 if self.level is None else float("inf")
+        return 1.0 if self.is_rate else float("inf")
 
-    def compared(self, margin: float) -> Difference | QuantileRatio:
+    def compared(self, margin: float) -> Difference | Ratio | QuantileRatio:
         """Return the test against the control."""
         assert self.has_control, "plain requests have the metric"
-        return Difference(margin=margin) if self.level is None else QuantileRatio(level=self.level, margin=margin)
+        if self.level is not None:
+            return QuantileRatio(level=self.level, margin=margin)
+        return Difference(margin=margin) if self.is_rate else Ratio(margin=margin)
 
     def limited(self, limit: float) -> Limit | QuantileLimit:
         """Return the test of the canary alone."""
         if self.level is not None:
             return QuantileLimit(level=self.level, limit=limit)
+        if not self.is_rate:
+            return Limit(limit=limit, high=HEADROOM * limit, num_knots=FINE)
         return Limit(limit=limit, num_knots=FINE if self.value == "acceptance" else 2)
 
 
 METRICS: dict[Metric, Meaning] = {
-    "acceptance_rate": Meaning("accepted / drafted tokens", "acceptance", "higher", has_control=False),
-    "error_rate": Meaning("requests that failed / requests", "error"),
-    "structured_validity": Meaning("answers of the form asked for / answers with a form", "validity", "higher"),
+    "acceptance_rate": Meaning("accepted / drafted tokens", "acceptance", "higher", is_rate=True, has_control=False),
+    "error_rate": Meaning("requests that failed / requests", "error", is_rate=True),
+    "structured_validity": Meaning(
+        "answers of the form asked for / answers with a form", "validity", "higher", is_rate=True
+    ),
     "time_to_first_token_p95_ms": Meaning(
         "95th percentile of the time to the first token", "first_token_ms", level=0.95
     ),
@@ -69,4 +80,5 @@ METRICS: dict[Metric, Meaning] = {
     ),
     "latency_p95_ms": Meaning("95th percentile of the time of a request", "latency_ms", level=0.95),
     "correctness": Meaning("requests with the tokens of plain decoding / requests replayed", "correctness", "higher"),
+    "cost_per_token": Meaning("mean of a request's device milliseconds / output tokens", "device_ms_per_token"),
 }

@@ -36,7 +36,7 @@ Label = Annotated[
 ]
 
 
-def _label(value: object) -> object:
+def label_text(value: object) -> object:
     """Read a whole number as the text it is; 1.10 would become 1.1, so such versions need quotes."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
@@ -44,7 +44,7 @@ def _label(value: object) -> object:
 class Policy(Part):
     """What one file says."""
 
-    version: Annotated[Label, BeforeValidator(_label)] = ""
+    version: Annotated[Label, BeforeValidator(label_text)] = ""
     """What people call this state of the file; nothing depends on it."""
     description: str = ""
     default: GivenTerms = GivenTerms()

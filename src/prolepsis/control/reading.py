@@ -1,10 +1,10 @@
-"""From a file to a policy: every problem at once, each with file, line, path, what was given and what is allowed."""
+"""From a file to a policy, or another shape: every problem at once, each with line, what was given and is allowed."""
 
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,6 +15,7 @@ from prolepsis.control.yaml_text import Document, read_yaml
 from prolepsis.core.errors import ConfigError
 
 Keys = tuple[int | str, ...]
+Shape = TypeVar("Shape", bound=BaseModel)
 _TYPES = {
     "tuple_type": "a list",
     "model_type": "a mapping",
@@ -26,6 +27,14 @@ _TYPES = {
     "too_short": "one or more",
     "invalid_key": "keys that are texts",
 }
+
+
+class Malformed(ValueError):
+    """A text that does not have the shape that was asked for."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("; ".join(one.message for one in findings))
+        self.findings = tuple(findings)
 
 
 class InvalidPolicy(ConfigError):
@@ -47,28 +56,36 @@ def read_policy(file: Path) -> tuple[Policy, Document]:
     return parse_policy(read_text(file), str(file))
 
 
-def read_text(file: Path) -> str:
-    """Return what the file holds; raises `ConfigError`."""
+def read_text(file: Path, what: str = "policy") -> str:
+    """Return what the file holds; raises `ConfigError`, which calls it `what`."""
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"policy {file} cannot be read: {error.strerror}", param="policy") from None
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"policy {file} is not UTF-8: {error.reason}", param="policy") from None
+        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
 
 
 def parse_policy(text: str, name: str) -> tuple[Policy, Document]:
     """Return the policy that `text` holds; `name` is what errors call it. Raises `InvalidPolicy`."""
     try:
+        return read_shape(text, Policy)
+    except Malformed as error:
+        raise InvalidPolicy(name, error.findings) from None
+
+
+def read_shape(text: str, shape: type[Shape]) -> tuple[Shape, Document]:
+    """Return what the YAML in `text` holds, and where its parts stand; raises `Malformed`."""
+    try:
         document = read_yaml(text)
     except ValueError as error:
-        raise InvalidPolicy(name, [Finding("error", (), f"is not YAML: {error}")]) from None
+        raise Malformed([Finding("error", (), f"is not YAML: {error}")]) from None
     try:
         if document.value is None:
-            raise InvalidPolicy(name, [Finding("error", (), f"is empty; allowed: {', '.join(Policy.model_fields)}")])
-        return Policy.model_validate(document.value), document
+            raise Malformed([Finding("error", (), f"is empty; allowed: {', '.join(shape.model_fields)}")])
+        return shape.model_validate(document.value), document
     except ValidationError as error:
-        raise InvalidPolicy(name, _findings(error.errors(), document)) from None
+        raise Malformed(_findings(error.errors(), document, shape)) from None
 
 
 def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
@@ -76,13 +93,13 @@ def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
     return [Finding(one.severity, one.path, one.message, document.line(one.path)) for one in findings]
 
 
-def _findings(errors: Sequence[ErrorDetails], document: Document) -> list[Finding]:
+def _findings(errors: Sequence[ErrorDetails], document: Document, shape: type[BaseModel]) -> list[Finding]:
     """Leave out what only follows from an error further inside."""
     inner = [error for error in errors if not _follows(error, errors)]
     findings = []
     for error in inner:
         path = _as_written(error["loc"], document.value)
-        findings.append(Finding("error", path, _message(error), document.line(path)))
+        findings.append(Finding("error", path, _message(error, shape), document.line(path)))
     return sorted(findings, key=lambda one: one.line or 0)
 
 
@@ -111,10 +128,10 @@ def _as_written(loc: Keys, value: object) -> Keys:
     return tuple(path)
 
 
-def _message(error: ErrorDetails) -> str:
+def _message(error: ErrorDetails, shape: type[BaseModel]) -> str:
     kind, loc = error["type"], error["loc"]
     if kind == "extra_forbidden":
-        names = _names_at(loc[:-1])
+        names = _names_at(loc[:-1], shape)
         near = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.0)[0]
         return f"is unknown; did you mean {near!r}?"
     if kind == "missing":
@@ -130,9 +147,9 @@ def _allowed(error: ErrorDetails) -> str:
     return f"allowed: {_TYPES.get(error['type']) or error['msg'].removeprefix('Input should be ')}"
 
 
-def _names_at(loc: Keys) -> list[str]:
+def _names_at(loc: Keys, shape: type[BaseModel]) -> list[str]:
     """Return the keys that the mapping at `loc` may have."""
-    kind: Any = Policy
+    kind: Any = shape
     for part in loc:
         kind = _bare(kind)
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from prolepsis.control.metrics import METRICS, UNMEASURED, Metric
+from prolepsis.control.metrics import METRICS, Metric
 from prolepsis.control.rollouts.settings import RolloutSettings, ladder
 from prolepsis.control.shape import Name, Number, Part, one_or_more
 from prolepsis.control.verdicts.guardrail import Guardrail
@@ -14,19 +14,13 @@ Percent = Annotated[Number, Field(ge=0, le=100)]
 Gate = Literal["manual", "automatic"]
 
 
-def _measured(name: object) -> object:
-    if isinstance(name, str) and name in UNMEASURED:
-        raise ValueError(f"{name} is not measured: {UNMEASURED[name]}; allowed: {', '.join(METRICS)}")
-    return name
-
-
 class GuardrailTerms(Part):
     """A bound on a metric of the requests that a rollout gives the rule's mode: by a margin, or by a limit."""
 
     name: Name
-    metric: Annotated[Metric, BeforeValidator(_measured)]
+    metric: Metric
     margin: Annotated[Number, Field(gt=0)] | None = None
-    """How much worse than the control it may be: absolute for rates, a share of the control's for times."""
+    """How much worse than the control it may be: absolute for rates, a share of the control's for times and costs."""
     limit: Annotated[Number, Field(gt=0)] | None = None
     """Where it has to stay, whatever the control does: above for what should be high, below for the rest."""
     dry_run: bool = False

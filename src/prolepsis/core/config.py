@@ -144,6 +144,12 @@ class ServerConfig(BaseModel):
         le=0.6,
         description="least share of first drafted tokens that are right; surely below, its breaker opens",
     )
+    prices: Path | None = Field(
+        default=None, description="price book: what an hour of the device costs; taken anew when the file changes"
+    )
+    price: str | None = Field(
+        default=None, description="name of the price that counts here; default: the book has only one"
+    )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
 
+from prolepsis.core.device_seconds import DeviceSeconds
+
 Mode = Literal["on", "off", "shadow"]
 PlainReason = Literal[
     "no_draft",  # proposers were asked, none had a draft
@@ -109,6 +111,7 @@ class RequestStats:
     first_token_s: float | None = None
     """From arrival to the first token."""
     total_s: float = 0.0
+    device: DeviceSeconds = field(default_factory=DeviceSeconds)
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
 
     @property

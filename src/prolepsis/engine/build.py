@@ -127,7 +127,8 @@ def assemble(
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
     scheduler = Scheduler(limits, Paging(pool, _copier(cache, bay)), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
-    exits = [EarlyExitProposer(early, cache, first_page=num_pages, max_samples=exit_samples)] if early else []
+    exit_pages = partial(EarlyExitProposer, cache=cache, first_page=num_pages, page_bytes=info.page_bytes)
+    exits = [exit_pages(early, max_samples=exit_samples)] if early else []
     proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *exits, *heads]
     window = Window(_cost(config, target, speculates=bool(proposers)))
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.slice_counts import SliceCounts
 
@@ -83,6 +84,9 @@ class EngineClient(Protocol):
 
     def proposer_counts(self) -> Sequence[SliceCounts]:
         """Return how each proposer has fared with each slice since the engine started, or since it was put in."""
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        """Return what each proposer takes beside the target's weights and K/V."""
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
@@ -38,6 +39,7 @@ class FakeEngineClient:
         self.swaps: list[str] = []
         self.closed = False
         self.counts: Sequence[SliceCounts] = ()
+        self.memory: Sequence[ProposerMemory] = ()
         self.reported = EngineHealth(alive=True, ready=True, detail="")
         self._script = script
         self._aborts: dict[str, asyncio.Event] = {}
@@ -85,6 +87,9 @@ class FakeEngineClient:
 
     def proposer_counts(self) -> Sequence[SliceCounts]:
         return self.counts
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return self.memory
 
     async def close(self) -> None:
         self.closed = True

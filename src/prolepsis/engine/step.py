@@ -15,6 +15,7 @@ from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.charging import charge
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.head_bay import HeadBay
 from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
@@ -96,8 +97,11 @@ class Engine:
             verdicts = self._verify(rows, computed)
             lap("verify")
             self.showing.show(rows, verdicts, computed.features)
-            self._commit(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
+            lap("learn")
+            self.scheduler.commit(rows, verdicts, self.clock())
             lap("commit")
+            self.speculation.learn(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
+            lap("learn")
             self._observe(rows, lap)
         return self._take_events()
 
@@ -219,13 +223,10 @@ class Engine:
         self.runner.compact(rows, verdicts)
         return verdicts
 
-    def _commit(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], pass_s: float) -> None:
-        self.scheduler.commit(rows, verdicts, self.clock())
-        self.speculation.learn(rows, verdicts, pass_s)
-
     def _observe(self, rows: Sequence[Row], lap: StepClock) -> None:
         self._num_failed_steps = 0
         timing = lap.done(sum(row.num_rows for row in rows), len(rows))
+        charge(rows, timing, self.speculation.proposers.cost)
         scheduler = self.scheduler
         self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))
 

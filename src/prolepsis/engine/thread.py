@@ -9,6 +9,7 @@ from prolepsis.core.errors import EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.core.stats import RequestStats
@@ -100,6 +101,10 @@ class ThreadEngineClient:
     def proposer_counts(self) -> Sequence[SliceCounts]:
         """Return how each proposer has fared with each slice."""
         return self.engine.speculation.proposers.ledger.counts()
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        """Return what each proposer takes beside the target."""
+        return self.engine.speculation.proposers.memory()
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -5,12 +5,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
-Phase = Literal["schedule", "propose", "forward", "verify", "commit"]
+Phase = Literal["schedule", "propose", "forward", "verify", "commit", "learn"]
 
 
 @dataclass(slots=True)
 class StepTiming:
-    """Seconds of one step by phase; `schedule` takes in draining the inbox, `commit` the learning of proposers."""
+    """Seconds of one step by phase; `schedule` takes in draining the inbox, `learn` is what proposers learn."""
 
     num_rows: int = 0
     """Tokens of the pass."""
@@ -20,6 +20,7 @@ class StepTiming:
     forward: float = 0.0
     verify: float = 0.0
     commit: float = 0.0
+    learn: float = 0.0
 
     def phases(self) -> dict[str, float]:
         """Return seconds by phase."""
@@ -29,11 +30,12 @@ class StepTiming:
             "forward": self.forward,
             "verify": self.verify,
             "commit": self.commit,
+            "learn": self.learn,
         }
 
     @property
     def total(self) -> float:
-        return self.schedule + self.propose + self.forward + self.verify + self.commit
+        return self.schedule + self.propose + self.forward + self.verify + self.commit + self.learn
 
     @property
     def outside_forward(self) -> float:
@@ -60,6 +62,7 @@ class Timings:
         totals.forward += step.forward
         totals.verify += step.verify
         totals.commit += step.commit
+        totals.learn += step.learn
 
     def start(self) -> "StepClock":
         """Return the clock of a step that begins now."""
@@ -71,7 +74,7 @@ class Timings:
 
 
 class StepClock:
-    """Times one step: each call closes the phase of that name, `done` keeps the step."""
+    """Times one step: each call adds the time since the last to the phase of that name, `done` keeps the step."""
 
     def __init__(self, timings: Timings) -> None:
         self.timing = StepTiming()
@@ -80,7 +83,7 @@ class StepClock:
 
     def __call__(self, phase: Phase) -> None:
         now = time.perf_counter()
-        setattr(self.timing, phase, now - self._last)
+        setattr(self.timing, phase, getattr(self.timing, phase) + now - self._last)
         self._last = now
 
     def done(self, num_rows: int, num_samples: int) -> StepTiming:

@@ -53,6 +53,7 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         total.num_cached_tokens += stats.num_cached_tokens
         total.num_output_tokens += stats.num_output_tokens
         total.num_steps += stats.num_steps
+        total.device.add(stats.device)
     return total
 
 

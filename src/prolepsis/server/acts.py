@@ -4,10 +4,12 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Literal
 
 from prolepsis import __version__
 from prolepsis.control.breaker.events import BreakerEvent
+from prolepsis.control.cost.prices import PriceBook
 from prolepsis.control.policy import Policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -60,6 +62,19 @@ class Acts:
             before=before.content() if before else None,
             after=after.content() if after else None,
             versions={"policy": after.full_version if after else ""},
+        )
+        self._offer(act)
+
+    def prices_changed(self, what: str, file: Path, before: object, after: PriceBook) -> None:
+        """Say which prices are in effect, and which were."""
+        versions = {"prices": after.full_version}
+        act = Act(
+            actor=_ACTOR,
+            action=f"prices.{what}",
+            subject=str(file),
+            before=before,
+            after=after.content(),
+            versions=versions,
         )
         self._offer(act)
 

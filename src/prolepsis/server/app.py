@@ -13,6 +13,7 @@ from openfeature.provider import FeatureProvider
 from prolepsis.control.breaker.board import Breakers
 from prolepsis.control.breaker.by_hand_file import ByHandFile, default_breaker_file
 from prolepsis.control.breaker.settings import BreakerSettings
+from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.control.rollouts.live import Pin
 from prolepsis.core.config import ServerConfig
@@ -23,6 +24,8 @@ from prolepsis.server.admin import admin_routes
 from prolepsis.server.audit_routes import audit_routes
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.correctness_routes import correctness_routes
+from prolepsis.server.cost_routes import cost_routes
+from prolepsis.server.costs import Costs
 from prolepsis.server.door.exposure import check_exposure
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
@@ -74,14 +77,15 @@ def build(
     *,
     policies: Policies | None = None,
     flags: FeatureProvider | None = None,
+    prices: PriceFile | None = None,
     store: Store | None = None,
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `store` no
-    requests are recorded, and who opened one closes it. The application's `state.gate` is what a server drains, its
-    `state.watch` what may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises
-    `ConfigError` where the address asks for keys and there are none.
+    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
+    cost is in money; without `store` no requests are recorded, and who opened one closes it. The application's
+    `state.gate` is what a server drains, its `state.watch` what may turn speculation off, in `state.door_metrics` it
+    counts the connections it refuses. Raises `ConfigError` where the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -89,13 +93,15 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
+    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
 
     replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
         await watch.look()
-        parts = [gate.run(), watch.run(), *([policies.run(), policies.rollouts.run()] if policies else [])]
+        parts = [gate.run(), watch.run(), costs.run()]
+        parts += [policies.run(), policies.rollouts.run()] if policies else []
         parts += [replays.run()] if replays.enabled else []
         running = [asyncio.create_task(part) for part in parts]
         yield
@@ -119,7 +125,7 @@ def build(
         audit = RequestAudit(
             store.writer, tokenizer, lambda: client.info, sample=config.audit_sample, content=config.audit_content
         )
-    recorder = Recorder(store, config.store_sample, audit=audit)
+    recorder = Recorder(store, config.store_sample, costs=costs, audit=audit)
     room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, replays=replays)
     for router in (
         generation_routes(room),
@@ -130,6 +136,7 @@ def build(
         watch_routes(room),
         correctness_routes(room),
         audit_routes(room, store),
+        cost_routes(costs),
         openapi_routes(),
     ):
         app.include_router(router)

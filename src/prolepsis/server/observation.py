@@ -55,6 +55,9 @@ def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
     ]
     if between:
         values["latency_per_token_ms"] = 1000.0 * max(between)
+    num_tokens, device_s = sum(s.num_output_tokens for s in stats), sum(s.device.total for s in stats)
+    if num_tokens and device_s:
+        values["device_ms_per_token"] = 1000.0 * device_s / num_tokens
     return values
 
 

@@ -16,6 +16,7 @@ from prolepsis.server import replies
 from prolepsis.server.audit_routes import AuditEntryReply, AuditQuery, AuditReplayReply, AuditReply
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.correctness_routes import CorrectnessReply
+from prolepsis.server.cost_replies import CostReply
 from prolepsis.server.formats import Json
 from prolepsis.server.policy_replies import (
     PolicyBody,
@@ -123,6 +124,7 @@ _ROUTES = (
         AuditReplayReply,
         conflicts=True,
     ),
+    _Route("get", "/admin/cost", "What requests cost, what speculation saves, and a forecast", CostReply),
     _Route("get", "/admin/kill", "The kill switch, and who keeps it on", replies.Kill),
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),

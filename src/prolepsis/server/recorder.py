@@ -9,6 +9,7 @@ from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.recording import recording
 from prolepsis.server.admitted import Admitted
+from prolepsis.server.costs import Costs, PriceInUse
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.formats import Json
@@ -18,12 +19,23 @@ from prolepsis.store.store import Store
 
 
 class Recorder:
-    """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none."""
+    """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none.
 
-    def __init__(self, store: Store | None = None, sample: float = 1.0, *, audit: RequestAudit | None = None) -> None:
+    What each of them cost is counted in `costs`.
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        sample: float = 1.0,
+        *,
+        costs: Costs | None = None,
+        audit: RequestAudit | None = None,
+    ) -> None:
         """`audit`: what keeps more of requests, in the audit log; None keeps no more."""
         self._writer = store.writer if store else None
         self._sample = sample
+        self._costs = costs
         self._audit = audit
 
     @asynccontextmanager
@@ -49,8 +61,13 @@ class Recorder:
             end, error = "failed", type(failure).__name__
             raise
         finally:
+            heard = entry.client.ended
+            if self._costs is not None and heard is not None:
+                self._costs.observe(route, admitted, heard.stats, finished=end == "finished")
             if self._writer is not None and random.random() < self._sample:
-                self._writer.offer(request_record(_about(route, admitted, entry), end, _stats(entry), error=error))
+                price, device = self._costs.price if self._costs else None, heard.stats.device if heard else None
+                about = _about(route, admitted, entry, price)
+                self._writer.offer(request_record(about, end, _stats(entry), error=error, device=device))
             if self._audit is not None and content is not None:
                 self._audit.take(_ended(_about(route, admitted, entry), entry, end, error), content)
 
@@ -67,7 +84,7 @@ class Recorder:
         }
 
 
-def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
+def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | None = None) -> RequestAbout:
     caller, ruling, flag = admitted.caller, admitted.speculation.ruling, admitted.speculation.flag
     flags = (*(ruling.flags if ruling else ()), *((flag,) if flag else ()))
     return RequestAbout(
@@ -84,6 +101,7 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
         rollout_run=ruling.pin.rollout_run if ruling and ruling.pin else None,
         arm=ruling.pin.place if ruling and ruling.pin else None,
         flags={one.key: {"variant": one.variant, "reason": one.reason} for one in flags},
+        prices_version=price.label if price else None,
     )
 
 

@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.control.rollouts.file_journal import FileJournal
 from prolepsis.control.rollouts.journal import RolloutJournal
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -60,7 +61,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags or the store cannot be used (before anything is loaded), and what
+    policy, the folder of its rollouts, flags, prices or the store cannot be used (before anything is loaded), and what
     `start_engine` raises.
     """
     if not structlog.is_configured():
@@ -72,6 +73,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         keys = _keys(config)
         file = open_policy(config.policy) if config.policy else None
         flags = flag_provider(config)
+        prices = PriceFile(config.prices, config.price) if config.prices else None
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
@@ -87,7 +89,15 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
                 policies = _policies(source, journal, engine.client, metrics, acts=acts, there=there)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
-                config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
+                config,
+                engine.client,
+                engine.tokenizer,
+                metrics,
+                door,
+                policies=policies,
+                flags=flags,
+                prices=prices,
+                store=store,
             )
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import structlog
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SampleView, Selective, TreeProposer
+from prolepsis.spec.taking_memory import TakesMemory
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +93,10 @@ class ContainedProposer:
 
     def forget(self, sample: SampleView) -> None:
         self._guard(sample, lambda: self._proposer.forget(sample))
+
+    def memory(self) -> ProposerMemory:
+        """Return the memory it takes; 0 where it does not tell. From any thread."""
+        return self._proposer.memory() if isinstance(self._proposer, TakesMemory) else ProposerMemory(self.name)
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:

@@ -17,6 +17,7 @@ _MAX_TABLES = 64
 _DECAY = 0.98  # of the online correction: about 50 passes
 _PRIOR_PASSES = 8.0  # weight of the correction over all rows in that of one band of rows
 _REBUILD_EVERY = 32  # passes between two looks at the corrections
+_TABLE_ROWS = 64  # that every table has
 
 
 class CostCurve:
@@ -57,9 +58,15 @@ class CostCurve:
         if table is None or len(table) <= num_rows:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
-            size = max(64, 1 << num_rows.bit_length())
+            size = max(_TABLE_ROWS, 1 << num_rows.bit_length())
             table = self._tables[step] = self._build(size, step * _CONTEXT_STEP)
         return table
+
+    def about(self, num_rows: int, num_context: int) -> float:
+        """Return what `ms` does, without making a table for many rows: that is dear where it is asked for once."""
+        if num_rows <= _TABLE_ROWS:
+            return self.table(num_rows, num_context)[num_rows]
+        return self._predict(num_rows, num_context) * self.correction(num_rows)
 
     def observe(self, num_rows: int, num_context: int, ms: float) -> None:
         """Learn that a pass took `ms`; outliers beyond 4 times either way are clipped (a compile, a page fault)."""

@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.asking import Asking
 from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.ledger import Ledger
@@ -70,9 +72,18 @@ class ProposerSet:
         return {p.name: p.num_failures for p in self._proposers}
 
     @property
+    def cost(self) -> CostCurve:
+        """What a pass takes, as far as it is known by now."""
+        return self._window.cost
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Time spent inside each proposer."""
         return {p.name: p.seconds for p in self._proposers}
+
+    def memory(self) -> tuple[ProposerMemory, ...]:
+        """Return what each proposer takes beside the target, from any thread."""
+        return tuple(proposer.memory() for proposer in self._proposers)
 
     def exchange(self, name: str, proposer: Proposer | None) -> None:
         """Between two steps, put `proposer` in the place of the one called `name`, or take that out.

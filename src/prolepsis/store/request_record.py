@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 from uuid import uuid4
 
+from prolepsis.core.device_seconds import DeviceSeconds
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 
 RequestEnd = Literal[
@@ -38,6 +39,8 @@ class RequestAbout:
     arm: str | None = None
     flags: Mapping[str, object] = field(default_factory=dict)
     """By flag: variant and reason, plain JSON values."""
+    prices_version: str | None = None
+    """VERSION/NAME of the price in use; None: there are no prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +83,25 @@ class RequestRecord:
     proposers: Mapping[str, Mapping[str, object]]
     """Counts of verified drafts by proposer, the fields of `ProposerCounts`; likewise those compared in shadow."""
     shadow: Mapping[str, Mapping[str, object]]
+    device_prefill_s: float | None
+    """Device seconds by what they went into, the fields of `DeviceSeconds`; None: nobody waited to hear of them."""
+    device_plain_s: float | None
+    device_verify_s: float | None
+    device_propose_s: float | None
+    device_host_s: float | None
+    predicted_plain_s: float | None
+    prices_version: str | None
 
 
 def request_record(
-    about: RequestAbout, terminal: RequestEnd, stats: RequestStats, *, error: str | None = None
+    about: RequestAbout,
+    terminal: RequestEnd,
+    stats: RequestStats,
+    *,
+    error: str | None = None,
+    device: DeviceSeconds | None = None,
 ) -> RequestRecord:
-    """Return the record of a request that ends now."""
+    """Return the record of a request that ends now; `device` None: its device seconds are not known."""
     return RequestRecord(
         record_id=uuid4().hex,
         ended_at=time.time(),
@@ -108,6 +124,12 @@ def request_record(
         total_s=stats.total_s,
         proposers=_plain(stats.proposers),
         shadow=_plain(stats.shadow),
+        device_prefill_s=device.prefill if device else None,
+        device_plain_s=device.plain if device else None,
+        device_verify_s=device.verify if device else None,
+        device_propose_s=device.propose if device else None,
+        device_host_s=device.host if device else None,
+        predicted_plain_s=device.predicted_plain if device else None,
         **asdict(about),
     )
 

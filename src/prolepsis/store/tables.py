@@ -44,6 +44,13 @@ request_records = Table(
     Column("total_s", Double, nullable=False),
     Column("proposers", JSON, nullable=False),
     Column("shadow", JSON, nullable=False),
+    Column("device_prefill_s", Double),
+    Column("device_plain_s", Double),
+    Column("device_verify_s", Double),
+    Column("device_propose_s", Double),
+    Column("device_host_s", Double),
+    Column("predicted_plain_s", Double),
+    Column("prices_version", Text),
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
 )
@@ -96,6 +103,15 @@ plan_current = Table(
     Column("version", Integer, nullable=False),
 )
 """One row: the version in use, 0 before the first."""
+
+price_books = Table(
+    "price_books",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("version", Text, nullable=False),
+    Column("content", Text, nullable=False),
+    Column("taken_at", Double, nullable=False),
+)
 
 rollout_states = Table(
     "rollout_states",

@@ -20,6 +20,7 @@ from prometheus_client import (
 
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.control import ControlMetrics
+from prolepsis.telemetry.cost import CostMetrics
 from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
@@ -47,6 +48,7 @@ class Metrics:
         self.store = StoreMetrics(self.registry)
         self.control = ControlMetrics(self.registry)
         self.replays = ReplayMetrics(self.registry)
+        self.cost = CostMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(
@@ -70,6 +72,7 @@ class Metrics:
         self.spec_decode.count(stats.proposers)
         self.spec_decode.count_plain(stats.plain_steps)
         self._shadow.count(stats.shadow)
+        self.cost.ended(stats.device)
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         """Count calls of a proposer that raised or returned nonsense."""

@@ -27,6 +27,8 @@ def settings(guardrail: str, rollout: str = "{}") -> RolloutSettings:
         "metric: latency_p95_ms, margin: 0.5",
         "metric: latency_p95_ms, limit: 100",
         "metric: correctness, limit: 0.9",
+        "metric: cost_per_token, margin: 0.1",
+        "metric: cost_per_token, limit: 20",
     ],
 )
 def test_every_stage_has_an_end_that_comes_sooner_with_more_requests(guardrail: str) -> None:

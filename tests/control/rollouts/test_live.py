@@ -1,5 +1,6 @@
 """One rollout while it is served: who gets what, what counts, and when quantiles can be judged."""
 
+import random
 import time
 from dataclasses import replace
 
@@ -106,6 +107,28 @@ def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     assert live.evidence.num_control == counted
     live.observe(Pin("code@1", 1, 1, "canary", "on"), VALUES)
     assert live.evidence.arms["slow"].canary.count == 1
+
+
+@pytest.mark.parametrize(("factor", "phase"), [(0.7, "on"), (1.6, "rolled_back")])
+def test_a_canary_is_judged_by_what_a_token_costs(factor: float, phase: str) -> None:
+    text = """
+default:
+  mode: on
+  rollout: {step_weights: 50, gate: automatic, min_step_s: 0, control_weight: 50}
+  guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
+"""
+    terms = policy(text).default_terms
+    assert terms.rollout is not None
+    settings = terms.rollout.settings(terms.guardrails, 100)
+    live = LiveRollout(Slice("code@1", "code", settings, starts_itself=True), in_stage(0))
+    draw = random.Random(1)
+    for number in range(3000):
+        pin = live.place(f"r{number}")
+        cost = draw.lognormvariate(2.0, 0.4) * (factor if pin.place == "canary" else 1.0)
+        live.observe(pin, {"device_ms_per_token": cost})
+        if number % 50 == 0:
+            live.take(look(live.state, live.evidence, live.histories, 1.0, settings)[0])
+    assert live.state.phase == phase
 
 
 def test_what_is_taken_back_is_stopped_by_its_run() -> None:

@@ -18,6 +18,7 @@ MEASURES: tuple[tuple[Measure, Better], ...] = (
     (Difference(margin=0.1, num_knots=17), "higher"),
     (Ratio(margin=0.2, high=1.0), "lower"),
     (Ratio(margin=0.2, high=1.0), "higher"),
+    (Ratio(margin=0.2).referring_to(0.5), "lower"),
     (LogRatio(margin=0.3, low=0.1, high=1.0), "lower"),
     (QuantileRatio(level=0.5, margin=0.2, reference=0.5), "lower"),
     (Limit(limit=0.6, num_knots=17), "lower"),
@@ -45,6 +46,15 @@ def test_no_difference_passes_and_damage_fails(measure: Measure, better: Better)
     fine, bad = arms(guardrail, 3000, lambda x: x), arms(guardrail, 3000, worse)
     assert decide(guardrail, fine, 0.4, fail_alpha=0.01, pass_alpha=0.05)[0] == "pass"
     assert decide(guardrail, bad, 0.4, fail_alpha=0.01, pass_alpha=0.05)[0] == "fail"
+
+
+def test_a_ratio_without_a_bound_waits_for_what_the_control_showed() -> None:
+    guardrail = Guardrail(name="g", metric="ms", measure=Ratio(margin=0.1))
+    assert decide(guardrail, Arms.empty(33), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
+    assert guardrail.calibrated(History()) == guardrail
+    history = History().observe(10.0).observe(14.0)
+    assert guardrail.calibrated(history).measure == Ratio(margin=0.1, high=48.0, baseline=12.0)
+    assert Ratio(margin=0.1, high=50.0).referring_to(12.0) == Ratio(margin=0.1, high=50.0, baseline=12.0)
 
 
 @pytest.mark.parametrize(("measure", "better"), MEASURES)

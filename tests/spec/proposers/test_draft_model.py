@@ -1,10 +1,11 @@
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import VocabularyMismatch
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
@@ -79,6 +80,11 @@ def test_another_vocabulary_is_refused_at_construction() -> None:
     other = FakeVocabulary("other", {"a": 0})
     with pytest.raises(VocabularyMismatch, match="do not share a vocabulary"):
         DraftModel(HistoryModel(), FakeVocabulary(), other, num_pages=4)  # type: ignore[arg-type]
+
+
+def test_its_memory_is_weights_and_pages() -> None:
+    model = HistoryModel(replace(INFO, page_bytes=10, weight_bytes=1000))
+    assert _proposer(model, num_pages=3).memory() == ProposerMemory("draft_model", weights=1000, kv=30)
 
 
 def test_drafts_what_the_model_says_for_all_samples_in_one_pass_a_level() -> None:

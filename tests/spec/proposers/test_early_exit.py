@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.models.batch import Batch, SequenceInput, pack
 from prolepsis.models.exits import make_exit
@@ -91,6 +92,11 @@ def sample(length: int, first_page: int = 0, **changes: object) -> FakeSample:
 
 def proposer(early: FakeExit, cache: FakeKV, max_samples: int = 2) -> EarlyExitProposer:
     return EarlyExitProposer(early, cache, first_page=POOL, max_samples=max_samples)
+
+
+def test_its_memory_is_its_scratch() -> None:
+    made = EarlyExitProposer(FakeExit(), FakeKV(), first_page=POOL, max_samples=2, page_bytes=100)
+    assert made.memory() == ProposerMemory("early_exit", kv=200 * SCRATCH_PAGES)
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 34, 63, 64, 65, 100])

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from prolepsis.control.metrics import Value
 from prolepsis.control.rollouts.settings import RolloutSettings, Stage
 from prolepsis.control.verdicts.guardrail import Guardrail
-from prolepsis.control.verdicts.means import Difference, Limit
+from prolepsis.control.verdicts.means import HEADROOM, Difference, Limit, Ratio
 from prolepsis.control.verdicts.planning import Expectation, Wait, expected_time_to_pass
 from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 
@@ -16,8 +16,8 @@ _REPLAYED: Value = "correctness"
 SPREAD = 0.45
 """Assumed standard deviation of the logarithm of times."""
 ASSUMED = (
-    "a canary that is no different; rates half as far from zero (or one) as their limit allows; times lognormal with "
-    f"deviation {SPREAD}, a limit on times at twice what is served"
+    "a canary that is no different; rates half as far from zero (or one) as their limit allows; times and "
+    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served"
 )
 
 
@@ -60,6 +60,8 @@ def _expected(guardrail: Guardrail) -> Expectation:
     known = guardrail.measure
     if isinstance(known, Difference):
         guardrail = guardrail.referring_to(control)
+    if isinstance(known, Ratio):
+        guardrail = guardrail.referring_to(1.0)
     return Expectation(guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=deviation)
 
 
@@ -71,6 +73,10 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
         return 1.0 - measure.level, slow, 0.5
     if isinstance(measure, QuantileLimit):
         return 0.0, _beyond(measure.level, 2.0), 0.5
+    if isinstance(measure, Ratio):
+        return 1.0 / HEADROOM, 1.0 / HEADROOM, SPREAD / HEADROOM
+    if isinstance(measure, Limit) and guardrail.metric == "device_ms_per_token":
+        return 0.5 / HEADROOM, 0.5 / HEADROOM, 0.5 * SPREAD / HEADROOM
     if isinstance(measure, Limit):
         good = measure.limit / 2.0 if guardrail.better == "lower" else (1.0 + measure.limit) / 2.0
         return good, good, 0.2 if guardrail.metric == "acceptance" else 0.5

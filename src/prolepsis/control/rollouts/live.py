@@ -29,6 +29,8 @@ class Pin:
     stage: int
     place: Place
     mode: Mode
+    share: float = 0.0
+    """Probability with which it went to a canary that verifies; 0 where none does."""
 
     @property
     def rollout_run(self) -> str:
@@ -69,10 +71,11 @@ class LiveRollout:
         """Return what the request with `key` gets now."""
         state, settings = self.state, self.settings
         shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
-        share = settings.stages[state.stage].share if shadow else canary_share(state, settings)
+        verifying = canary_share(state, settings)
+        share = settings.stages[state.stage].share if shadow else verifying
         place = arm_of(key, state.rollout_id, Weights(share, settings.standing_control))
         mode: Mode = "off" if place != "canary" else "shadow" if shadow else "on"
-        return Pin(state.rollout_id, state.run, state.stage, place, mode)
+        return Pin(state.rollout_id, state.run, state.stage, place, mode, verifying)
 
     def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
         """Count one finished request, given its values by what was measured; less than 0.1 ms."""

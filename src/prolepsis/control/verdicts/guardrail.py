@@ -120,7 +120,13 @@ def find(guardrail: Guardrail, arms: Arms, share: float, *, fail_alpha: float, p
 
 
 def bounds(
-    measure: Measure, contrast: Contrast, arms: Arms, *, lower_alpha: float, upper_alpha: float
+    measure: Measure,
+    contrast: Contrast,
+    arms: Arms,
+    *,
+    lower_alpha: float,
+    upper_alpha: float,
+    halvings: int = _HALVINGS,
 ) -> tuple[float, float]:
     """Return the confidence sequence of what `measure` varies, on the scale of scores, in [-1, 1].
 
@@ -134,15 +140,15 @@ def bounds(
         return lambda x: measure.vary(contrast, x).log_evidence(arms, stakes)
 
     more, less = evidence(1), evidence(-1)
-    lower = _edge(lambda x: more(x) >= -math.log(lower_alpha))
-    upper = -_edge(lambda x: less(-x) >= -math.log(upper_alpha))
+    lower = _edge(lambda x: more(x) >= -math.log(lower_alpha), halvings)
+    upper = -_edge(lambda x: less(-x) >= -math.log(upper_alpha), halvings)
     return lower, upper
 
 
-def _edge(refused: Callable[[float], bool]) -> float:
+def _edge(refused: Callable[[float], bool], halvings: int) -> float:
     """Return about the largest x in [-1, 1] that is refused, -1 where none is; what is below a refused x is, too."""
     low, high = -1.0, 1.0
-    for _ in range(_HALVINGS):
+    for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if refused(middle) else (low, middle)
     return low

@@ -15,6 +15,8 @@ from prolepsis.control.verdicts.history import History
 Better = Literal["lower", "higher"]
 FINE = 33
 """Knots for values between zero and one."""
+HEADROOM = 4.0
+"""Times a mean: where amounts are clipped, so that one request cannot decide."""
 
 
 def sign_of(better: Better) -> int:
@@ -62,21 +64,26 @@ class Difference:
 class Ratio:
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
+    `high` None: `HEADROOM` times what the control showed before; until that is known there is no verdict.
     A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
     estimate.
     """
 
     margin: float
-    high: float
+    high: float | None = None
     num_knots: int = FINE
     baseline: float | None = None
-    ready = True
+
+    @property
+    def ready(self) -> bool:
+        return self.high is not None
 
     def score(self, _arm: Arm, value: float) -> float:
+        assert self.high is not None, "calibrated before requests are scored"
         return _clip(value / self.high)
 
     def contrast(self, better: Better, share: float) -> Contrast:
-        centre = 0.5 if self.baseline is None else _clip(self.baseline / self.high)
+        centre = 0.5 if self.baseline is None or self.high is None else _clip(self.baseline / self.high)
         return Contrast(0.0, ratio=1.0 + sign_of(better) * self.margin, centre=centre, share=share)
 
     def vary(self, contrast: Contrast, x: float) -> Contrast:
@@ -89,10 +96,10 @@ class Ratio:
         return canary / control - 1.0 if control else 0.0
 
     def reference_from(self, history: History) -> float | None:
-        return history.mean if history.count else None
+        return history.mean or None
 
     def referring_to(self, reference: float) -> Self:
-        return replace(self, baseline=reference)
+        return replace(self, baseline=reference, high=self.high or HEADROOM * reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

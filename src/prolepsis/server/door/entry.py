@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.slice_counts import SliceCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
@@ -83,6 +84,9 @@ class Watched:
 
     def proposer_counts(self) -> Sequence[SliceCounts]:
         return self._client.proposer_counts()
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return self._client.proposer_memory()
 
     async def close(self) -> None:
         await self._client.close()

@@ -47,6 +47,7 @@ ROUTES: dict[str, Roles] = {
     "GET /admin/audit": _AUDITS,
     "GET /admin/audit/{entry}": _AUDITS,
     "POST /admin/audit/{entry}/replay": _AUDITS,
+    "GET /admin/cost": _READS,
     "GET /admin/kill": _WATCHES,
     "PUT /admin/kill": _OPERATES,
     "GET /admin/breakers": _WATCHES,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.protocol import TargetModel
 from prolepsis.sampling.noise import gumbel
@@ -58,6 +59,10 @@ class DraftModel:
         self._kv = model.make_cache(num_pages)
         self._cache = DraftCache(num_pages)
         self._vocabulary = torch.arange(self._vocab_size)
+
+    def memory(self) -> ProposerMemory:
+        info = self._model.info
+        return ProposerMemory(self.name, weights=info.weight_bytes, kv=info.page_bytes * self._kv.num_pages)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         drafts: list[Draft | None] = [None] * len(samples)

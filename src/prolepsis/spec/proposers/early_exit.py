@@ -9,6 +9,7 @@ target reads is ever written.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.models.batch import SequenceInput, pack
 from prolepsis.models.early_exit import EarlyExit
 from prolepsis.models.protocol import KVCache
@@ -60,10 +61,17 @@ class EarlyExitProposer:
     name = "early_exit"
     free = False
 
-    def __init__(self, early: EarlyExit, cache: KVCache, *, first_page: int, max_samples: int) -> None:
+    def __init__(
+        self, early: EarlyExit, cache: KVCache, *, first_page: int, max_samples: int, page_bytes: int = 0
+    ) -> None:
+        """`page_bytes`: of the cache, to tell what its scratch takes; 0 where nobody asks."""
+        self._scratch_bytes = page_bytes * SCRATCH_PAGES * max_samples
         self._exit = early
         self._cache = cache
         self._scratch = Scratch(cache, first_page=first_page, max_samples=max_samples, max_nodes=MAX_DEPTH)
+
+    def memory(self) -> ProposerMemory:
+        return ProposerMemory(self.name, kv=self._scratch_bytes)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         """Return a chain of `limits[i]` nodes, `MAX_DEPTH` at most, for each sample."""

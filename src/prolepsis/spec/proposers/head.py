@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.models.batch import Batch, SequenceInput, pack
 from prolepsis.models.draft_head import DraftHead, LookingAhead, TreeGrowing
 from prolepsis.models.protocol import PAGE_SIZE, KVCache
@@ -70,6 +71,12 @@ class Head:
     def taps(self) -> tuple[int, ...]:
         """Layers of the target whose input it sees (`spec.features.FeatureConsumer`)."""
         return self._head.info.taps
+
+    def memory(self) -> ProposerMemory:
+        """Return weights, and the K/V of all pages with the hidden states kept beside them."""
+        info = self._head.info
+        kv = info.page_bytes * self._cache.num_pages + self._slots.num_bytes
+        return ProposerMemory(self.name, weights=info.weight_bytes, kv=kv)
 
     def copy_page(self, source: int, target: int) -> None:
         """Follow the target's cache: one page was copied to another."""

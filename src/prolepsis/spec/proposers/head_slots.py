@@ -66,6 +66,12 @@ class HeadSlots:
         state, length = self._states.get(sample.key), len(sample.tokens)
         return state if state is not None and state.seen == length - 1 and state.written < length else None
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the features kept for each page, bfloat16, and the marks."""
+        num_pages, feature_size = self._size
+        return num_pages * (2 * feature_size + 1)
+
     def drop(self, key: str) -> None:
         """Forget a sample; unknown ones are ignored."""
         self._states.pop(key, None)

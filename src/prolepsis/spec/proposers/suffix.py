@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.suffix_index import MAX_MATCH, Continuation, LocalIndex, SharedIndex
@@ -39,6 +40,10 @@ class Suffix:
 
     def commit(self, sample: SampleView, num_new: int) -> None:
         """Nothing to do: the index catches up when it is next asked."""
+
+    def memory(self) -> ProposerMemory:
+        """Return the shared index as large as it may get; those of live samples are small and go with them."""
+        return ProposerMemory(self.name, index=self.shared.num_bytes)
 
     def forget(self, sample: SampleView) -> None:
         """Move the sample's output into the shared index."""

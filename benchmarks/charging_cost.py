@@ -1,0 +1,87 @@
+"""What does charging a step to its requests cost? Microseconds of `charge` a step, at 1, 8 and 32 decoding samples.
+
+Usage: python -m benchmarks.charging_cost [--steps 3200] [--repeats 5] [--json OUT]
+
+Samples have 200 tokens of context. `plain`: no drafts; `drafts`: each row verifies a chain of 3. The cost curve learns
+from each pass as it does while serving, so the renewal of its tables, once in 32 passes, is counted in.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.charging import charge
+from prolepsis.engine.request import open_request
+from prolepsis.engine.rows import Row
+from prolepsis.engine.timings import StepTiming
+from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve
+from prolepsis.spec.draft import chain
+
+SAMPLES = (1, 8, 32)
+NODES = {"plain": 0, "drafts": 3}
+CONTEXT = 200
+STEP = StepTiming(schedule=1e-4, propose=1e-3, forward=1e-2, verify=1e-3, commit=1e-4, learn=1e-4)
+
+
+def rows(num_samples: int, num_nodes: int) -> list[Row]:
+    made = []
+    for number in range(num_samples):
+        source = GenerateRequest(f"r{number}", (1,) * 10, SamplingParams())
+        [sample] = open_request(source, 0.0, number, (), None).samples
+        sample.tokens += [1] * (CONTEXT - 9 + num_nodes)
+        draft = chain((1,) * num_nodes, "suffix") if num_nodes else None
+        made.append(Row(sample, CONTEXT, 1, draft, None if draft else "no_draft"))
+    return made
+
+
+def microseconds(num_samples: int, num_nodes: int, steps: int) -> float:
+    """Return the mean of a step, less what the curve takes to learn."""
+    made, num_tokens = rows(num_samples, num_nodes), num_samples * (1 + num_nodes)
+    seconds = []
+    for charging in (True, False):
+        curve = CostCurve(
+            PROFILE_ROWS,
+            PROFILE_CONTEXTS,
+            [[10.0 + 0.1 * size + 0.001 * context for context in PROFILE_CONTEXTS] for size in PROFILE_ROWS],
+        )
+        started = time.perf_counter()
+        for _ in range(steps):
+            if charging:
+                charge(made, STEP, curve)
+            curve.observe(num_tokens, CONTEXT * num_samples, 11.0)
+        seconds.append(time.perf_counter() - started)
+    return 1e6 * (seconds[0] - seconds[1]) / steps
+
+
+def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for kind, num_nodes in NODES.items():
+        for num_samples in SAMPLES:
+            runs = [microseconds(num_samples, num_nodes, steps) for _ in range(repeats)]
+            found = {"median": statistics.median(runs), "least": min(runs), "most": max(runs)}
+            results.setdefault(kind, {})[str(num_samples)] = found
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = measure(args.steps, args.repeats)
+    print(f"{'rows':<8}{'samples':>8}{'us a step':>11}{'least':>8}{'most':>8}")
+    for kind, sizes in results.items():
+        for size, r in sizes.items():
+            print(f"{kind:<8}{size:>8}{r['median']:>11.1f}{r['least']:>8.1f}{r['most']:>8.1f}")
+    if args.json:
+        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "microseconds": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
