@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ import uvicorn
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
 from prolepsis.server.door.connections import door_protocol
+from prolepsis.server.output.chain import LoadedPolicy
 from prolepsis.server.policies import Policies
 from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
@@ -41,9 +42,10 @@ def served(
     config: ServerConfig | None = None,
     tokenizer: ByteTokenizer | None = None,
     policies: Policies | None = None,
+    output: Sequence[LoadedPolicy] = (),
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
-    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies)
+    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies, output=output)
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))

@@ -16,7 +16,14 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
     assert back == one
     assert (back.num_draft_tokens, back.num_accepted, back.mode) == (6, 5, "on")
     assert back.proposers == {
-        "suffix": {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted": 5, "per_position": [[3, 3], [3, 2]]}
+        "suffix": {
+            "num_drafts": 3,
+            "num_draft_tokens": 6,
+            "num_accepted": 5,
+            "per_position": [[3, 3], [3, 2]],
+            "num_cut": 0,
+            "num_delivered": None,
+        }
     }
 
 

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kill": ("prolepsis.cli.kill:app", "Stop all speculation of the servers here, and let it go on."),
     "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
+    "contract": ("prolepsis.cli.contract:contract", "Show what of the accepted tokens reached clients."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show and export the audit log."),
     "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models from the target's own text."),

@@ -4,30 +4,22 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
-import httpx
 import typer
 
+from prolepsis.cli.admin import HERE, Key, Url, ask_admin
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table
-from prolepsis.core.errors import ConfigError, InvalidParameter
 
 app = command_group("See and steer the rollouts of a running server.")
 
-Url = Annotated[str, typer.Option(help="of the server")]
-Key = Annotated[
-    str | None,
-    typer.Option(envvar="PROLEPSIS_API_KEY", help="API key with role operator; list, show: viewer"),
-]
 RolloutId = Annotated[str, typer.Argument(metavar="ID", help="as `rollout list` shows it")]
 Why = Annotated[str, typer.Option("--reason", help="stands in the event")]
-_HERE = "http://127.0.0.1:8000"
-_TIMEOUT_S = 30.0
 
 
 @app.command("list", epilog=EPILOG)
-def list_rollouts(url: Url = _HERE, key: Key = None, as_json: AsJson = False) -> None:
+def list_rollouts(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     """List the rollouts of the policy in use."""
-    document = _ask(url, key, "GET", "")
+    document = ask_admin(url, key, "GET", "/rollouts")
     if as_json:
         print_json(document)
         return
@@ -39,9 +31,9 @@ def list_rollouts(url: Url = _HERE, key: Key = None, as_json: AsJson = False) ->
 
 
 @app.command(epilog=EPILOG)
-def show(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, as_json: AsJson = False) -> None:
+def show(rollout_id: RolloutId, url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     """Show one rollout: where it stands, what its guardrails say, what happened to it."""
-    document = _ask(url, key, "GET", f"/{quote(rollout_id, safe='')}")
+    document = ask_admin(url, key, "GET", f"/rollouts/{quote(rollout_id, safe='')}")
     if as_json:
         print_json(document)
         return
@@ -55,52 +47,37 @@ def show(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, as_json: AsJs
 
 
 @app.command(epilog=EPILOG)
-def start(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, reason: Why = "") -> None:
+def start(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
     """Start a rollout, or start again what was rolled back."""
     _do("start", rollout_id, url, key, reason)
 
 
 @app.command(epilog=EPILOG)
-def hold(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, reason: Why = "") -> None:
+def hold(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
     """Stop the stage's clock and all promotion; harm still rolls back."""
     _do("hold", rollout_id, url, key, reason)
 
 
 @app.command(epilog=EPILOG)
-def resume(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, reason: Why = "") -> None:
+def resume(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
     """Go on with what is held."""
     _do("resume", rollout_id, url, key, reason)
 
 
 @app.command(epilog=EPILOG)
-def promote(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, reason: Why = "") -> None:
+def promote(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
     """Go to the next stage now, whatever the verdict."""
     _do("promote", rollout_id, url, key, reason)
 
 
 @app.command("roll-back", epilog=EPILOG)
-def roll_back(rollout_id: RolloutId, url: Url = _HERE, key: Key = None, reason: Why = "") -> None:
+def roll_back(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
     """Take everything back: new requests at once, those in flight with their next step."""
     _do("roll-back", rollout_id, url, key, reason)
 
 
 def _do(what: str, rollout_id: str, url: str, key: str | None, reason: str) -> None:
-    _show_facts(_ask(url, key, "POST", f"/{quote(rollout_id, safe='')}/{what}", {"reason": reason}))
-
-
-def _ask(url: str, key: str | None, method: str, path: str, body: dict[str, str] | None = None) -> Any:
-    """Return the server's reply; raises `InvalidParameter` with its message, `ConfigError` where it is not reached."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        reply = httpx.request(
-            method, f"{url.rstrip('/')}/admin/rollouts{path}", json=body, headers=headers, timeout=_TIMEOUT_S
-        )
-        document = reply.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"no server answers at {url}: {error}", param="url") from None
-    if reply.status_code != 200:
-        raise InvalidParameter(f"{reply.status_code}: {document['error']['message']}")
-    return document
+    _show_facts(ask_admin(url, key, "POST", f"/rollouts/{quote(rollout_id, safe='')}/{what}", {"reason": reason}))
 
 
 def _show_facts(one: dict[str, Any]) -> None:

@@ -89,6 +89,9 @@ class ServerConfig(BaseModel):
     )
     store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
     store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
+    output_policies: Path | None = Field(
+        default=None, description="file of the policies that every answer passes before its client sees it"
+    )
     flags: Path | None = Field(
         default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"
     )

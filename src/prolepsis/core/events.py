@@ -29,6 +29,8 @@ class Tokens:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the sample; None for end of sequence and length."""
+    accepted_by: tuple[str, ...] = ()
+    """The first of the tokens were drafted and accepted: by whom each counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -318,13 +318,13 @@ class Scheduler:
         assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sample.history is not None:
             sample.history.append(tokens)
-        count_emitted(row, tokens, now)
+        accepted_by = count_emitted(row, verdict.path, tokens, now)
         count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sample)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
         self._events.append(
-            Tokens(sample.request.request_id, sample.index, tuple(tokens), logprobs, reason, stop_reason)
+            Tokens(sample.request.request_id, sample.index, tuple(tokens), logprobs, reason, stop_reason, accepted_by)
         )
         self._fork(sample, now)
         if ending:

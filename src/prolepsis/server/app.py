@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,10 +25,13 @@ from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.door.refusals import count_refusal
 from prolepsis.server.errors import install_error_handlers
+from prolepsis.server.evidence_routes import evidence_routes
 from prolepsis.server.feature_flags import FeatureFlags
 from prolepsis.server.generation import generation_routes
 from prolepsis.server.kill_switch import KillSwitch
 from prolepsis.server.openapi import openapi_routes
+from prolepsis.server.output.boundary import Boundary
+from prolepsis.server.output.chain import LoadedPolicy, OutputPolicies
 from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
@@ -64,13 +67,15 @@ def build(
     policies: Policies | None = None,
     flags: FeatureProvider | None = None,
     store: Store | None = None,
+    output: Sequence[LoadedPolicy] = (),
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
     Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `store` no
-    requests are recorded, and who opened one closes it. The application's `state.gate` is what a server drains, its
-    `state.watch` what may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises
-    `ConfigError` where the address asks for keys and there are none.
+    requests are recorded, and who opened one closes it. Every answer passes `output` before its client sees it. The
+    application's `state.gate` is what a server drains, its `state.watch` what may turn speculation off, in
+    `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where the address asks for keys and
+    there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -101,13 +106,15 @@ def build(
     app.state.watch = watch
     app.state.door_metrics = metrics.door
     recorder = Recorder(store, config.store_sample)
-    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts)
+    boundary = Boundary(OutputPolicies(output, metrics.contract), metrics.contract)
+    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, boundary)
     for router in (
         generation_routes(room),
         tokenization_routes(room),
         status_routes(room, metrics),
         admin_routes(room),
         watch_routes(room),
+        evidence_routes(room),
         openapi_routes(),
     ):
         app.include_router(router)

@@ -14,6 +14,7 @@ from pydantic.json_schema import models_json_schema
 from prolepsis import __version__
 from prolepsis.server import replies
 from prolepsis.server.bodies import ChatBody, CompletionBody
+from prolepsis.server.evidence_replies import ContractReply
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.rollout_replies import (
@@ -91,6 +92,7 @@ _ROUTES = (
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
     _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
+    _Route("get", "/admin/contract", "Accepted and delivered drafted tokens; output policies", ContractReply),
 )
 
 _PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}

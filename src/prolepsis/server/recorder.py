@@ -11,6 +11,7 @@ from prolepsis.server.admitted import Admitted
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.formats import Json
+from prolepsis.server.output.boundary import Delivery
 from prolepsis.store.request_record import RequestAbout, RequestEnd, request_record
 from prolepsis.store.store import Store
 
@@ -23,7 +24,7 @@ class Recorder:
         self._sample = sample
 
     @asynccontextmanager
-    async def record(self, route: str, admitted: Admitted, entry: Entry) -> AsyncIterator[None]:
+    async def record(self, route: str, admitted: Admitted, entry: Entry, delivery: Delivery) -> AsyncIterator[None]:
         """Record the request of `entry`, which has ended when the block is left, by how it is left."""
         end: RequestEnd = "finished"
         error = None
@@ -43,7 +44,9 @@ class Recorder:
             raise
         finally:
             if self._writer is not None and random.random() < self._sample:
-                self._writer.offer(request_record(_about(route, admitted, entry), end, _stats(entry), error=error))
+                self._writer.offer(
+                    request_record(_about(route, admitted, entry), end, _stats(entry, delivery), error=error)
+                )
 
     def readiness(self) -> Json | None:
         """Return what readiness says of the store, None without one: no reason to serve or not, and no addresses."""
@@ -77,10 +80,10 @@ def _about(route: str, admitted: Admitted, entry: Entry) -> RequestAbout:
     )
 
 
-def _stats(entry: Entry) -> RequestStats:
+def _stats(entry: Entry, delivery: Delivery) -> RequestStats:
     """Return the engine's counts; of a request whose end nobody waited for, the tokens that came."""
     if entry.client.ended is not None:
-        return entry.client.ended.stats
+        return delivery.filled(entry.client.ended.stats)
     return RequestStats(
         num_prompt_tokens=len(entry.request.prompt_token_ids), num_output_tokens=entry.client.num_tokens
     )

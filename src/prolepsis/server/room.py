@@ -9,6 +9,7 @@ from prolepsis.server.acts import Acts
 from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
+from prolepsis.server.output.boundary import Boundary
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ class Room:
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder = field(default_factory=Recorder)
     acts: Acts = field(default_factory=Acts)
+    boundary: Boundary = field(default_factory=Boundary)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
+from prolepsis.server.output.file import read_output_policies
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.tokenizer import Tokenizer
@@ -58,8 +59,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags or the store cannot be used (before anything is loaded), and what
-    `start_engine` raises.
+    policy, the folder of its rollouts, flags, output policies or the store cannot be used (before anything is loaded),
+    and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -71,6 +72,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         policy = open_policy(config.policy) if config.policy else None
         journal = FileJournal(config.rollouts_folder or data_directory() / "rollouts") if policy else None
         flags = flag_provider(config)
+        output = read_output_policies(config.output_policies) if config.output_policies else []
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
@@ -81,7 +83,15 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             policies = _policies(policy, journal, engine.client, metrics, acts) if policy and journal else None
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
-                config, engine.client, engine.tokenizer, metrics, door, policies=policies, flags=flags, store=store
+                config,
+                engine.client,
+                engine.tokenizer,
+                metrics,
+                door,
+                policies=policies,
+                flags=flags,
+                store=store,
+                output=output,
             )
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)

@@ -19,6 +19,7 @@ from prometheus_client import (
 )
 
 from prolepsis.core.stats import RequestStats
+from prolepsis.telemetry.contract import ContractMetrics
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
@@ -45,6 +46,7 @@ class Metrics:
         self.rollouts = RolloutMetrics(self.registry)
         self.store = StoreMetrics(self.registry)
         self.control = ControlMetrics(self.registry)
+        self.contract = ContractMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(

@@ -40,6 +40,7 @@ ROUTES: dict[str, Roles] = {
     "PUT /admin/kill": _OPERATES,
     "GET /admin/breakers": _WATCHES,
     "PUT /admin/breakers": _OPERATES,
+    "GET /admin/contract": _READS,
 }
 """Method and path -> roles; `admin` has every role."""
 
