@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DRAFT_HEAD = "draft_head"
+"""The proposer whose weights are exchanged while serving."""
 PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", "draft_head", "early_exit")
 """Every proposer there is; which of them are loaded is said by `EngineConfig.proposers`."""
 
@@ -109,6 +111,12 @@ class ServerConfig(BaseModel):
         ge=0,
         le=0.6,
         description="least share of first drafted tokens that are right; surely below, its breaker opens",
+    )
+    drift: Literal["on", "off"] = Field(
+        default="on", description="watch acceptance of each proposer and slice for drift and cliffs"
+    )
+    drift_cliff: Literal["alarm", "open_breaker"] = Field(
+        default="alarm", description="what a cliff of acceptance does: say so, or open that proposer's breaker too"
     )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(

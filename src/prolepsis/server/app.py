@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi import FastAPI
@@ -12,8 +12,9 @@ from openfeature.provider import FeatureProvider
 
 from prolepsis.control.breaker.board import Breakers
 from prolepsis.control.breaker.settings import BreakerSettings
+from prolepsis.control.drift.board import DriftBoard
 from prolepsis.control.kill_file import KillFile, default_kill_file
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.acts import Acts
@@ -24,6 +25,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.door.refusals import count_refusal
+from prolepsis.server.drift_watch import DriftWatch
 from prolepsis.server.errors import install_error_handlers
 from prolepsis.server.evidence_routes import evidence_routes
 from prolepsis.server.feature_flags import FeatureFlags
@@ -83,6 +85,8 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
+    if config.drift == "on":
+        watch = replace(watch, drift=_drift(config, client, policies, metrics.control, watch.breakers, acts=acts))
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -123,6 +127,29 @@ def build(
     app.add_middleware(RequestIds, metrics=metrics)
     app.add_middleware(Traces)
     return app
+
+
+def _drift(
+    config: ServerConfig,
+    client: EngineClient,
+    policies: Policies | None,
+    metrics: ControlMetrics,
+    breakers: BreakerWatch | None,
+    *,
+    acts: Acts,
+) -> DriftWatch:
+    """Return what watches for drift; a new head, model or policy is another version of a proposer."""
+
+    def version_of(proposer: str) -> str:
+        info = client.info
+        weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+        return f"{weights} {policies.version}" if policies else weights
+
+    on_cliff = None
+    if breakers is not None and config.drift_cliff == "open_breaker":
+        on_cliff = partial(breakers.trip, reason="cliff")
+    told = acts.drift_noticed
+    return DriftWatch(DriftBoard(), client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
 
 
 def _watch(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import structlog
 
 from prolepsis.control.breaker.board import Breakers
-from prolepsis.control.breaker.events import BreakerEvent
+from prolepsis.control.breaker.events import BreakerEvent, TripReason
 from prolepsis.control.breaker.state import Breaker, ByHand
 from prolepsis.core.plan import LeftOut
 from prolepsis.core.slice_counts import SliceCounts
@@ -52,6 +52,10 @@ class BreakerWatch:
         """Set one by hand and return it."""
         self._follow(self._breakers.set(proposer, slice_name, to, self._clock(), by))
         return self._breakers.all[proposer, slice_name]
+
+    def trip(self, proposer: str, slice_name: str, reason: TripReason) -> None:
+        """Open one for what something else has seen of its proposer."""
+        self._follow(self._breakers.trip(proposer, slice_name, reason, self._clock()))
 
     def open_for_s(self, breaker: Breaker) -> float | None:
         """Return in how many seconds an open breaker is probed; None for others."""

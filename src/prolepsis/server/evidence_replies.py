@@ -1,6 +1,16 @@
-"""Shapes of /admin/contract."""
+"""Shapes of /admin/contract and /admin/drift."""
 
+from typing import Annotated
+
+from pydantic import Field
+
+from prolepsis.control.drift.alarm import Status
+from prolepsis.control.drift.board import Key
+from prolepsis.control.drift.stream import Stream
+from prolepsis.control.slices import SLICE
 from prolepsis.core.stats import LossReason
+from prolepsis.server.drift_watch import DriftWatch
+from prolepsis.server.fields import Body
 from prolepsis.server.output.boundary import Boundary
 from prolepsis.server.replies import Reply
 
@@ -50,4 +60,55 @@ def contract_reply(boundary: Boundary) -> ContractReply:
             )
             for (proposer, slice_name), counts in sorted(boundary.counts.items())
         ],
+    )
+
+
+class DriftResetBody(Body):
+    proposer: Annotated[str, Field(max_length=64)]
+    slice: Annotated[str, Field(pattern=SLICE)]
+
+
+class DriftStreamReply(Reply):
+    """What is known of one proposer in one slice since its version was put in; None: not yet."""
+
+    proposer: str
+    slice: str
+    version: str
+    status: Status
+    acceptance: float | None
+    """Of first drafted tokens, since the last change."""
+    recent_acceptance: float | None
+    """Over the window in which cliffs are seen."""
+    overestimated: float | None
+    """What the proposer gave its first token less what came true, lately."""
+    num_judged: int
+    seconds: float
+
+
+class DriftReply(Reply):
+    enabled: bool
+    streams: list[DriftStreamReply]
+
+
+def drift_reply(watch: DriftWatch | None) -> DriftReply:
+    """Return what is known of all."""
+    streams = (
+        []
+        if watch is None
+        else [stream_reply(key, one, watch) for key, one in sorted(watch.streams.items(), key=lambda item: item[0])]
+    )
+    return DriftReply(enabled=watch is not None, streams=streams)
+
+
+def stream_reply(key: Key, stream: Stream, watch: DriftWatch) -> DriftStreamReply:
+    return DriftStreamReply(
+        proposer=key[0],
+        slice=key[1],
+        version=stream.version,
+        status=stream.status,
+        acceptance=stream.acceptance,
+        recent_acceptance=stream.recent,
+        overestimated=stream.overestimated,
+        num_judged=stream.num_judged,
+        seconds=round(watch.seconds_of(stream), 1),
     )

@@ -65,6 +65,11 @@ class Policies:
         self._acts = acts or Acts(None)
         self._tell("loaded", None)
 
+    @property
+    def version(self) -> str:
+        """Of the policy in use."""
+        return self._file.policy.full_version
+
     def ruling(self, facts: RequestFacts) -> Ruling:
         """Return the terms of the first rule that matches, as the file says now or last said rightly."""
         self._look()

@@ -41,6 +41,8 @@ ROUTES: dict[str, Roles] = {
     "GET /admin/breakers": _WATCHES,
     "PUT /admin/breakers": _OPERATES,
     "GET /admin/contract": _READS,
+    "GET /admin/drift": _READS,
+    "POST /admin/drift/reset": _OPERATES,
 }
 """Method and path -> roles; `admin` has every role."""
 
