@@ -51,3 +51,11 @@ def test_drift(run: Run) -> None:
     refused = run("drift", "reset", "suffix", SLICE)
     assert refused.exit_code == 2
     assert "nothing is known" in refused.stderr
+
+
+def test_shadow(run: Run) -> None:
+    [one] = json.loads(run("shadow", "--json").stdout)["slices"]
+    assert (one["slice"], one["num_requests"]) == (SLICE, 1)
+    shown = run("shadow").stdout
+    assert "suffix" in shown
+    assert "0.500" in shown, "3 of 6"

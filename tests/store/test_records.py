@@ -23,6 +23,8 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
             "per_position": [[3, 3], [3, 2]],
             "num_cut": 0,
             "num_delivered": None,
+            "drafting": 0.0,
+            "verifying": 0.0,
         }
     }
 

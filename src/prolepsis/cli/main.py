@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("prolepsis.cli.plan:app", "Check, compare and explain policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "contract": ("prolepsis.cli.contract:contract", "Show what of the accepted tokens reached clients."),
+    "shadow": ("prolepsis.cli.shadow:shadow", "Show what speculation would bring, from requests in shadow."),
     "drift": ("prolepsis.cli.drift:app", "See how proposers fare against how they fared."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show and export the audit log."),
     "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),

@@ -72,6 +72,10 @@ class ProposerCounts:
     `num_accepted`."""
     num_delivered: int | None = None
     """Of the accepted tokens, those that reached the client; None: not known here."""
+    drafting: float = 0.0
+    """In shadow: what drafting cost, in tokens that plain decoding emits in that time."""
+    verifying: float = 0.0
+    """In shadow: what verifying would have cost, likewise."""
 
     def record(self, drafted: int, accepted: int, first: int = 0) -> None:
         """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted.

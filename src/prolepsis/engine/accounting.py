@@ -70,6 +70,10 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
     sample = row.sample
     if row.shadow is not None:
         sample.shadow = ShadowDraft(row.shadow)
+        for name, drafting, verifying in row.shadow_spent:
+            counts = sample.request.stats.shadow.setdefault(name, ProposerCounts())
+            counts.drafting += drafting
+            counts.verifying += verifying
     shadow = sample.shadow
     if shadow is not None and (shadow.follow(tokens) or ended):
         count_draft(sample.request.stats.shadow, shadow.draft.credits(shadow.path), len(shadow.path))

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,7 @@ from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
+from prolepsis.server.shadow_watch import ShadowWatch
 from prolepsis.server.status import status_routes
 from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
@@ -85,8 +86,9 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
+    version_of = partial(_version_of, client, policies)
     if config.drift == "on":
-        watch = replace(watch, drift=_drift(config, client, policies, metrics.control, watch.breakers, acts=acts))
+        watch = replace(watch, drift=_drift(config, client, version_of, metrics.control, watch.breakers, acts=acts))
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
@@ -110,8 +112,9 @@ def build(
     app.state.watch = watch
     app.state.door_metrics = metrics.door
     recorder = Recorder(store, config.store_sample)
+    shadow = ShadowWatch(partial(version_of, DRAFT_HEAD))
     boundary = Boundary(OutputPolicies(output, metrics.contract), metrics.contract)
-    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, boundary)
+    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, boundary, shadow)
     for router in (
         generation_routes(room),
         tokenization_routes(room),
@@ -129,22 +132,22 @@ def build(
     return app
 
 
+def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
+    """Return what a proposer's figures belong to: a new head, model or policy is another version of it."""
+    info = client.info
+    weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    return f"{weights} {policies.version}" if policies else weights
+
+
 def _drift(
     config: ServerConfig,
     client: EngineClient,
-    policies: Policies | None,
+    version_of: Callable[[str], str],
     metrics: ControlMetrics,
     breakers: BreakerWatch | None,
     *,
     acts: Acts,
 ) -> DriftWatch:
-    """Return what watches for drift; a new head, model or policy is another version of a proposer."""
-
-    def version_of(proposer: str) -> str:
-        info = client.info
-        weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
-        return f"{weights} {policies.version}" if policies else weights
-
     on_cliff = None
     if breakers is not None and config.drift_cliff == "open_breaker":
         on_cliff = partial(breakers.trip, reason="cliff")

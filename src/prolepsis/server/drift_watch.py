@@ -48,10 +48,10 @@ class DriftWatch:
         for alarm in self._board.observe(self._counts(), self._version_of, self._clock()):
             self._follow(alarm)
         for key, stream in self._board.streams.items():
-            figures = (stream.status, stream.acceptance, stream.overestimated)
+            status, acceptance, overestimated = figures = (stream.status, stream.acceptance, stream.overestimated)
             if self._shown.get(key) != figures:
                 self._shown[key] = figures
-                self._metrics.drift(*key, *figures)
+                self._metrics.drift(*key, status, acceptance, overestimated)
 
     def reset(self, proposer: str, slice_name: str) -> Stream:
         """Begin one anew; raises `KeyError` where nothing is known of it."""

@@ -1,4 +1,4 @@
-"""Shapes of /admin/contract and /admin/drift."""
+"""Shapes of /admin/contract, /admin/drift and /admin/shadow."""
 
 from typing import Annotated
 
@@ -7,6 +7,7 @@ from pydantic import Field
 from prolepsis.control.drift.alarm import Status
 from prolepsis.control.drift.board import Key
 from prolepsis.control.drift.stream import Stream
+from prolepsis.control.shadow_evidence import Estimate, ShadowEvidence
 from prolepsis.control.slices import SLICE
 from prolepsis.core.stats import LossReason
 from prolepsis.server.drift_watch import DriftWatch
@@ -112,3 +113,71 @@ def stream_reply(key: Key, stream: Stream, watch: DriftWatch) -> DriftStreamRepl
         num_judged=stream.num_judged,
         seconds=round(watch.seconds_of(stream), 1),
     )
+
+
+class EstimateReply(Reply):
+    """With its 95 % interval, the request as the unit; no bounds below 20 requests."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class ShadowProposerReply(Reply):
+    proposer: str
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    """Would have been accepted."""
+    acceptance_rate: EstimateReply | None
+    saved: EstimateReply | None
+    """Share of the requests' time: tokens accepted, less what drafting and verifying cost, over tokens emitted."""
+
+
+class ShadowSliceReply(Reply):
+    slice: str
+    num_requests: int
+    num_tokens: int
+    expected_speedup: EstimateReply | None
+    """Tokens per second with speculation over without."""
+    cost: EstimateReply | None
+    """Share of the requests' time that drafting in shadow took."""
+    proposers: list[ShadowProposerReply]
+
+
+class ShadowReply(Reply):
+    version: str
+    """Of draft head and policy; the figures are of it alone."""
+    slices: list[ShadowSliceReply]
+
+
+def shadow_reply(evidence: ShadowEvidence) -> ShadowReply:
+    """Return what requests in shadow showed."""
+    return ShadowReply(
+        version=evidence.version,
+        slices=[
+            ShadowSliceReply(
+                slice=name,
+                num_requests=one.saved.number,
+                num_tokens=one.num_tokens,
+                expected_speedup=_estimate(one.speedup),
+                cost=_estimate(one.drafting.estimate),
+                proposers=[
+                    ShadowProposerReply(
+                        proposer=proposer,
+                        num_drafts=known.counts.num_drafts,
+                        num_draft_tokens=known.counts.num_draft_tokens,
+                        num_accepted=known.counts.num_accepted,
+                        acceptance_rate=_estimate(known.accepted.estimate),
+                        saved=_estimate(known.saved.estimate),
+                    )
+                    for proposer, known in sorted(one.proposers.items())
+                ],
+            )
+            for name, one in sorted(evidence.slices.items())
+        ],
+    )
+
+
+def _estimate(found: Estimate | None) -> EstimateReply | None:
+    return None if found is None else EstimateReply(value=found.value, low=found.low, high=found.high)

@@ -6,7 +6,7 @@ from fastapi.responses import JSONResponse
 from prolepsis.server.body_reader import read_body
 from prolepsis.server.caller import caller_of
 from prolepsis.server.errors import RequestRefused
-from prolepsis.server.evidence_replies import DriftResetBody, contract_reply, drift_reply, stream_reply
+from prolepsis.server.evidence_replies import DriftResetBody, contract_reply, drift_reply, shadow_reply, stream_reply
 from prolepsis.server.room import Room
 
 
@@ -16,6 +16,10 @@ def evidence_routes(room: Room) -> APIRouter:
     @router.get("/admin/contract")
     async def contract() -> JSONResponse:
         return JSONResponse(contract_reply(room.boundary).model_dump())
+
+    @router.get("/admin/shadow")
+    async def shadow() -> JSONResponse:
+        return JSONResponse(shadow_reply(room.shadow.evidence).model_dump())
 
     @router.get("/admin/drift")
     async def drift() -> JSONResponse:

@@ -98,7 +98,7 @@ async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted,
     request = admitted.requests[number]
     answer = _facts(route, admitted, request)
     async with room.gate.enter(party, number) as entry:
-        with room.boundary.delivery(entry, whole=not admitted.stream) as delivery:
+        with room.boundary.delivery(entry, whole=not admitted.stream) as delivery, room.shadow.follow(entry):
             telling = Telling(
                 number * admitted.n,
                 admitted.showing,

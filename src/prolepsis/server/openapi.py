@@ -14,7 +14,13 @@ from pydantic.json_schema import models_json_schema
 from prolepsis import __version__
 from prolepsis.server import replies
 from prolepsis.server.bodies import ChatBody, CompletionBody
-from prolepsis.server.evidence_replies import ContractReply, DriftReply, DriftResetBody, DriftStreamReply
+from prolepsis.server.evidence_replies import (
+    ContractReply,
+    DriftReply,
+    DriftResetBody,
+    DriftStreamReply,
+    ShadowReply,
+)
 from prolepsis.server.formats import Json
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.rollout_replies import (
@@ -93,6 +99,7 @@ _ROUTES = (
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
     _Route("put", "/admin/breakers", "Set a breaker by hand", replies.Breaker, BreakerBody),
     _Route("get", "/admin/contract", "Accepted and delivered drafted tokens; output policies", ContractReply),
+    _Route("get", "/admin/shadow", "What speculation would bring, from requests in shadow", ShadowReply),
     _Route("get", "/admin/drift", "Drift by proposer and slice", DriftReply),
     _Route("post", "/admin/drift/reset", "Watch one anew", DriftStreamReply, DriftResetBody),
 )

@@ -12,6 +12,7 @@ from prolepsis.server.door.refusals import model_not_allowed
 from prolepsis.server.output.boundary import Boundary
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
+from prolepsis.server.shadow_watch import ShadowWatch
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.watch import Watch
 
@@ -30,6 +31,7 @@ class Room:
     recorder: Recorder = field(default_factory=Recorder)
     acts: Acts = field(default_factory=Acts)
     boundary: Boundary = field(default_factory=Boundary)
+    shadow: ShadowWatch = field(default_factory=ShadowWatch)
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class Stream:
         self._few = settings.warm_up // 2
         self._recent = RecentShare(settings.cliff_judged, settings.cliff_s)
         self._recent.clear(reading, now)
-        self._adwin = ADWIN(
+        self._adwin = ADWIN(  # type: ignore[no-untyped-call]  # river's own gap
             delta=settings.adwin_delta, clock=1, min_window_length=self._few, grace_period=settings.warm_up
         )
         self._waiting: tuple[float, float | None] | None = None  # share and overestimate of the last bin
@@ -112,7 +112,7 @@ class Stream:
         """ADWIN begins anew after a change; what it has then is too little, so the last bins stand in for it."""
         before = self.acceptance
         self._bins.append(share)
-        self._adwin.update(share / self._settings.bin_range)
+        self._adwin.update(share / self._settings.bin_range)  # type: ignore[no-untyped-call]
         if not self._adwin.drift_detected:
             if before is None or self._adwin.width >= self._few:
                 self.acceptance = self._adwin.estimation * self._settings.bin_range
@@ -125,7 +125,7 @@ class Stream:
 
     def _see_gap(self, gap: float, now: float) -> list[DriftAlarm]:
         before = self._gap_sum / self._num_gaps if self._num_gaps else gap
-        self._gap.update(gap)
+        self._gap.update(gap)  # type: ignore[no-untyped-call]
         self.overestimated = gap
         self._gap_sum, self._num_gaps = self._gap_sum + gap, self._num_gaps + 1
         if not self._gap.drift_detected:

@@ -42,6 +42,7 @@ ROUTES: dict[str, Roles] = {
     "PUT /admin/breakers": _OPERATES,
     "GET /admin/contract": _READS,
     "GET /admin/drift": _READS,
+    "GET /admin/shadow": _READS,
     "POST /admin/drift/reset": _OPERATES,
 }
 """Method and path -> roles; `admin` has every role."""
