@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    cases = [(num_running, mean) for num_running in (1, 4, 16) for mean in (0.25, 0.5, 0.8)]
+    cases = [(num_running, mean) for num_running in (1, 4, 16) for mean in (0.3, 0.5, 0.8)]
     result = {
         "false_alarms": [_false(*case, given.hours, given.seeds) for case in cases],
         "delays_s": [_delays(*case, given.seeds) for case in cases if case[1] > 0.4],

@@ -32,7 +32,7 @@ class DriftSettings:
     """Seconds of that window, at least."""
     cliff_share: float = 0.1
     """A cliff: acceptance at most this share of what it was."""
-    cliff_from: float = 0.2
+    cliff_from: float = 0.3
     """Acceptance before, at least: below there is nothing to fall from."""
     recovered_share: float = 0.5
     """A cliff is over where acceptance is this share of what it was."""

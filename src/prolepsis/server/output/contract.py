@@ -40,11 +40,13 @@ class Contract:
         """Return a delta that no policy reads, with the names of those whose drafted tokens it delivers."""
         self._up_to += len(delta.text)
         self.num_tokens += delta.num_tokens
-        self._coverage.add(delta.said)
-        shown, _ = self._coverage.shown(self._up_to)
+        shown: Sequence[SaidToken] = delta.said
+        if not self._coverage.passes(delta.said, self._up_to):
+            self._coverage.add(delta.said)
+            shown, _ = self._coverage.shown(self._up_to)
         if delta.finish_reason is not None:
             more, lost = self._coverage.rest(self._up_to)
-            shown += more
+            shown = [*shown, *more]
             self._lose(lost, "stop_string")
         names = tuple(token.by for token in shown if token.by)
         return replace(delta, delivered=names) if names else delta

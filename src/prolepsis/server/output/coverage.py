@@ -32,6 +32,13 @@ class Coverage:
             if token.end > self._end:
                 self._place(token.end)
 
+    def passes(self, tokens: Sequence[SaidToken], up_to: int) -> bool:
+        """Return whether `tokens` and all before them are shown now; then they need not be added."""
+        if self._open or self._textless or not tokens or not self._end < tokens[-1].end <= up_to:
+            return False
+        self._end = tokens[-1].end
+        return True
+
     def shown(self, up_to: int, changed: Sequence[Range] = ()) -> tuple[list[SaidToken], list[SaidToken]]:
         """Return the tokens whose text is decided, all of it before `up_to`: those shown, and those `changed`."""
         shown: list[SaidToken] = []
