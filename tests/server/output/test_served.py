@@ -1,15 +1,20 @@
 """Output policies over HTTP: every endpoint, streamed and whole, with usage and the figures of both sides."""
 
 import json
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from torch import Tensor
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
+from prolepsis.models.batch import Batch
+from prolepsis.models.protocol import KVCache
 from prolepsis.server.app import Door
 from prolepsis.server.output.chain import LoadedPolicy
 from prolepsis.server.output.patterns import Patterns
@@ -101,8 +106,8 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
     assert bool(server.engine.aborted) == (reason == "content_filter")
 
 
-def house_with(tmp_path: Path, *output: LoadedPolicy) -> House:
-    room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=Slow())
+def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> House:
+    room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     made = House(config=config, room=room, door=Door(base_plan=SpecPlan(fixed_depth=3)), output=output)
     made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
@@ -160,11 +165,23 @@ def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
         ]
 
 
+class Slower(Slow):
+    """Twenty milliseconds a pass: the answer takes seconds."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        time.sleep(0.02)
+        return super().forward(batch, cache)
+
+
 def test_who_leaves_takes_nothing_of_a_whole_answer(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path)) as house:
-        body = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 500}
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{house.url}/v1/completions", json=body, timeout=0.15)
+    with serving(house_with(tmp_path, model=Slower())) as house:
+        asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 500}
+        body = json.dumps(asked).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+        with socket.create_connection(("127.0.0.1", house.port)) as client:
+            client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+            running = house.engine.scheduler.requests
+            wait_for(lambda: any(request.stats.num_accepted > 5 for request in list(running.values())))
         labels = {"proposer": "first", "slice": "completions/standard/free/short"}
-        wait_for(lambda: house.sample("contract_lost_tokens_total", **labels, reason="left"))
+        wait_for(lambda: house.sample("contract_lost_tokens_total", **labels, reason="left") > 5)
         assert house.sample("contract_delivered_tokens_total", **labels) == 0.0
