@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from prolepsis.core.events import Aborted, Failed, FinishReason, Terminal, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -13,6 +13,9 @@ from prolepsis.server.admitted import Showing
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.pacing import paced
 from prolepsis.server.tokenizer import Tokenizer, Verbatim
+
+if TYPE_CHECKING:
+    from prolepsis.server.output.contract import Contract
 
 ShownReason = FinishReason | Literal["content_filter"]
 """Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
@@ -132,15 +135,6 @@ class Choice:
         return ShownToken(text, max(logprob, LOWEST_LOGPROB))
 
 
-class AtBoundary(Protocol):
-    """Takes one choice's deltas (`server.output.contract.Contract`)."""
-
-    stopped: bool
-    num_tokens: int
-
-    async def take(self, delta: Delta) -> Delta | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Telling:
     """How one prompt's samples are told: the index of its first choice, what is shown, and whether token by token."""
@@ -148,7 +142,7 @@ class Telling:
     first_index: int
     showing: Showing
     emit_tokens: bool
-    at_boundary: Callable[[int], "AtBoundary"]
+    at_boundary: Callable[[int], "Contract"]
     """What stands between a choice, by its index, and the client."""
     see: Callable[[Tokens], None]
     """Hears of all that is emitted."""

@@ -171,12 +171,7 @@ class ProposerSet:
         number = sum(draft is not None for draft in drafts) or 1
         seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
         drafting = {name: 1000.0 * spent * prices.ms / number for name, spent in seconds.items()}
-        return [
-            tuple((name, spent, _rows_of(draft).get(name, 0) * prices.row) for name, spent in drafting.items())
-            if draft is not None
-            else ()
-            for draft in drafts
-        ]
+        return [_spent(draft, drafting, prices.row) if draft is not None else () for draft in drafts]
 
     def observe(self, draft: Draft, path: Sequence[int], slice_name: str | None = None) -> None:
         """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
@@ -267,9 +262,9 @@ def _ceiling(plan: SpecPlan) -> int:
     return min(depth, plan.num_speculative_tokens)
 
 
-def _rows_of(draft: Draft) -> Mapping[str, int]:
-    """Return how many nodes are of each proposer."""
-    return Counter(draft.sources) if draft.sources else {draft.proposer: len(draft.tokens)}
+def _spent(draft: Draft, drafting: Mapping[str, float], price: float) -> ShadowSpent:
+    rows = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
+    return tuple((name, drafting.get(name, 0.0), rows[name] * price) for name in sorted(drafting.keys() | rows.keys()))
 
 
 def _selected(turn: Turn, nodes: list[int]) -> Draft | None:
