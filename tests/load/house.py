@@ -18,6 +18,7 @@ from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.app import Door, build
 from prolepsis.server.door.gate import Gate
+from prolepsis.server.output.chain import LoadedPolicy
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
 from prolepsis.telemetry.metrics import Metrics
@@ -77,6 +78,7 @@ class House:
     room: Room = field(default_factory=lambda: Room(max_model_len=512, num_pages=256))
     door: Door = field(default_factory=Door)
     tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
+    output: Sequence[LoadedPolicy] = ()
     url: str = ""
     port: int = 0
 
@@ -88,7 +90,7 @@ class House:
         self.room.proposers = self.room.proposers or (Suffix(1 << 20), PromptLookup())
         self.engine = build_engine(self.room)
         self.client = CountingClient(self.engine)
-        self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door)
+        self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door, output=self.output)
 
     @property
     def gate(self) -> Gate:

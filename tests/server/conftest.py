@@ -1,7 +1,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from prolepsis.control.cost.price_file import PriceFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.app import build
 from prolepsis.server.door.connections import door_protocol
+from prolepsis.server.output.chain import LoadedPolicy
 from prolepsis.server.policies import Policies
 from prolepsis.server.run import bind
 from prolepsis.store.migrate import upgrade
@@ -49,9 +50,19 @@ def served(
     *,
     store: Store | None = None,
     prices: PriceFile | None = None,
+    output: Sequence[LoadedPolicy] = (),
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
-    app = build(config, engine, tokenizer or ByteTokenizer(), metrics, policies=policies, store=store, prices=prices)
+    app = build(
+        config,
+        engine,
+        tokenizer or ByteTokenizer(),
+        metrics,
+        policies=policies,
+        store=store,
+        prices=prices,
+        output=output,
+    )
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))

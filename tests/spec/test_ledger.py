@@ -132,3 +132,15 @@ def test_a_grant_of_probes_is_used_up_and_a_plan_that_repeats_it_grants_no_more(
     ledger.ask("head", ["chat"], 0.0, None)
     assert not may_draft(3, 1)
     assert may_draft(4, 2), "another round is another grant"
+
+
+def test_what_a_proposer_gave_its_first_tokens_is_held_against_what_came_true() -> None:
+    ledger = Ledger(NAMES)
+    tree = Draft((1, 2, 3), (ROOT, ROOT, 0), "head", survival=(0.5, 0.25, 0.4))
+    assert tree.first_chance == pytest.approx(0.75), "of one of the first tokens, whichever"
+    ledger.judge("head", "chat", right=True, estimate=tree.first_chance)
+    ledger.judge("head", "chat", right=False, estimate=0.75)
+    ledger.judge("head", "chat", right=True, estimate=chain((1,), "head").first_chance)
+    counts = of(ledger.counts(), "head", "chat")
+    assert (counts.num_judged, counts.num_right, counts.num_estimated) == (3, 2, 2)
+    assert counts.overestimated == pytest.approx(2 * 0.75 - 1)

@@ -17,7 +17,16 @@ def test_a_record_comes_back_as_it_was(database: Database) -> None:
     assert (back.num_draft_tokens, back.num_accepted, back.mode) == (6, 5, "on")
     assert (back.device_prefill_s, back.device_host_s, back.predicted_plain_s) == (0.1, 0.01, 0.4)
     assert back.proposers == {
-        "suffix": {"num_drafts": 3, "num_draft_tokens": 6, "num_accepted": 5, "per_position": [[3, 3], [3, 2]]}
+        "suffix": {
+            "num_drafts": 3,
+            "num_draft_tokens": 6,
+            "num_accepted": 5,
+            "per_position": [[3, 3], [3, 2]],
+            "num_cut": 0,
+            "num_delivered": None,
+            "drafting": 0.0,
+            "verifying": 0.0,
+        }
     }
 
 

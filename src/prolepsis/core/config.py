@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DRAFT_HEAD = "draft_head"
+"""The proposer whose weights are exchanged while serving."""
 PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", "draft_head", "early_exit")
 """Every proposer there is; which of them are loaded is said by `EngineConfig.proposers`."""
 
@@ -122,6 +124,9 @@ class ServerConfig(BaseModel):
         ge=0,
         description="every so many replays with structural differences turn the kill switch on; 0: never",
     )
+    output_policies: Path | None = Field(
+        default=None, description="file of the policies that every answer passes before its client sees it"
+    )
     flags: Path | None = Field(
         default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"
     )
@@ -149,6 +154,12 @@ class ServerConfig(BaseModel):
     )
     price: str | None = Field(
         default=None, description="name of the price that counts here; default: the book has only one"
+    )
+    drift: Literal["on", "off"] = Field(
+        default="on", description="watch acceptance of each proposer and slice for drift and cliffs"
+    )
+    drift_cliff: Literal["alarm", "open_breaker"] = Field(
+        default="alarm", description="what a cliff of acceptance does: say so, or open that proposer's breaker too"
     )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
     max_header_bytes: int = Field(

@@ -62,6 +62,8 @@ class Tokens:
     """The draft that was verified, where there was one."""
     difference: Difference | None = None
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
+    accepted_by: tuple[str, ...] = ()
+    """The first of the tokens were drafted and accepted: by whom each counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ class SliceCounts:
     """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
     num_right: int = 0
     """Of these, those that were right."""
+    num_estimated: int = 0
+    """Of the judged ones, those for which the proposer had an estimate of its own."""
+    overestimated: float = 0.0
+    """Of these, the sum of the estimates less the number that were right."""
     num_rounds: int = 0
     """Verified drafts that had tokens of it."""
     spent: float = 0.0

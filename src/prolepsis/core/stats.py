@@ -41,6 +41,14 @@ EffectiveReason = Literal[
     "replay",  # an earlier request was decoded again, to be compared
 ]
 
+LossReason = Literal[
+    "ended",  # accepted in the step that ended the sample, beyond its end: stop string, grammar, length
+    "stop_string",  # part of a stop string, which is not shown
+    "policy",  # an output policy rewrote it, held it back or ended the answer before it
+    "left",  # the client went away, or the request failed
+]
+"""Why a drafted token that verification accepted did not reach the client."""
+
 
 @dataclass(frozen=True, slots=True)
 class EffectiveMode:
@@ -62,6 +70,15 @@ class ProposerCounts:
     num_draft_tokens: int = 0
     num_accepted: int = 0
     per_position: list[list[int]] = field(default_factory=list)
+    num_cut: int = 0
+    """Tokens that verification accepted beyond the sample's end (stop string, grammar): never emitted, and no part of
+    `num_accepted`."""
+    num_delivered: int | None = None
+    """Of the accepted tokens, those that reached the client; None: not known here."""
+    drafting: float = 0.0
+    """In shadow: what drafting cost, in tokens that plain decoding emits in that time."""
+    verifying: float = 0.0
+    """In shadow: what verifying would have cost, likewise."""
 
     def record(self, drafted: int, accepted: int, first: int = 0) -> None:
         """Count one decided draft whose longest path had `drafted` tokens, `accepted` of them emitted.
@@ -104,6 +121,8 @@ class RequestStats:
     """Drafts by proposer that were only compared with what plain decoding emitted."""
     plain_steps: dict[PlainReason, int] = field(default_factory=dict)
     """Decoding steps of its samples that might have speculated and did not; others were not to, or computed prompt."""
+    lost: dict[LossReason, int] = field(default_factory=dict)
+    """Drafted tokens that were accepted and not delivered; filled in by the server, as is `num_delivered`."""
     prediction_accepted: int = 0
     prediction_rejected: int = 0
     queue_s: float = 0.0

@@ -7,7 +7,7 @@ Queue time and compute time add up to the whole.
 from collections.abc import Sequence
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode, count_draft
+from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode, ProposerCounts, count_draft
 from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row
 from prolepsis.spec.shadow import ShadowDraft
@@ -42,8 +42,11 @@ def count_stopped(request: Request, now: float) -> None:
         request.queued_since = now
 
 
-def count_emitted(row: Row, tokens: Sequence[int], now: float) -> None:
-    """A pass emitted `tokens` for the row's request."""
+def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now: float) -> tuple[str, ...]:
+    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer where the sample ended.
+
+    Return whom each of the drafted ones among them counts for.
+    """
     request, stats = row.sample.request, row.sample.request.stats
     stats.num_steps += 1
     stats.num_output_tokens += len(tokens)
@@ -51,9 +54,15 @@ def count_emitted(row: Row, tokens: Sequence[int], now: float) -> None:
         stats.first_token_s = now - request.arrival
     if row.plain is not None:
         stats.plain_steps[row.plain] = stats.plain_steps.get(row.plain, 0) + 1
-    if row.draft is not None:
-        path = row.draft.follow(tokens)
-        count_draft(stats.proposers, row.draft.credits(path), len(path))
+    if row.draft is None:
+        return ()
+    path = row.draft.follow(tokens)
+    credited = row.draft.credits(path)
+    count_draft(stats.proposers, credited, len(path))
+    for node in accepted[len(path) :]:
+        name = row.draft.sources[node] if row.draft.sources else row.draft.proposer
+        stats.proposers.setdefault(name, ProposerCounts()).num_cut += 1
+    return credited[: len(path)]
 
 
 def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
@@ -61,6 +70,10 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
     sample = row.sample
     if row.shadow is not None:
         sample.shadow = ShadowDraft(row.shadow)
+        for name, drafting, verifying in row.shadow_spent:
+            counts = sample.request.stats.shadow.setdefault(name, ProposerCounts())
+            counts.drafting += drafting
+            counts.verifying += verifying
     shadow = sample.shadow
     if shadow is not None and (shadow.follow(tokens) or ended):
         count_draft(sample.request.stats.shadow, shadow.draft.credits(shadow.path), len(shadow.path))

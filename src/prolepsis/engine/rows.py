@@ -7,6 +7,7 @@ from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.request import Sample
 from prolepsis.spec.draft import Draft
+from prolepsis.spec.selection import ShadowSpent
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Row:
     """Why it has no draft though it might have had one."""
     shadow: Draft | None = None
     """Compared with what is emitted, and no part of the pass."""
+    shadow_spent: ShadowSpent = ()
 
     @property
     def samples_next(self) -> bool:

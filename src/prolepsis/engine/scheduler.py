@@ -323,7 +323,7 @@ class Scheduler:
         assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sample.history is not None:
             sample.history.append(tokens)
-        count_emitted(row, tokens, now)
+        accepted_by = count_emitted(row, verdict.path, tokens, now)
         count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sample)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
@@ -338,6 +338,7 @@ class Scheduler:
                 stop_reason,
                 row.proposed,
                 verdict.difference,
+                accepted_by,
             )
         )
         self._fork(sample, now)

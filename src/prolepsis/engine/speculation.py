@@ -85,8 +85,10 @@ class Speculation:
         samples, allowed = [row.sample for row in rows], self._allowed(rows, plan)
         drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
         return [
-            replace(row, shadow=_within_end(row, draft), plain=plain) if is_due else row
-            for row, is_due, draft, plain in zip(rows, due, drafts, self._plain(allowed), strict=True)
+            replace(row, shadow=_within_end(row, draft), plain=plain, shadow_spent=spent) if is_due else row
+            for row, is_due, draft, plain, spent in zip(
+                rows, due, drafts, self._plain(allowed), self.proposers.shadow_spent, strict=True
+            )
         ]
 
     def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> list[tuple[str, ...] | None]:

@@ -70,6 +70,8 @@ class TextStream:
         """The stop string that ended the text."""
         self.num_tokens = 0
         """Tokens taken so far; after a match, up to and including the one that completed it."""
+        self.num_characters = 0
+        """Characters of the text so far, those included that are held back or cut off."""
         self._window = _Window(tokenizer)
         self._stop = tuple(stop)
         self._min_tokens = min_tokens
@@ -97,6 +99,7 @@ class TextStream:
         return shown
 
     def _release(self, text: str) -> str:
+        self.num_characters += len(text)
         if not self._stop:
             return text
         text = self._held + text

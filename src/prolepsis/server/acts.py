@@ -10,6 +10,7 @@ from typing import Literal
 from prolepsis import __version__
 from prolepsis.control.breaker.events import BreakerEvent
 from prolepsis.control.cost.prices import PriceBook
+from prolepsis.control.drift.alarm import DriftAlarm
 from prolepsis.control.policy import Policy
 from prolepsis.control.rollouts.events import RolloutEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -111,6 +112,18 @@ class Acts:
         after = {"entry": entry.seq, "outcome": outcome}
         act = Act(actor=by, action="request.replayed", subject=told.subject, after=after, tenant=told.tenant)
         self._offer(act)
+
+    def drift_noticed(self, alarm: DriftAlarm) -> None:
+        """Say which proposer fares otherwise than it did, and by what numbers."""
+        versions = {"proposer": alarm.version}
+        subject = f"{alarm.proposer} {alarm.slice}"
+        self._offer(
+            Act(actor=_ACTOR, action=f"drift.{alarm.kind}", subject=subject, after=asdict(alarm), versions=versions)
+        )
+
+    def drift_reset(self, by: str, proposer: str, slice_name: str, before: object) -> None:
+        """Say who had drift of one proposer watched anew, and what was known of it."""
+        self._offer(Act(actor=by, action="drift.reset", subject=f"{proposer} {slice_name}", before=before))
 
     def kill_turned(self, by: str, before: object, after: object, *, on: bool) -> None:
         """Say who turned the kill switch, and why."""

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fastapi import FastAPI
@@ -14,9 +14,10 @@ from prolepsis.control.breaker.board import Breakers
 from prolepsis.control.breaker.by_hand_file import ByHandFile, default_breaker_file
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.cost.price_file import PriceFile
+from prolepsis.control.drift.board import DriftBoard
 from prolepsis.control.kill_file import KillFile, default_kill_file
 from prolepsis.control.rollouts.live import Pin
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.server.acts import Acts
@@ -31,11 +32,15 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.guard import Guard
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.door.refusals import count_refusal
+from prolepsis.server.drift_watch import DriftWatch
 from prolepsis.server.errors import install_error_handlers
+from prolepsis.server.evidence_routes import evidence_routes
 from prolepsis.server.feature_flags import FeatureFlags
 from prolepsis.server.generation import generation_routes
 from prolepsis.server.kill_switch import KillSwitch
 from prolepsis.server.openapi import openapi_routes
+from prolepsis.server.output.boundary import Boundary
+from prolepsis.server.output.chain import LoadedPolicy, OutputPolicies
 from prolepsis.server.plan_in_effect import PlanInEffect
 from prolepsis.server.policies import Policies
 from prolepsis.server.policy_routes import policy_routes
@@ -44,6 +49,7 @@ from prolepsis.server.replays import Replays, ReplaySettings
 from prolepsis.server.request_audit import RequestAudit
 from prolepsis.server.request_id import RequestIds
 from prolepsis.server.room import Room
+from prolepsis.server.shadow_watch import ShadowWatch
 from prolepsis.server.status import status_routes
 from prolepsis.server.tokenization import tokenization_routes
 from prolepsis.server.tokenizer import Tokenizer
@@ -79,13 +85,15 @@ def build(
     flags: FeatureProvider | None = None,
     prices: PriceFile | None = None,
     store: Store | None = None,
+    output: Sequence[LoadedPolicy] = (),
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
     Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
-    cost is in money; without `store` no requests are recorded, and who opened one closes it. The application's
-    `state.gate` is what a server drains, its `state.watch` what may turn speculation off, in `state.door_metrics` it
-    counts the connections it refuses. Raises `ConfigError` where the address asks for keys and there are none.
+    cost is in money; without `store` no requests are recorded, and who opened one closes it. Every answer passes
+    `output` before its client sees it. The application's `state.gate` is what a server drains, its `state.watch` what
+    may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where
+    the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
@@ -93,8 +101,10 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
+    version_of = partial(_version_of, client, policies)
+    if config.drift == "on":
+        watch = replace(watch, drift=_drift(config, client, version_of, metrics.control, watch.breakers, acts=acts))
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
-
     replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
 
     @asynccontextmanager
@@ -125,8 +135,20 @@ def build(
         audit = RequestAudit(
             store.writer, tokenizer, lambda: client.info, sample=config.audit_sample, content=config.audit_content
         )
-    recorder = Recorder(store, config.store_sample, costs=costs, audit=audit)
-    room = Room(config, client, tokenizer, gate, int(time.time()), watch, policies, recorder, acts, replays=replays)
+    room = Room(
+        config,
+        client,
+        tokenizer,
+        gate,
+        int(time.time()),
+        watch,
+        policies,
+        Recorder(store, config.store_sample, costs=costs, audit=audit),
+        acts,
+        Boundary(OutputPolicies(output, metrics.contract), metrics.contract),
+        ShadowWatch(partial(version_of, DRAFT_HEAD)),
+        replays=replays,
+    )
     for router in (
         generation_routes(room),
         tokenization_routes(room),
@@ -137,6 +159,7 @@ def build(
         correctness_routes(room),
         audit_routes(room, store),
         cost_routes(costs),
+        evidence_routes(room),
         openapi_routes(),
     ):
         app.include_router(router)
@@ -145,6 +168,29 @@ def build(
     app.add_middleware(RequestIds, metrics=metrics)
     app.add_middleware(Traces)
     return app
+
+
+def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
+    """Return what a proposer's figures belong to: a new head, model or policy is another version of it."""
+    info = client.info
+    weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    return f"{weights} {policies.version}" if policies else weights
+
+
+def _drift(
+    config: ServerConfig,
+    client: EngineClient,
+    version_of: Callable[[str], str],
+    metrics: ControlMetrics,
+    breakers: BreakerWatch | None,
+    *,
+    acts: Acts,
+) -> DriftWatch:
+    on_cliff = None
+    if breakers is not None and config.drift_cliff == "open_breaker":
+        on_cliff = partial(breakers.trip, reason="cliff")
+    told = acts.drift_noticed
+    return DriftWatch(DriftBoard(), client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
 
 
 def _watch(

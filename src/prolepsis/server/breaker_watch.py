@@ -9,7 +9,7 @@ import structlog
 
 from prolepsis.control.breaker.board import Breakers, Key
 from prolepsis.control.breaker.by_hand_file import ByHandFile, SetByHand
-from prolepsis.control.breaker.events import BreakerEvent
+from prolepsis.control.breaker.events import BreakerEvent, TripReason
 from prolepsis.control.breaker.state import Breaker, ByHand
 from prolepsis.control.last_good import stamp
 from prolepsis.core.errors import ConfigError
@@ -72,6 +72,10 @@ class BreakerWatch:
             log.error("breaker_not_kept", error=str(error))
             return self._breakers.all[key], str(error)
         return self._breakers.all[key], ""
+
+    def trip(self, proposer: str, slice_name: str, reason: TripReason) -> None:
+        """Open one for what something else has seen of its proposer."""
+        self._follow(self._breakers.trip(proposer, slice_name, reason, self._clock()))
 
     def open_for_s(self, breaker: Breaker) -> float | None:
         """Return in how many seconds an open breaker is probed; None for others."""

@@ -1,7 +1,8 @@
 """From the engine's events to text: one `Choice` per sample, one `Delta` per step that has something to show."""
 
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from prolepsis.core.events import Aborted, Failed, FinishReason, Terminal, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -13,6 +14,11 @@ from prolepsis.server.errors import RequestAborted
 from prolepsis.server.pacing import paced
 from prolepsis.server.tokenizer import Tokenizer, Verbatim
 
+if TYPE_CHECKING:
+    from prolepsis.server.output.contract import Contract
+
+ShownReason = FinishReason | Literal["content_filter"]
+"""Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
 LOWEST_LOGPROB = -9999.0
 """Shown for a token of probability 0; JSON has no infinity."""
 
@@ -35,6 +41,18 @@ class ShownLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class SaidToken:
+    """One token, the text it makes certain, and how far its own text reaches in the sample's (characters)."""
+
+    token_id: int
+    text: str
+    end: int
+    by: str
+    """Whose drafted and accepted token it is; empty: the target's own."""
+    logprobs: ShownLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one step adds to what the client sees of sample `index`."""
 
@@ -42,9 +60,15 @@ class Delta:
     text: str
     first: bool
     logprobs: tuple[ShownLogprobs, ...] | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: ShownReason | None = None
     stop_reason: str | int | None = None
     token_ids: tuple[int, ...] = ()
+    said: tuple[SaidToken, ...] = ()
+    """The same tokens one by one; none once what is shown is no longer what they say (output policies)."""
+    num_tokens: int = 0
+    """Tokens of the answer that this accounts for, those included that are not shown."""
+    delivered: tuple[str, ...] = ()
+    """The proposers whose drafted tokens reach the client with this, a name for each token."""
 
 
 class Choice:
@@ -58,8 +82,7 @@ class Choice:
         self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
         self._include_stop = showing.include_stop
         self._with_logprobs = request.params.logprobs is not None
-        self._held: list[ShownLogprobs] = []
-        self._token_ids: tuple[int, ...] = ()
+        self._held: list[SaidToken] = []
         self._offset = 0
         self._first = True
 
@@ -70,11 +93,7 @@ class Choice:
         """
         if self.finished:
             return None
-        before = self._stream.num_tokens
-        text = self._stream.push(event.token_ids)
-        num_tokens = self._stream.num_tokens - before
-        self._token_ids += event.token_ids[:num_tokens]
-        self._hold(event, num_tokens)
+        text = self._read(event)
         if event.finish_reason is not None:
             text += self._stream.finish()
         reason, stop_reason = event.finish_reason, event.stop_reason
@@ -84,21 +103,28 @@ class Choice:
         self.finished = reason is not None
         if not text and not self.finished:
             return None
-        delta = Delta(self._index, text, self._first, self._release(), reason, stop_reason, self._token_ids)
-        self._first, self._token_ids = False, ()
+        said, self._held = tuple(self._held), []
+        logprobs = tuple(one.logprobs for one in said if one.logprobs) if self._with_logprobs else None
+        token_ids = tuple(one.token_id for one in said)
+        delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, said, len(said))
+        self._first = False
         return delta
 
-    def _hold(self, event: Tokens, num_tokens: int) -> None:
-        if not self._with_logprobs or event.logprobs is None:
-            return
-        for token_id, logprobs in zip(event.token_ids[:num_tokens], event.logprobs, strict=False):
-            shown = self._shown(token_id, logprobs, self._offset)
-            self._offset += len(shown.token.text)
-            self._held.append(shown)
-
-    def _release(self) -> tuple[ShownLogprobs, ...] | None:
-        held, self._held = tuple(self._held), []
-        return held if self._with_logprobs else None
+    def _read(self, event: Tokens) -> str:
+        """Hold the event's tokens, up to one that completes a stop string, and return the text they make certain."""
+        text, stream = "", self._stream
+        for i, token in enumerate(event.token_ids):
+            if stream.matched is not None:
+                break
+            added = stream.push((token,))
+            logprobs = None
+            if self._with_logprobs and event.logprobs is not None:
+                logprobs = self._shown(token, event.logprobs[i], self._offset)
+                self._offset += len(logprobs.token.text)
+            by = event.accepted_by[i] if i < len(event.accepted_by) else ""
+            self._held.append(SaidToken(token, added, stream.num_characters, by, logprobs))
+            text += added
+        return text
 
     def _shown(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> ShownLogprobs:
         top = tuple(self._token(i, value) for i, value in logprobs.top)
@@ -116,6 +142,10 @@ class Telling:
     first_index: int
     showing: Showing
     emit_tokens: bool
+    at_boundary: Callable[[int], "Contract"]
+    """What stands between a choice, by its index, and the client."""
+    see: Callable[[Tokens], None]
+    """Hears of all that is emitted."""
 
 
 async def generate_deltas(
@@ -127,6 +157,7 @@ async def generate_deltas(
     """
     first = telling.first_index
     choices = [Choice(first + i, request, tokenizer, telling.showing) for i in range(request.n)]
+    contracts = [telling.at_boundary(first + i) for i in range(request.n)]
     events = client.generate(request)
     if telling.emit_tokens:
         events = paced(events)
@@ -134,14 +165,23 @@ async def generate_deltas(
     try:
         async for event in events:
             if isinstance(event, Tokens):
-                delta = choices[event.index].take(event)
-                if delta is not None:
-                    yield delta
-                if all(choice.finished for choice in choices) and event.finish_reason is None:
+                choice, contract = choices[event.index], contracts[event.index]
+                telling.see(event)
+                delta = choice.take(event)
+                shown = None if delta is None else await contract.take(delta)
+                choice.finished |= contract.stopped
+                if shown is not None:
+                    yield shown
+                stopped = any(contract.stopped for contract in contracts)
+                if all(choice.finished for choice in choices) and (event.finish_reason is None or stopped):
                     client.abort(request.request_id)
             else:
                 ended = True
-                yield _stats_of(event, complete=all(choice.finished for choice in choices))
+                stats = _stats_of(event, complete=all(choice.finished for choice in choices))
+                if any(contract.stopped for contract in contracts):  # what came after it is not the client's
+                    num_tokens = sum(contract.num_tokens for contract in contracts)
+                    stats = replace(stats, num_output_tokens=min(stats.num_output_tokens, num_tokens))
+                yield stats
     finally:
         if not ended:
             client.abort(request.request_id)

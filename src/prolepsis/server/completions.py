@@ -60,7 +60,7 @@ class _RunningUsage:
         self._num_tokens = 0
 
     def after(self, delta: Delta) -> Json:
-        self._num_tokens += len(delta.token_ids)
+        self._num_tokens += delta.num_tokens
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._num_tokens,

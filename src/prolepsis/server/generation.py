@@ -2,11 +2,13 @@
 
 from collections.abc import Coroutine
 from contextlib import aclosing
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from prolepsis.core.errors import InvalidGrammar
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.accounts import summed
 from prolepsis.server.admission import admit_chat, admit_completion
@@ -23,6 +25,7 @@ from prolepsis.server.errors import RequestRefused
 from prolepsis.server.formats import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.server.merging import merged
 from prolepsis.server.observation import observed
+from prolepsis.server.output.policy import AnswerFacts
 from prolepsis.server.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.room import Room
@@ -92,15 +95,42 @@ async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
 
 async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted, room: Room) -> Parts:
     """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
-    telling = Telling(number * admitted.n, admitted.showing, admitted.speculation.emit_tokens)
-    async with (
-        room.gate.enter(party, number) as entry,
-        room.recorder.record(route, admitted, entry),
-        room.replays.watched(route, admitted, entry, counts=number == 0),
-        aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
-    ):
-        async for part in parts:
-            yield part
+    request = admitted.requests[number]
+    answer = _facts(route, admitted, request)
+    async with room.gate.enter(party, number) as entry:
+        with room.boundary.delivery(entry, whole=not admitted.stream) as delivery, room.shadow.follow(entry):
+            telling = Telling(
+                number * admitted.n,
+                admitted.showing,
+                admitted.speculation.emit_tokens,
+                lambda index: room.boundary.contract(replace(answer, index=index), delivery),
+                delivery.see,
+            )
+            async with (
+                room.recorder.record(route, admitted, entry, delivery),
+                room.replays.watched(route, admitted, entry, counts=number == 0),
+                aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
+            ):
+                async for part in parts:
+                    if isinstance(part, Delta):
+                        yield part
+                        delivery.passed(part)
+                    else:
+                        yield delivery.filled(part)
+
+
+def _facts(route: str, admitted: Admitted, request: GenerateRequest) -> AnswerFacts:
+    caller = admitted.caller
+    return AnswerFacts(
+        request_id=request.request_id,
+        index=0,
+        route=route,
+        tenant=caller.tenant,
+        tier=caller.tier,
+        key_id=caller.key_id,
+        model=admitted.model,
+        structured=request.grammar is not None or admitted.showing.tools,
+    )
 
 
 async def _whole(

@@ -17,6 +17,13 @@ from prolepsis.server.audit_routes import AuditEntryReply, AuditQuery, AuditRepl
 from prolepsis.server.bodies import ChatBody, CompletionBody
 from prolepsis.server.correctness_routes import CorrectnessReply
 from prolepsis.server.cost_replies import CostReply
+from prolepsis.server.evidence_replies import (
+    ContractReply,
+    DriftReply,
+    DriftResetBody,
+    DriftStreamReply,
+    ShadowReply,
+)
 from prolepsis.server.formats import Json
 from prolepsis.server.policy_replies import (
     PolicyBody,
@@ -129,6 +136,10 @@ _ROUTES = (
     _Route("put", "/admin/kill", "Turn the operator's kill switch", replies.KillTurned, KillBody),
     _Route("get", "/admin/breakers", "Breakers by proposer and slice", replies.Breakers),
     _Route("put", "/admin/breakers", "Set a breaker by hand", replies.BreakerSet, BreakerBody),
+    _Route("get", "/admin/contract", "Accepted and delivered drafted tokens; output policies", ContractReply),
+    _Route("get", "/admin/shadow", "What speculation would bring, from requests in shadow", ShadowReply),
+    _Route("get", "/admin/drift", "Drift by proposer and slice", DriftReply),
+    _Route("post", "/admin/drift/reset", "Watch one anew", DriftStreamReply, DriftResetBody, conflicts=True),
 )
 
 _PATH_VALUES: dict[str, Json] = {"command": {"enum": list(get_args(RolloutCommandName))}}

@@ -47,7 +47,8 @@ def split(event: Tokens) -> list[Tokens]:
         logprobs = None if event.logprobs is None else event.logprobs[i : i + 1]
         last = i == len(event.token_ids) - 1
         reason, stop = (event.finish_reason, event.stop_reason) if last else (None, None)
-        parts.append(Tokens(event.request_id, event.index, (token,), logprobs, reason, stop))
+        accepted_by = event.accepted_by[i : i + 1]
+        parts.append(Tokens(event.request_id, event.index, (token,), logprobs, reason, stop, accepted_by))
     return parts
 
 

@@ -98,6 +98,11 @@ class Policies:
             self._take("loaded")
 
     @property
+    def version(self) -> str:
+        """Of the policy in use; empty where there is none."""
+        return self.policy.full_version if self.policy else ""
+
+    @property
     def flag_names(self) -> tuple[str, ...]:
         """The flags that have to be asked of a request before its ruling."""
         return self.policy.flag_names if self.policy else ()

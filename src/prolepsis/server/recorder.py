@@ -13,6 +13,7 @@ from prolepsis.server.costs import Costs, PriceInUse
 from prolepsis.server.door.entry import Entry
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.formats import Json
+from prolepsis.server.output.boundary import Delivery
 from prolepsis.server.request_audit import Ended, RequestAudit
 from prolepsis.store.request_record import RequestAbout, RequestEnd, request_record
 from prolepsis.store.store import Store
@@ -39,7 +40,7 @@ class Recorder:
         self._audit = audit
 
     @asynccontextmanager
-    async def record(self, route: str, admitted: Admitted, entry: Entry) -> AsyncIterator[None]:
+    async def record(self, route: str, admitted: Admitted, entry: Entry, delivery: Delivery) -> AsyncIterator[None]:
         """Record the request of `entry`, which has ended when the block is left, by how it is left."""
         end: RequestEnd = "finished"
         error = None
@@ -67,9 +68,9 @@ class Recorder:
             if self._writer is not None and random.random() < self._sample:
                 price, device = self._costs.price if self._costs else None, heard.stats.device if heard else None
                 about = _about(route, admitted, entry, price)
-                self._writer.offer(request_record(about, end, _stats(entry), error=error, device=device))
+                self._writer.offer(request_record(about, end, _stats(entry, delivery), error=error, device=device))
             if self._audit is not None and content is not None:
-                self._audit.take(_ended(_about(route, admitted, entry), entry, end, error), content)
+                self._audit.take(_ended(_about(route, admitted, entry), entry, delivery, end, error), content)
 
     def readiness(self) -> Json | None:
         """Return what readiness says of the store, None without one: no reason to serve or not, and no addresses."""
@@ -105,16 +106,16 @@ def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | Non
     )
 
 
-def _ended(about: RequestAbout, entry: Entry, end: RequestEnd, error: str | None) -> Ended:
+def _ended(about: RequestAbout, entry: Entry, delivery: Delivery, end: RequestEnd, error: str | None) -> Ended:
     client = entry.client
     events = tuple(client.stored.tokens if client.stored else client.kept)
-    return Ended(about, end, error, _stats(entry), recording(entry.request, events), events)
+    return Ended(about, end, error, _stats(entry, delivery), recording(entry.request, events), events)
 
 
-def _stats(entry: Entry) -> RequestStats:
+def _stats(entry: Entry, delivery: Delivery) -> RequestStats:
     """Return the engine's counts; of a request whose end nobody waited for, the tokens that came."""
     if entry.client.ended is not None:
-        return entry.client.ended.stats
+        return delivery.filled(entry.client.ended.stats)
     return RequestStats(
         num_prompt_tokens=len(entry.request.prompt_token_ids), num_output_tokens=entry.client.num_tokens
     )

@@ -81,6 +81,14 @@ class Effective(Reply):
     """There where the server asks flags."""
 
 
+class Contract(Reply):
+    """Drafted tokens at the contract boundary: accepted by verification, delivered to the client, and lost by why."""
+
+    num_verified_draft_tokens: int
+    num_delivered_draft_tokens: int
+    lost: dict[Literal["ended", "stop_string", "policy", "left"], int]
+
+
 class Metrics(Reply):
     """Times (ms) and acceptance of one answer, and the mode that was in effect."""
 
@@ -92,6 +100,7 @@ class Metrics(Reply):
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None
     """What drafts would have brought that were only compared."""
+    contract: Contract
     effective: Effective
 
 
@@ -131,7 +140,7 @@ class ChatMessage(Reply):
 
 class Choice(Reply):
     index: int
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
 

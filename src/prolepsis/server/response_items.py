@@ -66,7 +66,7 @@ class ResponseItems:
             self.finish_reason = delta.finish_reason
             if not self.output and self._open is None:
                 events += self._begin("message")
-            events += self._end("incomplete" if delta.finish_reason == "length" else "completed")
+            events += self._end("completed" if delta.finish_reason == "stop" else "incomplete")
         return events
 
     def _piece(self, piece: Piece) -> list[Json]:

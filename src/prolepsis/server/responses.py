@@ -20,6 +20,9 @@ from prolepsis.server.responses_bodies import ResponsesBody
 from prolepsis.server.responses_to_chat import renamed, to_chat
 from prolepsis.server.room import Room
 
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of answers that are not complete, as this endpoint calls them."""
+
 
 async def admit_response(body: ResponsesBody, asker: Asker, room: Room) -> Admitted:
     """Check `body` as the chat it stands for; raises `UserError`."""
@@ -64,9 +67,9 @@ class ResponseShape:
         return self._shown("in_progress")
 
     async def ended(self, stats: RequestStats) -> Json:
-        cut = self.items.finish_reason == "length"
+        cut = _CUT.get(self.items.finish_reason or "")
         shown = self._shown("incomplete" if cut else "completed")
-        shown["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
+        shown["incomplete_details"] = {"reason": cut} if cut else None
         shown["usage"] = await self._usage(stats)
         if self._admitted.speculation.metrics:
             asked = self._admitted.speculation
@@ -126,7 +129,7 @@ async def _events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, No
                 for event in shape.items.take(part):
                     yield event
                 part = await anext(parts)
-            kind = "response.incomplete" if shape.items.finish_reason == "length" else "response.completed"
+            kind = "response.incomplete" if shape.items.finish_reason in _CUT else "response.completed"
             yield {"type": kind, "response": await shape.ended(part)}
         except Exception as error:  # the status is out: the stream itself says what failed
             yield {"type": "response.failed", "response": shape.failed(error)}

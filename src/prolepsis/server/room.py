@@ -9,9 +9,11 @@ from prolepsis.server.acts import Acts
 from prolepsis.server.caller import Caller
 from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.refusals import model_not_allowed
+from prolepsis.server.output.boundary import Boundary
 from prolepsis.server.policies import Policies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.replays import Replays
+from prolepsis.server.shadow_watch import ShadowWatch
 from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.watch import Watch
 
@@ -29,6 +31,8 @@ class Room:
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder = field(default_factory=Recorder)
     acts: Acts = field(default_factory=Acts)
+    boundary: Boundary = field(default_factory=Boundary)
+    shadow: ShadowWatch = field(default_factory=ShadowWatch)
     replays: Replays = field(kw_only=True)
 
     @property

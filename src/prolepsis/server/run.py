@@ -30,6 +30,7 @@ from prolepsis.server.door.gate import Gate
 from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
+from prolepsis.server.output.file import read_output_policies
 from prolepsis.server.policies import Policies, PolicySource, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.store_journal import StoreJournal
@@ -61,8 +62,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags, prices or the store cannot be used (before anything is loaded), and what
-    `start_engine` raises.
+    policy, the folder of its rollouts, flags, prices, output policies or the store cannot be used (before anything is
+    loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -74,6 +75,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         file = open_policy(config.policy) if config.policy else None
         flags = flag_provider(config)
         prices = PriceFile(config.prices, config.price) if config.prices else None
+        output = read_output_policies(config.output_policies) if config.output_policies else []
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
@@ -98,6 +100,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
                 flags=flags,
                 prices=prices,
                 store=store,
+                output=output,
             )
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)

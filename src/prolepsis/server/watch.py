@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from prolepsis.server.breaker_watch import BreakerWatch
+from prolepsis.server.drift_watch import DriftWatch
 from prolepsis.server.feature_flags import FeatureFlags
 from prolepsis.server.kill_switch import KillSwitch
 
@@ -17,11 +18,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Kill switch, flags (None: none are configured) and breakers (None: they are off)."""
+    """Kill switch, flags (None: none are configured), breakers and drift (None: they are off)."""
 
     kill: KillSwitch
     flags: FeatureFlags | None
     breakers: BreakerWatch | None
+    drift: DriftWatch | None = None
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -37,6 +39,8 @@ class Watch:
             self.kill.follow(await self.flags.killed())
         if self.breakers is not None:
             _contained(self.breakers.look)
+        if self.drift is not None:
+            _contained(self.drift.look)
 
 
 def _contained(look: Callable[[], None]) -> None:

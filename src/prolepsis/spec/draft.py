@@ -104,6 +104,14 @@ class Draft:
         above = 1.0 if parent == ROOT else self.survival[parent]
         return self.survival[node] / above if above > 0.0 else 0.0
 
+    @property
+    def first_chance(self) -> float | None:
+        """The proposer's estimate that one of its first tokens is accepted, or None without estimates."""
+        if not self.survival:
+            return None
+        chances = (alive for alive, parent in zip(self.survival, self.parents, strict=True) if parent == ROOT)
+        return min(1.0, sum(chances))
+
     def fault(self, vocab_size: int, limit: int) -> str | None:
         """Say what is wrong with a draft from an untrusted proposer, or None."""
         if len(self.tokens) > limit:

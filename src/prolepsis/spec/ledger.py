@@ -21,6 +21,8 @@ class _Tally:
 
     num_right: int = 0
     num_judged: int = 0
+    num_estimated: int = 0
+    overestimated: float = 0.0
     num_asked: int = 0
     gained_squared: float = 0.0
     gained: float = 0.0
@@ -70,11 +72,17 @@ class Ledger:
                 tally.num_late += late
                 tally.late_in_row = tally.late_in_row + 1 if late else 0
 
-    def judge(self, proposer: str, slice_name: str, *, right: bool) -> None:
-        """Count a draft whose first token was committed, or another in its place."""
+    def judge(self, proposer: str, slice_name: str, *, right: bool, estimate: float | None = None) -> None:
+        """Count a draft whose first token was committed, or another in its place.
+
+        `estimate`: the chance that the proposer itself gave its first token; None where it says nothing of it.
+        """
         if (tally := self._of(proposer, slice_name)) is not None:
             tally.num_judged += 1
             tally.num_right += right
+            if estimate is not None:
+                tally.num_estimated += 1
+                tally.overestimated += estimate - right
 
     def verify(self, draft: Draft, path: Sequence[int], slice_name: str, prices: Prices | None) -> None:
         """Count a verified draft whose nodes `path` were emitted, each node with the proposer it is of."""

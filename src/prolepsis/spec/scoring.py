@@ -92,5 +92,6 @@ class Scoreboard:
                 if hit:
                     follower = node
         if entry.depth == 0:
-            self._ledger.judge(draft.proposer, entry.slice, right=follower is not None)
+            right = follower is not None
+            self._ledger.judge(draft.proposer, entry.slice, right=right, estimate=draft.first_chance)
         return follower

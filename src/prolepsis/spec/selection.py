@@ -1,7 +1,8 @@
 """Which draft of which proposer each sample gets in a step: ask, contain, score, choose, cut, learn."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
@@ -20,6 +21,8 @@ from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.turn import Turn
 from prolepsis.spec.window import Cut, StepLoad, Window
 
+ShadowSpent = tuple[tuple[str, float, float], ...]
+"""Proposer, what drafting cost and what verifying would have cost, in tokens that plain decoding emits in that time."""
 _FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many samples, at first
 
@@ -52,6 +55,8 @@ class ProposerSet:
         """Verified drafts of each proposer."""
         self.plain: list[PlainReason | None] = []
         """For each sample of the last call: why it got no draft; None where it got one."""
+        self.shadow_spent: list[ShadowSpent] = []
+        """For each sample of the last call in shadow: what its draft cost."""
         self.ledger = Ledger(self.names)
         """What each proposer costs and brings, by slice."""
         contained = [ContainedProposer(p, vocab_size, clock, self.ledger) for p in proposers]
@@ -153,20 +158,31 @@ class ProposerSet:
         """
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
-            self.plain = ["no_room"] * len(samples)
+            self.plain, self.shadow_spent = ["no_room"] * len(samples), [()] * len(samples)
             return [None] * len(samples)
         turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
             turn.judged = turn.shadow = True
         fixed = plan.fixed_depth is not None
-        spent_ms = self._contest(turns, plan, None if fixed else self._prices(len(turns), load))
+        prices, before = None if fixed else self._prices(len(turns), load), self.seconds
+        spent_ms = self._contest(turns, plan, prices)
         if fixed:
             drafts = _within_budget([turn.draft for turn in turns], load.max_draft_tokens)
         else:
             cut = self._keep(turns, load, spent_ms)
             drafts = [_selected(turn, nodes) for turn, nodes in zip(turns, cut.nodes, strict=True)]
         self.plain = [turn.plain(draft, weighed=not fixed) for turn, draft in zip(turns, drafts, strict=True)]
+        self.shadow_spent = self._shadow_spent(drafts, before, prices) if prices else [()] * len(drafts)
         return drafts
+
+    def _shadow_spent(
+        self, drafts: Sequence[Draft | None], before: Mapping[str, float], prices: Prices
+    ) -> list[ShadowSpent]:
+        """Return what each draft took of the time of all who were asked, in equal parts, and its rows would have."""
+        number = sum(draft is not None for draft in drafts) or 1
+        seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
+        drafting = {name: 1000.0 * spent * prices.ms / number for name, spent in seconds.items()}
+        return [_spent(draft, drafting, prices.row) if draft is not None else () for draft in drafts]
 
     def observe(self, draft: Draft, path: Sequence[int], slice_name: str | None = None) -> None:
         """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
@@ -255,6 +271,11 @@ class ProposerSet:
 def _ceiling(plan: SpecPlan) -> int:
     depth = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
     return min(depth, plan.num_speculative_tokens)
+
+
+def _spent(draft: Draft, drafting: Mapping[str, float], price: float) -> ShadowSpent:
+    rows = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
+    return tuple((name, drafting.get(name, 0.0), rows[name] * price) for name in sorted(drafting.keys() | rows.keys()))
 
 
 def _selected(turn: Turn, nodes: list[int]) -> Draft | None:

@@ -1,8 +1,10 @@
-"""Metrics of what watches over speculation: kill switch, flags, breakers."""
+"""Metrics of what watches over speculation: kill switch, flags, breakers, drift."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 BREAKER_STATES = ("closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only")
+
+DRIFT_STATUSES = ("learning", "steady", "drifted", "cliff")
 
 
 class ControlMetrics:
@@ -21,7 +23,26 @@ class ControlMetrics:
         self.breaker_events = counter(
             "breaker_events", "What happened to breakers", "proposer", "slice", "before", "after", "reason"
         )
+        self.drift_alarms = counter("drift_alarms", "Alarms of drift and of cliffs", "proposer", "slice", "kind")
+        self._drift = gauge("drift_status", "1 for what is known of a proposer's drift", "proposer", "slice", "status")
+        self._acceptance = gauge(
+            "drift_acceptance", "Acceptance of first drafted tokens since its last change", "proposer", "slice"
+        )
+        self._overestimated = gauge(
+            "drift_overestimated", "What the proposer gave its first tokens less what came true", "proposer", "slice"
+        )
         self._breakers = gauge("breaker_state", "1 for the state that a breaker is in", "proposer", "slice", "state")
+
+    def drift(
+        self, proposer: str, slice_name: str, status: str, acceptance: float | None, overestimated: float | None
+    ) -> None:
+        """Show what is known of one proposer's drift in a slice; figures that are None are not known yet."""
+        for other in DRIFT_STATUSES:
+            self._drift.labels(proposer, slice_name, other).set(other == status)
+        if acceptance is not None:
+            self._acceptance.labels(proposer, slice_name).set(acceptance)
+        if overestimated is not None:
+            self._overestimated.labels(proposer, slice_name).set(overestimated)
 
     def breaker(self, proposer: str, slice_name: str, state: str) -> None:
         """Show the state of one breaker."""

@@ -19,6 +19,7 @@ from prometheus_client import (
 )
 
 from prolepsis.core.stats import RequestStats
+from prolepsis.telemetry.contract import ContractMetrics
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.cost import CostMetrics
 from prolepsis.telemetry.door import DoorMetrics
@@ -49,6 +50,7 @@ class Metrics:
         self.control = ControlMetrics(self.registry)
         self.replays = ReplayMetrics(self.registry)
         self.cost = CostMetrics(self.registry)
+        self.contract = ContractMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(

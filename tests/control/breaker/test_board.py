@@ -41,3 +41,16 @@ def test_all_may_only_measure_at_first() -> None:
     breakers.set("head", "chat", "closed", 2.0, "kim")
     breakers.observe([reading("head", "chat", 1000, 0)], now=3.0)
     assert breakers.left_out() == (LeftOut("head", "chat"),)
+
+
+def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_other() -> None:
+    breakers = Breakers(BreakerSettings(open_s=10.0))
+    breakers.observe([reading("head", "chat", 500, 400)], 1.0)
+    [event] = breakers.trip("head", "chat", "cliff", 2.0)
+    assert (event.after, event.reason, event.open_s) == ("open", "cliff", 10.0)
+    assert breakers.left_out() == (LeftOut("head", "chat"),)
+    assert breakers.trip("head", "chat", "cliff", 3.0) == (), "it is open"
+    [probed] = breakers.observe([reading("head", "chat", 500, 400)], 13.0)
+    assert probed.after == "half_open"
+    breakers.set("suffix", "chat", "forced_closed", 4.0, "kim")
+    assert breakers.trip("suffix", "chat", "cliff", 5.0) == (), "what was set by hand stays"

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from prolepsis.control.breaker.events import BreakerEvent
+from prolepsis.control.breaker.events import BreakerEvent, TripReason
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.breaker.state import Breaker, ByHand
-from prolepsis.control.breaker.step import set_by_hand, step
+from prolepsis.control.breaker.step import set_by_hand, step, trip
 from prolepsis.core.plan import LeftOut
 from prolepsis.core.slice_counts import SliceCounts
 
@@ -42,6 +42,12 @@ class Breakers:
         """Set one by hand, also before the engine counts anything of it; `closed` lets it decide by itself again."""
         key = (proposer, slice_name)
         self._breakers[key], told = set_by_hand(self._of(key, now), to, now, by)
+        return told
+
+    def trip(self, proposer: str, slice_name: str, reason: TripReason, now: float) -> Sequence[BreakerEvent]:
+        """Open one for what something else has seen of its proposer."""
+        key = (proposer, slice_name)
+        self._breakers[key], told = trip(self._of(key, now), reason, now, self._settings)
         return told
 
     def left_out(self) -> tuple[LeftOut, ...]:

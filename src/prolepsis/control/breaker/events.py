@@ -12,6 +12,7 @@ TripReason = Literal[
     "cost",  # drafts cost more than they bring
     "errors",  # calls raised, or drafts were nonsense, several in a row
     "late",  # so were calls that took too long
+    "cliff",  # acceptance fell to nearly nothing at once (`control.drift`)
 ]
 Reason = (
     TripReason

@@ -31,6 +31,11 @@ def step(breaker: Breaker, counts: SliceCounts, now: float, settings: BreakerSet
     return _probe(breaker, now, settings) if breaker.state == "half_open" else (breaker, ())
 
 
+def trip(breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings) -> Stepped:
+    """Open a closed breaker for what something else has seen; it is probed like any other. Others stay as they are."""
+    return _open(breaker, reason, now, settings) if breaker.state in ("closed", "metrics_only") else (breaker, ())
+
+
 def set_by_hand(breaker: Breaker, to: ByHand, now: float, by: str) -> Stepped:
     """Return the breaker as an operator set it, with its event; what it is already, it stays."""
     if breaker.state == to:

@@ -80,7 +80,8 @@ def replayed(answer: Answer, request_id: str) -> list[Tokens | Finished]:
         first_token_s=0.0,
         mode=EffectiveMode("off", "response_cache", answer.stats.mode.plan_version),
     )
-    return [*(replace(event, request_id=request_id) for event in answer.tokens), Finished(request_id, stats)]
+    events = (replace(event, request_id=request_id, accepted_by=()) for event in answer.tokens)
+    return [*events, Finished(request_id, stats)]
 
 
 def _size(event: Tokens) -> int:

@@ -52,6 +52,10 @@ ROUTES: dict[str, Roles] = {
     "PUT /admin/kill": _OPERATES,
     "GET /admin/breakers": _WATCHES,
     "PUT /admin/breakers": _OPERATES,
+    "GET /admin/contract": _READS,
+    "GET /admin/drift": _READS,
+    "GET /admin/shadow": _READS,
+    "POST /admin/drift/reset": _OPERATES,
 }
 """Method and path -> roles; `admin` has every role."""
 

@@ -8,35 +8,31 @@ import re
 
 MARK = "[SECRET]"
 
-_SHAPES = re.compile(
-    "|".join(
-        (
-            r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
-            r"\bplps_[0-9a-f]{12}_[A-Za-z0-9_-]{43}",  # our own
-            r"\bsk-[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and those who do as they do
-            r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
-            r"\bwhsec_[A-Za-z0-9+/=]{24,}",
-            r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",  # AWS
-            r"\bAIza[A-Za-z0-9_-]{35}",  # Google
-            r"\bya29\.[A-Za-z0-9_-]{20,}",
-            r"\bGOCSPX-[A-Za-z0-9_-]{20,}",
-            r"\bgh[pousr]_[A-Za-z0-9]{36,}",  # GitHub
-            r"\bgithub_pat_[A-Za-z0-9_]{40,}",
-            r"\bgl(?:pat|dt|rt|cbt|ptt)-[A-Za-z0-9_-]{20,}",  # GitLab
-            r"\bhf_[A-Za-z0-9]{30,}",  # Hugging Face
-            r"\bnpm_[A-Za-z0-9]{36}",
-            r"\bpypi-[A-Za-z0-9_-]{50,}",
-            r"\bdckr_pat_[A-Za-z0-9_-]{20,}",
-            r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",  # Slack
-            r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,}",
-            r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{32,}",  # SendGrid
-            r"\bdop_v1_[0-9a-f]{64}",  # DigitalOcean
-            r"\bhv[sb]\.[A-Za-z0-9_-]{24,}",  # Vault
-            r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",  # JSON web tokens
-        )
-    ),
-    re.DOTALL,
+SHAPES = (
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+    r"\bplps_[0-9a-f]{12}_[A-Za-z0-9_-]{43}",  # our own
+    r"\bsk-[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and those who do as they do
+    r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
+    r"\bwhsec_[A-Za-z0-9+/=]{24,}",
+    r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",  # AWS
+    r"\bAIza[A-Za-z0-9_-]{35}",  # Google
+    r"\bya29\.[A-Za-z0-9_-]{20,}",
+    r"\bGOCSPX-[A-Za-z0-9_-]{20,}",
+    r"\bgh[pousr]_[A-Za-z0-9]{36,}",  # GitHub
+    r"\bgithub_pat_[A-Za-z0-9_]{40,}",
+    r"\bgl(?:pat|dt|rt|cbt|ptt)-[A-Za-z0-9_-]{20,}",  # GitLab
+    r"\bhf_[A-Za-z0-9]{30,}",  # Hugging Face
+    r"\bnpm_[A-Za-z0-9]{36}",
+    r"\bpypi-[A-Za-z0-9_-]{50,}",
+    r"\bdckr_pat_[A-Za-z0-9_-]{20,}",
+    r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",  # Slack
+    r"https://hooks\.slack\.com/services/[A-Za-z0-9/]{20,}",
+    r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{32,}",  # SendGrid
+    r"\bdop_v1_[0-9a-f]{64}",  # DigitalOcean
+    r"\bhv[sb]\.[A-Za-z0-9_-]{24,}",  # Vault
+    r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",  # JSON web tokens
 )
+_SHAPES = re.compile("|".join(SHAPES), re.DOTALL)
 _IN_URL = re.compile(r"(://[^\s/:@]*:)[^\s/@]+(@)")
 _HEADER = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{12,}")
 _WORDS = (

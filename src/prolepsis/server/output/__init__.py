@@ -1,0 +1,1 @@
+"""Output policies: what may still be done to an answer between its verification and the client."""

@@ -1,0 +1,84 @@
+"""What an output policy is: asked about an answer's text token by token, before any of it reaches the client.
+
+A policy sees verified text only, one token's at a time, so what it decides does not depend on how drafts fared.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFacts:
+    """Which answer is read."""
+
+    request_id: str
+    index: int
+    """Of the choice, from 0."""
+    route: str
+    tenant: str
+    tier: str
+    key_id: str
+    model: str
+    structured: bool
+    """The answer has a form: JSON, a grammar, tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Characters `start` to `end` of the pending text become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of the pending text: all of it goes on, but for what is said here."""
+
+    num_held: int = 0
+    """Characters at its end that wait for more text."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """One after another, before what is held."""
+    stop_at: int | None = None
+    """The answer ends before this character, whatever comes."""
+    reason: str = ""
+    """Of the stop; the client sees it."""
+
+
+ALLOW = Decision()
+
+
+def hold_back(num_characters: int) -> Decision:
+    """Keep the end of the pending text until more of the answer is there."""
+    return Decision(num_held=num_characters)
+
+
+def rewrite(*rewrites: Rewrite, num_held: int = 0) -> Decision:
+    """Replace parts of the pending text, and keep its end."""
+    return Decision(num_held=num_held, rewrites=rewrites)
+
+
+def stop(at: int, reason: str) -> Decision:
+    """End the answer before character `at` of the pending text, with finish reason `content_filter`."""
+    return Decision(stop_at=at, reason=reason)
+
+
+class Reader(Protocol):
+    """Reads one answer; it may remember what it has seen, within bounds of its own."""
+
+    def look(self, pending: str, *, ended: bool) -> Decision:
+        """Say what becomes of `pending`: what was held back before, and the text of one more token.
+
+        `ended`: nothing comes after it, so nothing may be held back.
+        """
+
+
+class OutputPolicy(Protocol):
+    """Made once when the server starts; several answers are read at a time."""
+
+    inline: bool
+    """`look` takes microseconds and waits for nothing, so it may run on the event loop. Else it runs in a thread."""
+
+    def begin(self, answer: AnswerFacts) -> Reader | None:
+        """Return who reads this answer; None lets it pass unread."""

@@ -1,0 +1,61 @@
+"""`prolepsis contract`, `drift` and `shadow` against a server that runs."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import structlog
+from typer.testing import CliRunner, Result
+
+from prolepsis.cli.main import app
+from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.server.output.repetition import Repetition
+from prolepsis.telemetry.logs import configure_logs
+from tests.load.house import wait_for
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
+from tests.server.output.policies import loaded
+
+SLICE = "chat-completions/standard/free/short"
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    engine = FakeEngine(counts=(SliceCounts("draft_head", SLICE, num_judged=100, num_right=60),))
+    with served(engine, output=[loaded(Repetition(), name="again")]) as running:
+        wait_for(lambda: httpx.get(f"{running.url}/admin/drift").json()["streams"])
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+        httpx.post(f"{running.url}/v1/chat/completions", json=body)
+        httpx.post(f"{running.url}/v1/chat/completions", json=body | {"speculation": {"mode": "shadow"}})
+        yield lambda *words: CliRunner().invoke(app, [*words, "--url", running.url])
+    structlog.reset_defaults()
+
+
+def test_contract(run: Run) -> None:
+    shown = run("contract").stdout
+    assert "again" in shown
+    assert "suffix" in shown
+    [one] = json.loads(run("contract", "--json").stdout)["delivered"]
+    assert (one["num_verified"], one["num_delivered"], one["lost"]) == (3, 0, {"left": 3})
+
+
+def test_drift(run: Run) -> None:
+    assert "learning" in run("drift", "show").stdout
+    assert run("drift", "reset", "draft_head", SLICE).exit_code == 0
+    refused = run("drift", "reset", "suffix", SLICE)
+    assert refused.exit_code == 2
+    assert "nothing is known" in refused.stderr
+
+
+def test_shadow(run: Run) -> None:
+    [one] = json.loads(run("shadow", "--json").stdout)["slices"]
+    assert (one["slice"], one["num_requests"]) == (SLICE, 1)
+    shown = run("shadow").stdout
+    assert "suffix" in shown
+    assert "0.500" in shown, "3 of 6"
