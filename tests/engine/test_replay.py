@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from torch import Tensor
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Difference, Event, Tokens
@@ -16,6 +15,7 @@ from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.engine.recording import Recording, recording
 from prolepsis.engine.replay import LAST, replay
 from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.sampling.sampler import Sampler
@@ -39,8 +39,8 @@ class Flawed(Verification):
         super().__init__(Sampler(VOCAB, (EOS,)), max_model_len=256)
         self._corrupt = corrupt
 
-    def verify(self, rows: Sequence[Row], logits: Tensor) -> list[Verdict | None]:
-        found = super().verify(rows, logits)
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
+        found = super().verify(rows, computed)
         return [
             self._corrupt(row, verdict) if verdict is not None and row.draft is not None else verdict
             for row, verdict in zip(rows, found, strict=True)

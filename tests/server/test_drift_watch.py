@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
 from prolepsis.control.breaker.board import Breakers
+from prolepsis.control.breaker.by_hand_file import ByHandFile
 from prolepsis.control.breaker.settings import BreakerSettings
 from prolepsis.control.drift.alarm import STATUSES, DriftAlarm
 from prolepsis.control.drift.board import DriftBoard
@@ -29,7 +31,7 @@ SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
 class Told:
     """A watch over counts set by hand, and what it told whom."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.registry = CollectorRegistry()
         self.alarms: list[DriftAlarm] = []
         self.now = 0.0
@@ -38,7 +40,11 @@ class Told:
         metrics = ControlMetrics(self.registry)
         self.left_out: list[int] = []
         self.breakers = BreakerWatch(
-            Breakers(BreakerSettings()), lambda: (), lambda out: self.left_out.append(len(out)), metrics
+            Breakers(BreakerSettings()),
+            lambda: (),
+            lambda out: self.left_out.append(len(out)),
+            metrics,
+            file=ByHandFile(folder / "breakers.json"),
         )
         self.watch = DriftWatch(
             DriftBoard(SETTINGS),
@@ -62,8 +68,8 @@ class Told:
 
 
 @pytest.fixture
-def told() -> Told:
-    told = Told()
+def told(tmp_path: Path) -> Told:
+    told = Told(tmp_path)
     for _ in range(20):
         told.see(20, 14)
     return told

@@ -173,7 +173,7 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
     bank, default = kept(store)
     assert (told(bank)["rule"], "recording" in told(bank)) == ("bank", True)
     assert (told(default)["rule"], "prompt" in told(default)) == ("default", False)
-    assert bank.versions["policy"] == policies._file.policy.full_version
+    assert bank.versions["policy"] == policies.version
 
 
 async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> None:

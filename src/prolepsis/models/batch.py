@@ -76,5 +76,7 @@ def pack(sequences: list[SequenceInput]) -> Batch:
     cached = [s.cached for s in sequences]
     parts = (token_ids, positions, parents, starts, cached, page_rows, logit_rows)
     numbers = array("i", chain.from_iterable(parts))  # one tensor for all: each costs as much as filling it
-    flat = torch.split_with_sizes(torch.frombuffer(numbers, dtype=torch.int32), [len(part) for part in parts])
-    return Batch(*flat[:5], flat[5].view(len(sequences), width), flat[6])
+    tensors = torch.split_with_sizes(torch.frombuffer(numbers, dtype=torch.int32), [len(part) for part in parts])
+    token_row, position_row, parent_row, start_row, cached_row, page_row, logit_row = tensors
+    pages = page_row.view(len(sequences), width)
+    return Batch(token_row, position_row, parent_row, start_row, cached_row, pages, logit_row)

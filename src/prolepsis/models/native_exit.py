@@ -17,7 +17,7 @@ class NativeExit:
 
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
         """Run a pass of the first layers (`EarlyExit.logits`)."""
-        logits, _ = self._decoder.forward(*operands(batch, cache), [], None)
+        logits: Tensor = self._decoder.forward(*operands(batch, cache), [], None)[0]
         return logits
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.output.file import read_output_policies
-from prolepsis.server.policies import Policies, PolicySource, open_policy
+from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.store_journal import StoreJournal
 from prolepsis.server.stored_policy import StoredPolicy
@@ -87,8 +87,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             acts.started(engine.client.info, engine_config, config)
             policies = None
             if source and journal:
-                there = {"flags": flags is not None, "replays": config.replay_sample > 0.0}
-                policies = _policies(source, journal, engine.client, metrics, acts=acts, there=there)
+                client, told = engine.client, acts.rollout_changed
+                rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=told)
+                asked, replays = flags is not None, config.replay_sample > 0.0
+                policies = Policies(source, client.info.proposers, rollouts, acts=acts, flags=asked, replays=replays)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config,
@@ -114,19 +116,6 @@ def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
     if store is None or config.rollouts_folder is not None:
         return FileJournal(config.rollouts_folder or data_directory() / "rollouts")
     return StoreJournal(store.database)
-
-
-def _policies(
-    source: PolicySource,
-    journal: RolloutJournal,
-    client: EngineClient,
-    metrics: Metrics,
-    *,
-    acts: Acts,
-    there: Mapping[str, bool],
-) -> Policies:
-    rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=acts.rollout_changed)
-    return Policies(source, client.info.proposers, rollouts, acts=acts, **there)
 
 
 def _keys(config: ServerConfig) -> Keys:
