@@ -59,7 +59,7 @@ class Tokens:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the sample; None for end of sequence and length."""
     proposed: Proposed | None = None
-    """The draft that was verified, where there was one."""
+    """The draft that was verified, where there was one and the request asks to be told."""
     difference: Difference | None = None
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
     accepted_by: tuple[str, ...] = ()

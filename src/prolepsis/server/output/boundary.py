@@ -27,11 +27,13 @@ class Delivery:
     """As the engine's events say, for requests whose end nobody waits for."""
 
     def see(self, event: Tokens) -> None:
-        self.emitted.update(event.accepted_by)
+        for name in event.accepted_by:
+            self.emitted[name] += 1
 
     def passed(self, delta: Delta) -> None:
         """The client's side has taken `delta`."""
-        self.delivered.update(delta.delivered)
+        for name in delta.delivered:
+            self.delivered[name] += 1
 
     def left(self) -> None:
         """The client went away, or the request failed, before the end."""
