@@ -109,7 +109,7 @@ def build(
 
     @asynccontextmanager
     async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
-        await watch.look()
+        await watch.look(drift=False)
         parts = [gate.run(), watch.run(), costs.run()]
         parts += [policies.run(), policies.rollouts.run()] if policies else []
         parts += [replays.run()] if replays.enabled else []
