@@ -38,4 +38,5 @@ def _show(document: dict[str, Any]) -> None:
 
 def _row(one: dict[str, Any]) -> list[str]:
     numbers = ["-" if one[name] is None else f"{one[name]:.4g}" for name in ("margin", "tolerance")]
-    return [shown_time(one["at"]), one["request_id"], one["route"], one["mode"], str(one["position"]), one["kind"], *numbers]
+    names = [one[name] for name in ("request_id", "route", "mode")]
+    return [shown_time(one["at"]), *names, str(one["position"]), one["kind"], *numbers]

@@ -53,4 +53,4 @@ def _show(title: str, streams: list[dict[str, Any]]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}"

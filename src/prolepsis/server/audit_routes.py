@@ -107,7 +107,7 @@ def audit_routes(room: Room, store: Store | None) -> APIRouter:
     async def replay(request: Request, entry: str) -> JSONResponse:
         found = await _reading(lambda: _entry(store, entry, SERVED))
         reply = await _replayed(found, room)
-        room.acts.replayed_by_hand(caller_of(request).key_id or "developer", found, reply.outcome)
+        room.acts.replayed_by_hand(caller_of(request).actor, found, reply.outcome)
         return JSONResponse(reply.model_dump())
 
     return router

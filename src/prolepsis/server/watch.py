@@ -24,7 +24,7 @@ class Watch:
     kill: KillSwitch
     flags: FeatureFlags | None
     breakers: BreakerWatch | None
-    drift: DriftWatch | None = None
+    drift: DriftWatch | None
 
     async def run(self) -> None:
         """Look until cancelled; at drift from when its detectors are imported."""

@@ -94,11 +94,10 @@ class Boundary:
         return Contract(chain, delivery.lost)
 
     @contextmanager
-    def delivery(self, entry: Entry, *, whole: bool) -> Iterator[Delivery]:
-        """Follow one request, which has ended when the block is left. `whole`: its answer goes out at the end."""
-        delivery = Delivery(whole)
+    def counting(self, entry: Entry, delivery: Delivery) -> Iterator[None]:
+        """Count the request of `entry`, which has ended when the block is left."""
         try:
-            yield delivery
+            yield
         except BaseException:
             delivery.left()
             raise
