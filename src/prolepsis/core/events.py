@@ -42,7 +42,7 @@ class Difference:
     kind: Literal["near_tie", "structural"]
     """near_tie: rounding explains it (`spec.divergence`)."""
     margin: float | None = None
-    """Distance of the two tokens' scores, in logits; None where one of the runs had ended."""
+    """Distance of the two tokens' scores, in logits; None where one of the runs had ended, or its token is banned."""
     tolerance: float | None = None
     """Largest margin that rounding explains, in logits."""
 

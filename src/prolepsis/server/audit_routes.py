@@ -1,6 +1,5 @@
 """/admin/audit: the audit log for those who may read it, and its requests decoded again."""
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
@@ -164,7 +163,6 @@ def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["stri
 
 
 def _difference(sample: int, one: Difference) -> ReplayedDifferenceReply:
-    margin = one.margin if one.margin is not None and math.isfinite(one.margin) else None
     return ReplayedDifferenceReply(
-        sample=sample, position=one.position, kind=one.kind, margin=margin, tolerance=one.tolerance
+        sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
     )

@@ -117,7 +117,7 @@ class Choice:
         for i, token in enumerate(event.token_ids):
             if stream.matched is not None:
                 break
-            added = stream.push((token,))
+            added = stream.take(token)
             logprobs = None
             if self._with_logprobs and event.logprobs is not None:
                 logprobs = self._shown(token, event.logprobs[i], self._offset)
