@@ -103,8 +103,10 @@ class Drafting(FakeEngine):
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         async for event in super().generate(request):
-            drafted = len(event.token_ids) - 1 if isinstance(event, Tokens) else 0
-            yield replace(event, accepted_by=("suffix",) * drafted) if drafted else event
+            if isinstance(event, Tokens):
+                yield replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))
+            else:
+                yield event
 
 
 @pytest.mark.parametrize(("stream", "delivered"), [(False, 0), (True, 2)])
