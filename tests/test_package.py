@@ -46,6 +46,12 @@ def test_import_needs_no_torch(names: list[str]) -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_server_starts_without_scipy() -> None:
+    program = "import prolepsis.server.run, sys\nprint('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
     lines = (files("prolepsis") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line) for line in lines]

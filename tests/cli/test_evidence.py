@@ -48,6 +48,7 @@ def test_contract(run: Run) -> None:
 def test_drift(run: Run) -> None:
     assert "learning" in run("drift", "show").stdout
     assert run("drift", "reset", "draft_head", SLICE).exit_code == 0
+    assert json.loads(run("drift", "reset", "draft_head", SLICE, "--json").stdout)["num_judged"] == 0
     refused = run("drift", "reset", "suffix", SLICE)
     assert refused.exit_code == 2
     assert "nothing is known" in refused.stderr

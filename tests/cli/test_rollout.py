@@ -58,6 +58,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
         ("rolled_back", "canary 5%", "by the developer"),
     ]
     assert "lunch" in rollout("show", name).stdout
+    assert json.loads(rollout("start", name, "--json").stdout)["phase"] == "running"
 
 
 def test_what_cannot_be_done_is_said(rollout: Rollout) -> None:

@@ -124,18 +124,23 @@ async def test_a_token_that_no_vocabulary_has_is_a_difference_and_harms_nobody()
         assert (await replay(client, recorded, "once more")).outcome == "match"
 
 
-async def test_steps_say_what_was_proposed() -> None:
+async def test_steps_say_what_was_proposed_to_who_asks() -> None:
+    source = request("a", [1, 2, 3], PARAMS["greedy"])
     async with engine(wrong_from=2) as client:
-        recorded, events = await served(client, request("a", [1, 2, 3], PARAMS["greedy"]))
-    emitted = 0
+        _, unasked = await served(client, source)
+        recorded, events = await served(client, replace(source, request_id="b", tells_drafts=True))
+    assert all(event.proposed is None for event in unasked if isinstance(event, Tokens))
+    emitted = num_told = 0
     for event in events:
         if isinstance(event, Tokens):
             if event.proposed is not None:
+                num_told += 1
                 assert (event.proposed.proposer, event.proposed.sources) == ("scripted", ())
                 assert event.proposed.parents == tuple(range(-1, len(event.proposed.tokens) - 1))
                 common = recorded.tokens[0][emitted : emitted + 2]
                 assert event.proposed.tokens[:2] == common[: len(event.proposed.tokens)]
             emitted += len(event.token_ids)
+    assert num_told > 3
 
 
 def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:

@@ -12,7 +12,7 @@ from prolepsis.core.device_seconds import DeviceSeconds
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.server.app import build
-from prolepsis.server.choices import Delta
+from prolepsis.server.choices import Delta, ShownReason
 from prolepsis.server.observation import Observation, values_of
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts, RolloutView
@@ -103,3 +103,13 @@ async def test_who_asks_for_something_else_counts_for_no_arm(tmp_path: Path, bod
 async def test_a_request_that_is_refused_does_not_count(tmp_path: Path) -> None:
     view = await seen(tmp_path, FakeEngine(error=InvalidParameter("no", param="prompt")))
     assert (view.num_canary, view.num_control) == (0, 0)
+
+
+@pytest.mark.parametrize(("reason", "validity"), [("stop", 1.0), ("length", 0.0), ("content_filter", None)])
+def test_an_answer_that_an_output_policy_ended_says_nothing_of_its_form(
+    reason: ShownReason, validity: float | None
+) -> None:
+    observation = Observation(structured=True)
+    observation.see(Delta(0, "", first=True, finish_reason=reason))
+    observation.see(RequestStats(num_output_tokens=3))
+    assert observation.values().get("validity") == validity

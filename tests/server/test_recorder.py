@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,8 @@ from prolepsis.control.flags.flag_file import FlagFileProvider
 from prolepsis.control.rollouts.journal import MemoryJournal
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
+from prolepsis.core.events import Event, Tokens
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.server.app import build
 from prolepsis.server.policies import Policies, open_policy
 from prolepsis.server.rollouts import Rollouts
@@ -93,6 +96,29 @@ async def test_a_request_that_fails_is_recorded_with_its_code(
     assert (await client.post("/v1/completions", json=BODY)).status_code == 504
     [record] = recorded(store)
     assert (record.terminal, record.error) == ("failed", "deadline_exceeded")
+
+
+class Drafting(FakeEngine):
+    """All tokens of a step but the last were drafted."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        async for event in super().generate(request):
+            if isinstance(event, Tokens):
+                yield replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))
+            else:
+                yield event
+
+
+@pytest.mark.parametrize(("stream", "delivered"), [(False, 0), (True, 2)])
+async def test_of_a_whole_answer_that_fails_nothing_is_recorded_as_delivered(
+    store: Store, connect: Callable[..., httpx.AsyncClient], stream: bool, delivered: int
+) -> None:
+    client = connect(Drafting(fail_after=1, error=DeadlineExceeded("too late")))
+    await client.post("/v1/completions", json={**BODY, "stream": stream})
+    [record] = recorded(store)
+    assert record.proposers["suffix"]["num_delivered"] == delivered
+    [counted] = (await client.get("/admin/contract")).json()["delivered"]
+    assert counted["num_delivered"] == delivered
 
 
 async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_recorded(

@@ -1,5 +1,9 @@
+from pathlib import Path
+
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.telemetry.metrics import Metrics
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -108,3 +112,10 @@ def test_a_replay_is_no_request() -> None:
     metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)), "finished")
     changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
     assert changed == {b"prolepsis_replay_tokens_total 7.0"}
+
+
+def test_every_metric_is_in_the_documents() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md") if path.name != "log.md"]
+    named = "\n".join(texts)
+    assert len(texts) > 10
+    assert [family.name for family in Metrics().registry.collect() if family.name not in named] == []

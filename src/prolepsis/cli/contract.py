@@ -20,7 +20,7 @@ def contract(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
             one["slice"],
             str(one["num_verified"]),
             str(one["num_delivered"]),
-            f"{100 * one['num_delivered'] / one['num_verified']:.1f}%" if one["num_verified"] else "",
+            f"{100 * one['num_delivered'] / one['num_verified']:.1f}%" if one["num_verified"] else "-",
             ", ".join(f"{reason} {number}" for reason, number in sorted(one["lost"].items())),
         ]
         for one in document["delivered"]

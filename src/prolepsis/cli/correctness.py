@@ -1,12 +1,11 @@
 """`prolepsis correctness`: what a running server found where it decoded requests again without speculation."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
 from prolepsis.cli.groups import AsJson
-from prolepsis.cli.output import FAILED, print_facts, print_json, print_table
+from prolepsis.cli.output import FAILED, print_facts, print_json, print_table, shown_time
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
 
@@ -38,6 +37,6 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _row(one: dict[str, Any]) -> list[str]:
-    time = f"{datetime.fromtimestamp(one['at'], UTC):%Y-%m-%d %H:%M:%S}"
     numbers = ["-" if one[name] is None else f"{one[name]:.4g}" for name in ("margin", "tolerance")]
-    return [time, one["request_id"], one["route"], one["mode"], str(one["position"]), one["kind"], *numbers]
+    names = [one[name] for name in ("request_id", "route", "mode")]
+    return [shown_time(one["at"]), *names, str(one["position"]), one["kind"], *numbers]

@@ -1,14 +1,13 @@
 """`prolepsis cost`: price books, and what a running server's requests cost."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table
+from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, shown_time
 from prolepsis.cli.servers import HERE, Key, Url, ask
 from prolepsis.cli.stores import StoreOption, ready_database
 from prolepsis.control.cost.price_file import InvalidPrices, read_prices
@@ -73,7 +72,7 @@ def history(store: StoreOption = None, as_json: AsJson = False) -> None:
         rows = [{"version": one.version, "taken_at": one.taken_at, **json.loads(one.content)} for one in books]
         print_json({"books": rows})
         return
-    shown = [[_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
+    shown = [[shown_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
     print_table("price books", ["from (UTC)", "version", "prices an hour"], shown)
 
 
@@ -179,7 +178,3 @@ def _names(content: dict[str, Any]) -> str:
         f"{one['name']} {one['per_device_hour'] + sum(one['overheads'].values()):g} {content['currency']}"
         for one in content["prices"]
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"

@@ -29,9 +29,14 @@ def reset(
     slice_name: Annotated[str, typer.Argument(metavar="SLICE", help="as `drift show` names it")],
     url: Url = HERE,
     key: Key = None,
+    as_json: AsJson = False,
 ) -> None:
     """Forget what is known of one and learn anew: its traffic is another from now on, or an alarm is dealt with."""
-    _show(url, [ask(url, key, "POST", "/admin/drift/reset", {"proposer": proposer, "slice": slice_name})])
+    document = ask(url, key, "POST", "/admin/drift/reset", {"proposer": proposer, "slice": slice_name})
+    if as_json:
+        print_json(document)
+    else:
+        _show(url, [document])
 
 
 def _show(title: str, streams: list[dict[str, Any]]) -> None:
@@ -53,4 +58,4 @@ def _show(title: str, streams: list[dict[str, Any]]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:.3f}"

@@ -149,4 +149,5 @@ def _plain(value: object) -> object:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(".", "", 1).replace(",", "").removesuffix("%").removesuffix("x").strip().isdigit() or not cell
+    figure = cell.replace(".", "", 1).replace(",", "").removesuffix("%").removesuffix("x").strip()
+    return figure.isdigit() or cell in ("", "-")

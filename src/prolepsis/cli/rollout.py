@@ -46,37 +46,43 @@ def show(rollout_id: RolloutId, url: Url = HERE, key: Key = None, as_json: AsJso
 
 
 @app.command(epilog=EPILOG)
-def start(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
+def start(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "", as_json: AsJson = False) -> None:
     """Start a rollout, or start again what was rolled back."""
-    _do("start", rollout_id, url, key, reason)
+    _do("start", rollout_id, url, key, reason, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
-def hold(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
+def hold(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "", as_json: AsJson = False) -> None:
     """Stop the stage's clock and all promotion; harm still rolls back."""
-    _do("hold", rollout_id, url, key, reason)
+    _do("hold", rollout_id, url, key, reason, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
-def resume(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
+def resume(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "", as_json: AsJson = False) -> None:
     """Go on with what is held."""
-    _do("resume", rollout_id, url, key, reason)
+    _do("resume", rollout_id, url, key, reason, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
-def promote(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
+def promote(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "", as_json: AsJson = False) -> None:
     """Go to the next stage now, whatever the verdict."""
-    _do("promote", rollout_id, url, key, reason)
+    _do("promote", rollout_id, url, key, reason, as_json=as_json)
 
 
 @app.command("roll-back", epilog=EPILOG)
-def roll_back(rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "") -> None:
+def roll_back(
+    rollout_id: RolloutId, url: Url = HERE, key: Key = None, reason: Why = "", as_json: AsJson = False
+) -> None:
     """Take everything back: new requests at once, those in flight with their next step."""
-    _do("roll-back", rollout_id, url, key, reason)
+    _do("roll-back", rollout_id, url, key, reason, as_json=as_json)
 
 
-def _do(what: str, rollout_id: str, url: str, key: str | None, reason: str) -> None:
-    _show_facts(_ask(url, key, "POST", f"/{quote(rollout_id, safe='')}/{what}", {"reason": reason}))
+def _do(what: str, rollout_id: str, url: str, key: str | None, reason: str, *, as_json: bool) -> None:
+    document = _ask(url, key, "POST", f"/{quote(rollout_id, safe='')}/{what}", {"reason": reason})
+    if as_json:
+        print_json(document)
+    else:
+        _show_facts(document)
 
 
 def _ask(url: str, key: str | None, method: str, path: str, body: dict[str, str] | None = None) -> Any:

@@ -11,7 +11,10 @@ from prolepsis.core.errors import ConfigError, InvalidParameter
 Url = Annotated[str, typer.Option(help="of the server")]
 Key = Annotated[
     str | None,
-    typer.Option(envvar="PROLEPSIS_API_KEY", help="API key; to look needs role viewer, to change role operator"),
+    typer.Option(
+        envvar="PROLEPSIS_API_KEY",
+        help="API key; to look needs role viewer, to change operator, the audit log auditor",
+    ),
 ]
 HERE = "http://127.0.0.1:8000"
 _TIMEOUT_S = 30.0
@@ -34,5 +37,13 @@ def ask(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ConfigError(f"no server answers at {url}: {error}", param="url") from None
     if reply.status_code != 200:
-        raise InvalidParameter(f"{reply.status_code}: {document['error']['message']}")
+        raise InvalidParameter(f"{reply.status_code}: {_message(document)}")
     return document
+
+
+def _message(document: Any) -> str:
+    """Return what a refusal says; a server of another kind may say it in any form."""
+    match document:
+        case {"error": {"message": str(message)}}:
+            return message
+    return str(document)[:200]

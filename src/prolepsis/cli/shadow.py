@@ -38,7 +38,7 @@ def shadow(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
 
 def _shown(estimate: dict[str, float | None] | None, form: str) -> str:
     if estimate is None:
-        return ""
+        return "-"
     value, low, high = (estimate[name] for name in ("value", "low", "high"))
     bounds = "" if low is None else f" ({form.format(low)} to {form.format(high)})"
     return form.format(value) + bounds

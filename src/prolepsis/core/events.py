@@ -42,7 +42,7 @@ class Difference:
     kind: Literal["near_tie", "structural"]
     """near_tie: rounding explains it (`spec.divergence`)."""
     margin: float | None = None
-    """Distance of the two tokens' scores, in logits; None where one of the runs had ended."""
+    """Distance of the two tokens' scores, in logits; None where one of the runs had ended, or its token is banned."""
     tolerance: float | None = None
     """Largest margin that rounding explains, in logits."""
 
@@ -59,7 +59,7 @@ class Tokens:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the sample; None for end of sequence and length."""
     proposed: Proposed | None = None
-    """The draft that was verified, where there was one."""
+    """The draft that was verified, where there was one and the request asks to be told."""
     difference: Difference | None = None
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
     accepted_by: tuple[str, ...] = ()

@@ -49,6 +49,8 @@ class GenerateRequest:
     grammar: GrammarSpec | None = None
     """Every emitted token keeps the answer inside this language; None leaves it free."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
+    tells_drafts: bool = False
+    """Its `Tokens` say what was proposed."""
     emitted: tuple[tuple[int, ...], ...] = ()
     """What was emitted for the same request before, sample by sample; it is then a replay, held against that.
 

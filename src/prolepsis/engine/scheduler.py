@@ -336,7 +336,7 @@ class Scheduler:
                 logprobs,
                 reason,
                 stop_reason,
-                row.proposed,
+                row.proposed if sample.request.source.tells_drafts else None,
                 verdict.difference,
                 accepted_by,
             )

@@ -84,11 +84,14 @@ class TextStream:
         for token in token_ids:
             if self.matched is not None:
                 break
-            self.num_tokens += 1
-            text = self._window.push(token)
-            if text:
-                shown += self._release(text)
+            shown += self.take(token)
         return shown
+
+    def take(self, token: int) -> str:
+        """Do so for one token, before any match."""
+        self.num_tokens += 1
+        text = self._window.push(token)
+        return self._release(text) if text else ""
 
     def finish(self) -> str:
         """Return what is still held back: the sample ended. A stop string may yet complete in a partial character."""

@@ -68,10 +68,6 @@ class Timings:
         """Return the clock of a step that begins now."""
         return StepClock(self)
 
-    def mean_outside_forward(self) -> float:
-        """Return seconds per step outside the target's pass, over all steps."""
-        return self.totals.outside_forward / self.num_steps if self.num_steps else 0.0
-
 
 class StepClock:
     """Times one step: each call adds the time since the last to the phase of that name, `done` keeps the step."""

@@ -1,5 +1,6 @@
 """From a pass's logits to what each row emits: `spec.verify` over the rows of a step, and their log-probabilities."""
 
+import math
 from collections.abc import Sequence
 
 import structlog
@@ -79,5 +80,6 @@ class Verification:
         except Exception:  # contained: a comparison must not take the step with it
             log.exception("difference_not_classified", position=position)
             return Verdict(verdict.tokens, difference=Difference(position, before, token, "structural"))
-        found = Difference(position, before, token, read.kind, read.margin, read.tolerance)
+        margin = read.margin if math.isfinite(read.margin) else None
+        found = Difference(position, before, token, read.kind, margin, read.tolerance)
         return Verdict(verdict.tokens, difference=found)

@@ -52,6 +52,6 @@ def admin_routes(room: Room) -> APIRouter:
 
 def _rollouts(room: Room) -> Rollouts:
     if room.policies is None:
-        message = "there are no rollouts; `serve --policy` has them"
+        message = "there are no rollouts, as this server has no policy: neither `serve --policy` nor a store with one"
         raise RolloutNotFound(message, param="rollout_id")
     return room.policies.rollouts

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.control.breaker.board import Breakers
@@ -100,56 +100,62 @@ def build(
     plan = PlanInEffect(door.base_plan, client.apply_plan)
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
-    watch = _watch(config, client, plan, metrics.control, flags, acts=acts)
     version_of = partial(_version_of, client, policies)
-    if config.drift == "on":
-        watch = replace(watch, drift=_drift(config, client, version_of, metrics.control, watch.breakers, acts=acts))
+    watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts)
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
-    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
-
-    @asynccontextmanager
-    async def closing(_: FastAPI) -> AsyncGenerator[None, None]:
-        await watch.look()
-        parts = [gate.run(), watch.run(), costs.run()]
-        parts += [policies.run(), policies.rollouts.run()] if policies else []
-        parts += [replays.run()] if replays.enabled else []
-        running = [asyncio.create_task(part) for part in parts]
-        yield
-        for task in running:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        gate.end_waiting()
-        if watch.flags is not None:
-            watch.flags.close()
-        await client.close()
-
+    audit = _audit(config, client, tokenizer, store) if store is not None else None
+    room = Room(
+        config=config,
+        client=client,
+        tokenizer=tokenizer,
+        gate=gate,
+        started=int(time.time()),
+        watch=watch,
+        policies=policies,
+        recorder=Recorder(store, config.store_sample, costs=costs, audit=audit),
+        acts=acts,
+        boundary=Boundary(OutputPolicies(output, metrics.contract), metrics.contract),
+        shadow=ShadowWatch(partial(version_of, DRAFT_HEAD)),
+        replays=_replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts),
+    )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    app = FastAPI(title="Prolepsis", lifespan=closing, openapi_url=None, redirect_slashes=False)
+    lifespan = partial(_while_serving, room, costs)
+    app = FastAPI(title="Prolepsis", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
-    audit = None
-    if store is not None:
-        audit = RequestAudit(
-            store.writer, tokenizer, lambda: client.info, sample=config.audit_sample, content=config.audit_content
-        )
-    room = Room(
-        config,
-        client,
-        tokenizer,
-        gate,
-        int(time.time()),
-        watch,
-        policies,
-        Recorder(store, config.store_sample, costs=costs, audit=audit),
-        acts,
-        Boundary(OutputPolicies(output, metrics.contract), metrics.contract),
-        ShadowWatch(partial(version_of, DRAFT_HEAD)),
-        replays=replays,
-    )
-    for router in (
+    for router in _routers(room, metrics, costs, store):
+        app.include_router(router)
+    install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
+    app.add_middleware(Guard, keys=door.keys, config=config, metrics=metrics.door)
+    app.add_middleware(RequestIds, metrics=metrics)
+    app.add_middleware(Traces)
+    return app
+
+
+@asynccontextmanager
+async def _while_serving(room: Room, costs: Costs, _: FastAPI) -> AsyncGenerator[None, None]:
+    """Run what looks at clocks and files beside the requests; close the engine at the end."""
+    watch, policies = room.watch, room.policies
+    await watch.look(drift=False)
+    parts = [room.gate.run(), watch.run(), costs.run()]
+    parts += [policies.run(), policies.rollouts.run()] if policies else []
+    parts += [room.replays.run()] if room.replays.enabled else []
+    running = [asyncio.create_task(part) for part in parts]
+    yield
+    for task in running:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    room.gate.end_waiting()
+    if watch.flags is not None:
+        watch.flags.close()
+    await room.client.close()
+
+
+def _routers(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> Sequence[APIRouter]:
+    return (
         generation_routes(room),
         tokenization_routes(room),
         status_routes(room, metrics),
@@ -161,13 +167,12 @@ def build(
         cost_routes(costs),
         evidence_routes(room),
         openapi_routes(),
-    ):
-        app.include_router(router)
-    install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
-    app.add_middleware(Guard, keys=door.keys, config=config, metrics=metrics.door)
-    app.add_middleware(RequestIds, metrics=metrics)
-    app.add_middleware(Traces)
-    return app
+    )
+
+
+def _audit(config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, store: Store) -> RequestAudit:
+    sample, content = config.audit_sample, config.audit_content
+    return RequestAudit(store.writer, tokenizer, lambda: client.info, sample=sample, content=content)
 
 
 def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
@@ -177,22 +182,6 @@ def _version_of(client: EngineClient, policies: Policies | None, proposer: str) 
     return f"{weights} {policies.version}" if policies else weights
 
 
-def _drift(
-    config: ServerConfig,
-    client: EngineClient,
-    version_of: Callable[[str], str],
-    metrics: ControlMetrics,
-    breakers: BreakerWatch | None,
-    *,
-    acts: Acts,
-) -> DriftWatch:
-    on_cliff = None
-    if breakers is not None and config.drift_cliff == "open_breaker":
-        on_cliff = partial(breakers.trip, reason="cliff")
-    told = acts.drift_noticed
-    return DriftWatch(DriftBoard(), client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
-
-
 def _watch(
     config: ServerConfig,
     client: EngineClient,
@@ -200,20 +189,32 @@ def _watch(
     metrics: ControlMetrics,
     provider: FeatureProvider | None,
     *,
+    version_of: Callable[[str], str],
     acts: Acts,
 ) -> Watch:
     """Return what may turn speculation off; a kill switch that is on has been applied."""
     file = KillFile(config.kill_file or default_kill_file())
     kill = KillSwitch(file, lambda on: plan.kill(on=on), metrics)
     flags = None if provider is None else FeatureFlags(provider, metrics)
-    if config.breaker == "off":
-        return Watch(kill, flags, None)
+    breakers = None if config.breaker == "off" else _breakers(config, client, plan, metrics, acts=acts)
+    drift = None
+    if config.drift == "on":
+        opens = config.drift_cliff == "open_breaker"
+        on_cliff = partial(breakers.trip, reason="cliff") if breakers is not None and opens else None
+        board, told = DriftBoard(), acts.drift_noticed
+        drift = DriftWatch(board, client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
+    return Watch(kill, flags, breakers, drift)
+
+
+def _breakers(
+    config: ServerConfig, client: EngineClient, plan: PlanInEffect, metrics: ControlMetrics, *, acts: Acts
+) -> BreakerWatch:
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
     by_hand = ByHandFile(config.breaker_file or default_breaker_file())
     told, counts = acts.breaker_changed, client.proposer_counts
-    return Watch(kill, flags, BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told))
+    return BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told)
 
 
 def _replays(

@@ -1,6 +1,5 @@
 """/admin/audit: the audit log for those who may read it, and its requests decoded again."""
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeVar
 
@@ -107,7 +106,7 @@ def audit_routes(room: Room, store: Store | None) -> APIRouter:
     async def replay(request: Request, entry: str) -> JSONResponse:
         found = await _reading(lambda: _entry(store, entry, SERVED))
         reply = await _replayed(found, room)
-        room.acts.replayed_by_hand(caller_of(request).key_id or "developer", found, reply.outcome)
+        room.acts.replayed_by_hand(caller_of(request).actor, found, reply.outcome)
         return JSONResponse(reply.model_dump())
 
     return router
@@ -164,7 +163,6 @@ def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["stri
 
 
 def _difference(sample: int, one: Difference) -> ReplayedDifferenceReply:
-    margin = one.margin if one.margin is not None and math.isfinite(one.margin) else None
     return ReplayedDifferenceReply(
-        sample=sample, position=one.position, kind=one.kind, margin=margin, tolerance=one.tolerance
+        sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
     )

@@ -22,6 +22,11 @@ class Caller:
     models: frozenset[str] = frozenset()
     """Models the key may use; empty: all that are served."""
 
+    @property
+    def actor(self) -> str:
+        """Who does something, as the audit log and events name it."""
+        return self.key_id or "developer"
+
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
 

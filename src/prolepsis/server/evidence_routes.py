@@ -35,7 +35,7 @@ def evidence_routes(room: Room) -> APIRouter:
             raise RequestRefused(message, code="unknown_stream", param="slice", status=404)
         shown = stream_reply(key, before, watch).model_dump()
         fresh = watch.reset(*key)
-        room.acts.drift_reset(caller_of(request).key_id or "developer", *key, shown)
+        room.acts.drift_reset(caller_of(request).actor, *key, shown)
         return JSONResponse(stream_reply(key, fresh, watch).model_dump())
 
     return router

@@ -25,6 +25,7 @@ from prolepsis.server.errors import RequestRefused
 from prolepsis.server.formats import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.server.merging import merged
 from prolepsis.server.observation import observed
+from prolepsis.server.output.boundary import Delivery
 from prolepsis.server.output.policy import AnswerFacts
 from prolepsis.server.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.server.responses_bodies import ResponsesBody
@@ -98,19 +99,20 @@ async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted,
     request = admitted.requests[number]
     answer = _facts(route, admitted, request)
     async with room.gate.enter(party, number) as entry:
-        with room.boundary.delivery(entry, whole=not admitted.stream) as delivery, room.shadow.follow(entry):
-            telling = Telling(
-                number * admitted.n,
-                admitted.showing,
-                admitted.speculation.emit_tokens,
-                lambda index: room.boundary.contract(replace(answer, index=index), delivery),
-                delivery.see,
-            )
-            async with (
-                room.recorder.record(route, admitted, entry, delivery),
-                room.replays.watched(route, admitted, entry, counts=number == 0),
-                aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
-            ):
+        delivery = Delivery(whole=not admitted.stream)
+        telling = Telling(
+            number * admitted.n,
+            admitted.showing,
+            admitted.speculation.emit_tokens,
+            lambda index: room.boundary.contract(replace(answer, index=index), delivery),
+            delivery.see,
+        )
+        async with (
+            room.recorder.record(route, admitted, entry, delivery),
+            room.replays.watched(route, admitted, entry, counts=number == 0),
+            aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
+        ):
+            with room.boundary.counting(entry, delivery), room.shadow.follow(entry):  # so records say what is counted
                 async for part in parts:
                     if isinstance(part, Delta):
                         yield part

@@ -26,6 +26,8 @@ class Observation:
             self.stats.append(part)
         elif part.finish_reason == "length":
             self._cut = True
+        elif part.finish_reason == "content_filter":  # an output policy's doing, whoever drafted
+            self._structured = False
 
     @property
     def decoded(self) -> bool:

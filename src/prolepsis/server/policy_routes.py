@@ -76,7 +76,7 @@ def policy_routes(room: Room) -> APIRouter:
 
 
 def _change(request: Request, body: PolicyChangeBody) -> Change:
-    return Change(caller_of(request).key_id or "developer", body.reason, body.expect)
+    return Change(caller_of(request).actor, body.reason, body.expect)
 
 
 async def _changed(room: Room, work: Callable[[], Changed]) -> JSONResponse:

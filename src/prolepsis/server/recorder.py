@@ -46,7 +46,7 @@ class Recorder:
         error = None
         content = self._audit.draw(admitted) if self._audit is not None else None
         if content is not None:
-            entry.client.keep()
+            entry.client.keep(drafts=True)
         try:
             yield
         except RequestAborted:

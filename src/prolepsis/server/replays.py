@@ -1,7 +1,6 @@
 """Correctness in production: a share of the finished requests is decoded again, plainly, in idle time, and compared."""
 
 import asyncio
-import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -255,7 +254,7 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 def _found(served: _Served, first: tuple[int, Difference]) -> Found:
     """Return what is told of a request's first difference, given with its sample."""
     sample, difference = first
-    ruling, margin = served.ruling, difference.margin
+    ruling = served.ruling
     return Found(
         at=time.time(),
         request_id=served.recorded.request.request_id,
@@ -268,6 +267,6 @@ def _found(served: _Served, first: tuple[int, Difference]) -> Found:
         sample=sample,
         position=difference.position,
         kind=difference.kind,
-        margin=margin if margin is not None and math.isfinite(margin) else None,
+        margin=difference.margin,
         tolerance=difference.tolerance,
     )

@@ -1,6 +1,6 @@
 """What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
@@ -18,7 +18,7 @@ from prolepsis.server.tokenizer import Tokenizer
 from prolepsis.server.watch import Watch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     config: ServerConfig
     client: EngineClient
@@ -27,13 +27,13 @@ class Room:
     started: int
     """Unix time in seconds."""
     watch: Watch
-    policies: Policies | None = None
+    policies: Policies | None
     """None: callers decide alone, as their roles allow."""
-    recorder: Recorder = field(default_factory=Recorder)
-    acts: Acts = field(default_factory=Acts)
-    boundary: Boundary = field(default_factory=Boundary)
-    shadow: ShadowWatch = field(default_factory=ShadowWatch)
-    replays: Replays = field(kw_only=True)
+    recorder: Recorder
+    acts: Acts
+    boundary: Boundary
+    shadow: ShadowWatch
+    replays: Replays
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -87,10 +87,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             acts.started(engine.client.info, engine_config, config)
             policies = None
             if source and journal:
-                client, told = engine.client, acts.rollout_changed
-                rollouts = Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=told)
+                rollouts = _rollouts(journal, engine.client, metrics, acts)
                 asked, replays = flags is not None, config.replay_sample > 0.0
-                policies = Policies(source, client.info.proposers, rollouts, acts=acts, flags=asked, replays=replays)
+                loaded = engine.client.info.proposers
+                policies = Policies(source, loaded, rollouts, acts=acts, flags=asked, replays=replays)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config,
@@ -109,6 +109,11 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             with _signals_end_quietly():
                 _run(server, listener, server_config)
             acts.stopped()
+
+
+def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts) -> Rollouts:
+    model, told = client.info.model, acts.rollout_changed
+    return Rollouts(journal, client.stop_run, metrics.rollouts, model=model, tell=told)
 
 
 def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:

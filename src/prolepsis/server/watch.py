@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from prolepsis.control.drift.stream import load_detectors
 from prolepsis.server.breaker_watch import BreakerWatch
 from prolepsis.server.drift_watch import DriftWatch
 from prolepsis.server.feature_flags import FeatureFlags
@@ -23,23 +24,24 @@ class Watch:
     kill: KillSwitch
     flags: FeatureFlags | None
     breakers: BreakerWatch | None
-    drift: DriftWatch | None = None
+    drift: DriftWatch | None
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Look until cancelled; at drift from when its detectors are imported."""
+        loading = None if self.drift is None else asyncio.create_task(asyncio.to_thread(load_detectors))
         while True:
-            await self.look()
+            await self.look(drift=loading is not None and loading.done())
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self) -> None:
-        """Look once at each; one that fails is logged, and keeps the others from nothing."""
+    async def look(self, *, drift: bool = True) -> None:
+        """Look once at each, or leave drift out; one that fails is logged, and keeps the others from nothing."""
         _contained(self.kill.look)
         if self.flags is not None:
             _contained(self.flags.look)
             self.kill.follow(await self.flags.killed())
         if self.breakers is not None:
             _contained(self.breakers.look)
-        if self.drift is not None:
+        if drift and self.drift is not None:
             _contained(self.drift.look)
 
 

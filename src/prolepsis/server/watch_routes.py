@@ -40,7 +40,7 @@ def watch_routes(room: Room) -> APIRouter:
     @router.put("/admin/kill")
     async def kill(request: Request) -> JSONResponse:
         body = await read_body(request, KillBody, max_bytes)
-        before, who = shown_kill(room.watch.kill.status), _who(request)
+        before, who = shown_kill(room.watch.kill.status), caller_of(request).actor
         lost = room.watch.kill.turn(on=body.on, by=who, reason=body.reason)
         after = shown_kill(room.watch.kill.status)
         room.acts.kill_turned(who, before, after, on=body.on)
@@ -60,7 +60,7 @@ def watch_routes(room: Room) -> APIRouter:
         if body.proposer not in known:
             message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
             raise RequestRefused(message, code="invalid_value", param="proposer")
-        breaker, lost = watch.set(body.proposer, body.slice, body.state, _who(request))
+        breaker, lost = watch.set(body.proposer, body.slice, body.state, caller_of(request).actor)
         return JSONResponse({**_shown(breaker, watch), "not_kept": lost or None})
 
     return router
@@ -101,7 +101,3 @@ def _shown(breaker: Breaker, watch: BreakerWatch) -> Json:
         "late_in_row": breaker.seen.late_in_row,
         "probed_in_s": watch.open_for_s(breaker),
     }
-
-
-def _who(request: Request) -> str:
-    return caller_of(request).key_id or "developer"

@@ -7,11 +7,11 @@ import httpx
 import pytest
 
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.events import Tokens
+from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.door.response_cache import ResponseCache, cache_key
+from prolepsis.server.door.response_cache import ResponseCache, cache_key, replayed
 from tests.server.door.clock import Clock
 from tests.server.door.conftest import House, bearer
 from tests.server.fakes import FakeEngine
@@ -127,6 +127,17 @@ def test_bytes_are_bounded_and_the_oldest_use_goes_first() -> None:
     assert cache.get(b"big") is None
     cache.put(b"a", tokens(6), RequestStats())
     assert 0 < cache.num_bytes <= 5000
+
+
+def test_a_stored_answer_says_nothing_of_the_drafts_of_its_first_run() -> None:
+    cache = ResponseCache(5000, 60.0, Clock())
+    drafted = replace(tokens(3)[0], proposed=Proposed((1, 1), (-1, 0), "suffix"), accepted_by=("suffix", "suffix"))
+    cache.put(b"a", [drafted], RequestStats())
+    answer = cache.get(b"a")
+    assert answer is not None
+    told = replayed(answer, "second")[0]
+    assert isinstance(told, Tokens)
+    assert (told.token_ids, told.proposed, told.accepted_by) == ((1, 1, 1), None, ())
 
 
 def test_answers_grow_old() -> None:

@@ -3,12 +3,15 @@
 from collections import deque
 from statistics import fmean
 
-from river.drift import ADWIN, PageHinkley
-
 from prolepsis.control.drift.alarm import DriftAlarm, Kind, Status
 from prolepsis.control.drift.cliff import RecentShare
 from prolepsis.control.drift.settings import DriftSettings
 from prolepsis.core.slice_counts import SliceCounts
+
+
+def load_detectors() -> None:
+    """Import them, and all of scipy with them: more than a second, which neither a start nor an event loop has."""
+    import river.drift  # noqa: F401
 
 
 class Stream:
@@ -20,6 +23,8 @@ class Stream:
     """
 
     def __init__(self, reading: SliceCounts, version: str, now: float, settings: DriftSettings) -> None:
+        from river.drift import ADWIN, PageHinkley
+
         self.version = version
         self.since = now
         self.status: Status = "learning"

@@ -1,7 +1,7 @@
 """One request that was let in: what to ask of which client, and what came of it."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
@@ -33,6 +33,7 @@ class Watched:
         """How, where the engine or the stored answer has said so."""
         self._client = client
         self._keep = keep
+        self._with_drafts = False
 
     @property
     def info(self) -> EngineInfo:
@@ -42,9 +43,10 @@ class Watched:
     def finished(self) -> Finished | None:
         return self.ended if isinstance(self.ended, Finished) else None
 
-    def keep(self) -> None:
-        """Remember the tokens from here on."""
+    def keep(self, *, drafts: bool = False) -> None:
+        """Remember the tokens of what is asked from here on, with the drafts that were verified."""
         self._keep = True
+        self._with_drafts |= drafts
 
     def num_used(self, request: GenerateRequest) -> int:
         """Return the tokens that count as used: prompt and answer as far as it came, none of what never ran."""
@@ -58,7 +60,8 @@ class Watched:
                     self.ended = stored
                 yield stored
             return
-        events: AsyncIterator[Event] = self._client.generate(request)
+        asked = replace(request, tells_drafts=True) if self._with_drafts else request
+        events: AsyncIterator[Event] = self._client.generate(asked)
         try:
             async for event in events:
                 self._see(event)

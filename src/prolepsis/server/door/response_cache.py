@@ -50,7 +50,8 @@ class ResponseCache:
             return
         if key in self._answers:
             self._remove(key)
-        self._answers[key] = Answer(tuple(tokens), stats, self._clock() + self._ttl_s, size)
+        kept = tuple(event if event.proposed is None else replace(event, proposed=None) for event in tokens)
+        self._answers[key] = Answer(kept, stats, self._clock() + self._ttl_s, size)
         self.num_bytes += size
         while self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._answers)))

@@ -27,11 +27,13 @@ class Delivery:
     """As the engine's events say, for requests whose end nobody waits for."""
 
     def see(self, event: Tokens) -> None:
-        self.emitted.update(event.accepted_by)
+        for name in event.accepted_by:
+            self.emitted[name] += 1
 
     def passed(self, delta: Delta) -> None:
         """The client's side has taken `delta`."""
-        self.delivered.update(delta.delivered)
+        for name in delta.delivered:
+            self.delivered[name] += 1
 
     def left(self) -> None:
         """The client went away, or the request failed, before the end."""
@@ -92,11 +94,10 @@ class Boundary:
         return Contract(chain, delivery.lost)
 
     @contextmanager
-    def delivery(self, entry: Entry, *, whole: bool) -> Iterator[Delivery]:
-        """Follow one request, which has ended when the block is left. `whole`: its answer goes out at the end."""
-        delivery = Delivery(whole)
+    def counting(self, entry: Entry, delivery: Delivery) -> Iterator[None]:
+        """Count the request of `entry`, which has ended when the block is left."""
         try:
-            yield delivery
+            yield
         except BaseException:
             delivery.left()
             raise

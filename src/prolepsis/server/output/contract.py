@@ -40,16 +40,15 @@ class Contract:
         """Return a delta that no policy reads, with the names of those whose drafted tokens it delivers."""
         self._up_to += len(delta.text)
         self.num_tokens += delta.num_tokens
-        shown: Sequence[SaidToken] = delta.said
-        if not self._coverage.passes(delta.said, self._up_to):
-            self._coverage.add(delta.said)
-            shown, _ = self._coverage.shown(self._up_to)
+        if delta.finish_reason is None and self._coverage.passes(delta.said, self._up_to):
+            return delta
+        self._coverage.add(delta.said)
+        shown, _ = self._coverage.shown(self._up_to)
         if delta.finish_reason is not None:
             more, lost = self._coverage.rest(self._up_to)
-            shown = [*shown, *more]
+            shown += more
             self._lose(lost, "stop_string")
-        names = tuple(token.by for token in shown if token.by)
-        return replace(delta, delivered=names) if names else delta
+        return replace(delta, delivered=tuple(token.by for token in shown if token.by))
 
     async def take(self, delta: Delta) -> Delta | None:
         """Return what the policies let through by now, None where that is nothing."""
