@@ -181,8 +181,9 @@ class Decoder {
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
   // of layers names what leaves the last one, before the final norm. Beside the logits: the first of each row's largest.
-  std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
-                 Tensor cache, const std::vector<int64_t>& taps, std::optional<Tensor> features) {
+  std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
+                                                  Tensor pages, Tensor logit_rows, Tensor cache, const std::vector<int64_t>& taps,
+                                                  std::optional<Tensor> features) {
     const int64_t T = tokens.size(0), width = taps.size() * shape_.hidden;
     TORCH_CHECK(taps.empty() || (features && features->sizes() == at::IntArrayRef({T, width}) && features->is_contiguous() &&
                                  features->scalar_type() == at::kBFloat16),
