@@ -54,7 +54,7 @@ def found(rule: str) -> list[str]:
         ),
         (
             "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_length, limit: 1.0}]",
-            "error guardrails[0].limit is 1 for acceptance_length (output tokens / passes of the target); allowed: above",
+            "error guardrails[0].limit is 1 for acceptance_length (output tokens / passes of the target); allowed: ",
         ),
         (
             "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, margin: 0.1}]",
