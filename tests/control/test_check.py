@@ -53,6 +53,10 @@ def found(rule: str) -> list[str]:
             "error guardrails[0].limit is 70 for acceptance_rate (accepted / drafted tokens); allowed: above 0, below",
         ),
         (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_length, limit: 1.0}]",
+            "error guardrails[0].limit is 1 for acceptance_length (output tokens / passes of the target); allowed: ",
+        ),
+        (
             "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, margin: 0.1}]",
             "error guardrails[0].margin is given for acceptance_rate (accepted / drafted tokens), which plain requests",
         ),

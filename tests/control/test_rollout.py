@@ -59,6 +59,14 @@ def test_each_metric_has_its_test() -> None:
     )
 
 
+def test_the_length_of_a_step_counts_from_one_token_on_and_not_in_shadow() -> None:
+    found = settings("{step_weights: 50}", "guardrails: [{name: far, metric: acceptance_length, limit: 1.25}]")
+    [canary] = found.stages
+    assert canary.kind == "canary"
+    assert canary.guardrails[0].better == "higher"
+    assert canary.guardrails[0].measure == Limit(limit=1.25, low=1.0, high=2.0, num_knots=33)
+
+
 def test_costs_are_compared_as_means_of_amounts() -> None:
     both = """
 guardrails:

@@ -1,9 +1,13 @@
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import structlog
 
+from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
+from tests.store.databases import opened, postgresql_setting, sqlite_setting
 
 
 @pytest.fixture(autouse=True)
@@ -11,3 +15,15 @@ def few_logs() -> Iterator[None]:
     configure_logs("error")
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The `store` setting of a database of the test's own, with its schema."""
+    if request.param == "sqlite":
+        yield sqlite_setting(tmp_path)
+        return
+    with postgresql_setting() as made:
+        with closing(opened(made)) as database:
+            upgrade(database)
+        yield made

@@ -47,6 +47,16 @@ def test_a_token_costs_all_that_its_request_took_of_the_device() -> None:
     assert values_of(parts)["device_ms_per_token"] == pytest.approx(20.0)
 
 
+def test_every_request_shows_how_far_a_step_got_unless_something_else_kept_it_plain() -> None:
+    drafted = RequestStats(num_output_tokens=24, num_steps=12, proposers={"suffix": ProposerCounts(8, 20, 12)})
+    assert values_of([drafted])["acceptance_length"] == 2.0
+    spared = RequestStats(num_output_tokens=24, num_steps=24, mode=EffectiveMode("off", "too_costly", 1))
+    assert values_of([drafted, spared])["acceptance_length"] == pytest.approx(48 / 36)
+    assert "acceptance" not in values_of([spared])
+    killed = RequestStats(num_output_tokens=24, num_steps=20, mode=EffectiveMode("on", "killed", 1))
+    assert "acceptance_length" not in values_of([killed])
+
+
 @pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0)])
 def test_a_form_that_was_cut_short_is_not_valid(reason: Any, valid: float) -> None:
     observation = Observation(structured=True)

@@ -149,8 +149,10 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms]) -> Iterator[Fi
             message = f"is given for {what}, which plain requests do not have; allowed: limit"
             yield _error((*path, i, "margin"), message)
         for name, given in (("margin", guardrail.margin), ("limit", guardrail.limit)):
-            if given is not None and given >= meaning.highest:
-                yield _error((*path, i, name), f"is {given:g} for {what}; allowed: above 0, below {meaning.highest:g}")
+            least = meaning.lowest if name == "limit" else 0.0
+            if given is not None and not least < given < meaning.highest:
+                allowed = f"above {least:g}" + (f", below {meaning.highest:g}" if meaning.is_rate else "")
+                yield _error((*path, i, name), f"is {given:g} for {what}; allowed: {allowed}")
 
 
 def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from prolepsis.control.verdicts.quantiles import QuantileLimit, QuantileRatio
 
 Value = Literal[
     "acceptance",
+    "acceptance_length",
     "error",
     "validity",
     "first_token_ms",
@@ -20,6 +21,7 @@ Value = Literal[
 
 Metric = Literal[
     "acceptance_rate",
+    "acceptance_length",
     "error_rate",
     "structured_validity",
     "time_to_first_token_p95_ms",
@@ -42,6 +44,8 @@ class Meaning:
     """The quantile that it is; None: a mean."""
     is_rate: bool = False
     """It is a mean of values in [0, 1]; else values may be of any size."""
+    lowest: float = 0.0
+    """No value is below; a limit has to be above."""
     has_control: bool = True
     """Requests that are decoded plainly have it too, so it can be compared."""
 
@@ -61,12 +65,16 @@ class Meaning:
         if self.level is not None:
             return QuantileLimit(level=self.level, limit=limit)
         if not self.is_rate:
-            return Limit(limit=limit, high=HEADROOM * limit, num_knots=FINE)
+            high = self.lowest + HEADROOM * (limit - self.lowest)
+            return Limit(limit=limit, low=self.lowest, high=high, num_knots=FINE)
         return Limit(limit=limit, num_knots=FINE if self.value == "acceptance" else 2)
 
 
 METRICS: dict[Metric, Meaning] = {
     "acceptance_rate": Meaning("accepted / drafted tokens", "acceptance", "higher", is_rate=True, has_control=False),
+    "acceptance_length": Meaning(
+        "output tokens / passes of the target", "acceptance_length", "higher", lowest=1.0, has_control=False
+    ),
     "error_rate": Meaning("requests that failed / requests", "error", is_rate=True),
     "structured_validity": Meaning(
         "answers of the form asked for / answers with a form", "validity", "higher", is_rate=True
@@ -79,6 +87,8 @@ METRICS: dict[Metric, Meaning] = {
         "95th percentile of a request's time between tokens", "latency_per_token_ms", level=0.95
     ),
     "latency_p95_ms": Meaning("95th percentile of the time of a request", "latency_ms", level=0.95),
-    "correctness": Meaning("requests with the tokens of plain decoding / requests replayed", "correctness", "higher"),
+    "correctness": Meaning(
+        "requests with the tokens of plain decoding / requests replayed", "correctness", "higher", is_rate=True
+    ),
     "cost_per_token": Meaning("mean of a request's device milliseconds / output tokens", "device_ms_per_token"),
 }

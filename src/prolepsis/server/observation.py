@@ -5,11 +5,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from prolepsis.core.errors import EngineError
-from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
 from prolepsis.server.admitted import Admitted
 from prolepsis.server.choices import Delta
 from prolepsis.server.errors import RequestAborted
 from prolepsis.server.rollouts import Rollouts
+
+_STOPPED: tuple[EffectiveReason, ...] = (
+    "killed",
+    "plan_off",
+    "overload_plain",
+    "overload_batch_waits",
+    "overload_low_refused",
+)
+"""Something else than its rule kept the request plain: how far drafts would have got is not known."""
 
 
 class Observation:
@@ -47,6 +56,9 @@ def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
     drafted = sum(c.num_draft_tokens for c in counts)
     if drafted:
         values["acceptance"] = sum(c.num_accepted for c in counts) / drafted
+    num_steps = sum(s.num_steps for s in stats)
+    if num_steps and not any(s.mode.reason in _STOPPED for s in stats):
+        values["acceptance_length"] = sum(s.num_output_tokens for s in stats) / num_steps
     firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
     if firsts:
         values["first_token_ms"] = 1000.0 * max(firsts)

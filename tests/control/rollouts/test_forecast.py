@@ -20,6 +20,7 @@ def settings(guardrail: str, rollout: str = "{}") -> RolloutSettings:
     "guardrail",
     [
         "metric: acceptance_rate, limit: 0.3",
+        "metric: acceptance_length, limit: 1.2",
         "metric: error_rate, margin: 0.05",
         "metric: error_rate, limit: 0.05",
         "metric: structured_validity, margin: 0.05",

@@ -17,7 +17,8 @@ SPREAD = 0.45
 """Assumed standard deviation of the logarithm of times."""
 ASSUMED = (
     "a canary that is no different; rates half as far from zero (or one) as their limit allows; times and "
-    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served"
+    f"costs lognormal with deviation {SPREAD}, a limit on them at twice what is served; twice the tokens a step beyond "
+    "the first that the limit asks for"
 )
 
 
@@ -77,6 +78,8 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
         return 1.0 / HEADROOM, 1.0 / HEADROOM, SPREAD / HEADROOM
     if isinstance(measure, Limit) and guardrail.metric == "device_ms_per_token":
         return 0.5 / HEADROOM, 0.5 / HEADROOM, 0.5 * SPREAD / HEADROOM
+    if isinstance(measure, Limit) and guardrail.metric == "acceptance_length":
+        return 2.0 / HEADROOM, 2.0 / HEADROOM, SPREAD / HEADROOM
     if isinstance(measure, Limit):
         good = measure.limit / 2.0 if guardrail.better == "lower" else (1.0 + measure.limit) / 2.0
         return good, good, 0.2 if guardrail.metric == "acceptance" else 0.5

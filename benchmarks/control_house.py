@@ -1,0 +1,223 @@
+"""A server with all of control in this process, around an engine whose steps are watched, for benchmarks and tests.
+
+Nothing is replaced: the application, its policy with rollouts, the store, flags, kill switch and breakers are those of
+`prolepsis serve`. Requests come over ASGI, without sockets.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from prolepsis.control.flags.flag_file import FlagFileProvider
+from prolepsis.control.rollouts.events import RolloutEvent
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.events import Event, Terminal
+from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.step import Engine
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.acts import Acts
+from prolepsis.server.app import build
+from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.rollouts import Rollouts
+from prolepsis.server.store_journal import StoreJournal
+from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.store.store import Store, open_store
+from prolepsis.telemetry.metrics import Metrics
+
+ROUTE = "/v1/completions"
+FLAGS = """
+flags:
+  speculation.enabled:
+    state: ENABLED
+    variants: {"on": true, "off": false}
+    defaultVariant: "on"
+  speculation.kill:
+    state: ENABLED
+    variants: {"on": true, "off": false}
+    defaultVariant: "off"
+"""
+Body = Mapping[str, Any]
+Job = Callable[[int], Awaitable[None]]
+
+
+class StepLog(Metrics):
+    """Observes an engine's steps: when each ended, and whether it verified a draft."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_rounds: Callable[[], int] = int
+        """Verified drafts so far; set once there is an engine to ask."""
+        self.ends: list[float] = []
+        """When each step ended (`time.monotonic`)."""
+        self.drafted: list[bool] = []
+        """Whether it verified a draft."""
+        self._rounds = 0
+
+    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+        super().step_done(seconds, num_rows)
+        rounds = self.num_rounds()
+        self.drafted.append(rounds != self._rounds)  # another head counts anew
+        self._rounds = rounds
+        self.ends.append(time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What control told the engine, and when: steps that had ended by then, and the clock's reading."""
+
+    what: str
+    num_steps: int
+    at: float
+
+
+class WatchedClient(ThreadEngineClient):
+    """Remembers what control told the engine, and how often each request was said to have ended."""
+
+    def __init__(self, engine: Engine, steps: StepLog) -> None:
+        super().__init__(engine)
+        self.steps = steps
+        self.told: list[Told] = []
+        self.ended: Counter[str] = Counter()
+        steps.num_rounds = lambda: sum(counts.num_rounds for counts in self.proposer_counts())
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.left_out if not e.probes])}")
+        super().apply_plan(plan)
+
+    def stop_run(self, name: str) -> None:
+        self._note(f"stop: {name}")
+        super().stop_run(name)
+
+    async def close(self) -> None:
+        """Stay open: servers around one engine come and go."""
+
+    async def end(self) -> None:
+        """Stop the engine."""
+        await super().close()
+
+    def drafted_after(self, told: Told) -> int:
+        """Return how many steps drafted that ended after this was told; one of them may have run already."""
+        return sum(self.steps.drafted[told.num_steps :])
+
+    def _note(self, what: str) -> None:
+        self.told.append(Told(what, len(self.steps.ends), time.monotonic()))
+
+    def _hand_over(self, events: list[Event]) -> None:
+        self.ended.update(event.request_id for event in events if isinstance(event, Terminal))
+        super()._hand_over(events)
+
+
+@dataclass
+class House:
+    """A running server."""
+
+    http: httpx.AsyncClient
+    rollouts: Rollouts | None = None
+    store: Store | None = None
+    events: list[tuple[float, RolloutEvent]] = field(default_factory=list)
+    """What became of rollouts, with the clock's reading."""
+
+    async def ask(self, body: Body) -> dict[str, Any]:
+        """Return the whole reply; raises `RuntimeError` for any status but 200."""
+        reply = await self.http.post(ROUTE, json=body, timeout=120)
+        if reply.status_code != 200:
+            raise RuntimeError(f"{reply.status_code}: {reply.text}")
+        found: dict[str, Any] = reply.json()
+        return found
+
+    @property
+    def last(self) -> tuple[str, str]:
+        """What was told last of the only rollout, and in which stage."""
+        event = self.events[-1][1] if self.events else None
+        return (event.kind, event.stage) if event else ("", "")
+
+
+@asynccontextmanager
+async def house(
+    client: EngineClient,
+    metrics: Metrics,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    policy: str | None = None,
+    **config: Any,
+) -> AsyncIterator[House]:
+    """Run a server on `client` while the block runs; its files are in `folder`.
+
+    Without a `policy` it has no control at all: no store, flags, breakers, drift and replays either.
+    """
+    bare = policy is None
+    settings: dict[str, Any] = {"kill_file": folder / "kill.json", "breaker_file": folder / "breakers.json"}
+    settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
+    server = ServerConfig(**(settings | config))
+    store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.store)
+    made = House(httpx.AsyncClient(), store=store)
+    policies, flags = None, None
+    if policy is not None and store is not None:
+        (folder / "policy.yaml").write_text(policy)
+        (folder / "flags.yaml").write_text(FLAGS)
+        acts = Acts(store)
+
+        def tell(event: RolloutEvent) -> None:
+            made.events.append((time.monotonic(), event))
+            acts.rollout_changed(event)
+
+        made.rollouts = Rollouts(
+            StoreJournal(store.database), client.stop_run, metrics.rollouts, model=client.info.model, tell=tell
+        )
+        policies = Policies(open_policy(folder / "policy.yaml"), client.info.proposers, made.rollouts, acts=acts)
+        flags = FlagFileProvider(folder / "flags.yaml")
+    app = build(server, client, tokenizer, metrics, policies=policies, flags=flags, store=store)
+    try:
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as made.http,
+        ):
+            yield made
+    finally:
+        if store is not None:
+            store.close()
+
+
+async def keep_asking(job: Job, *, per_s: float = math.inf, at_once: int = 64, until: Callable[[], bool]) -> None:
+    """Start `job(0)`, `job(1)`, ... at a steady rate, at most so many at once, until `until` holds."""
+    began, gate, jobs = time.monotonic(), asyncio.Semaphore(at_once), set[asyncio.Task[None]]()
+
+    async def one(i: int) -> None:
+        try:
+            await job(i)
+        finally:
+            gate.release()
+
+    for i in count():
+        await asyncio.sleep(max(0.0, began + i / per_s - time.monotonic()))
+        await gate.acquire()
+        if until():
+            break
+        jobs.add(asyncio.ensure_future(one(i)))
+        jobs -= {done for done in jobs if done.done() and done.exception() is None}
+    await asyncio.gather(*jobs)
+
+
+def bodies(prompts: Sequence[Sequence[int]], model: str, max_tokens: int) -> list[Body]:
+    """Return two requests a prompt, greedy and sampled, that say what was in effect and which tokens they got."""
+    common = {"model": model, "max_tokens": max_tokens, "ignore_eos": True, "return_token_ids": True}
+    return [
+        {**common, "prompt": list(prompt), "temperature": temperature, "seed": i, "speculation": {"metrics": True}}
+        for i, prompt in enumerate(prompts)
+        for temperature in (0.0, 0.8)
+    ]
+
+
+def tokens_of(reply: Mapping[str, Any]) -> list[int]:
+    return list(reply["choices"][0]["token_ids"])

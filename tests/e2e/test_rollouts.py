@@ -1,0 +1,111 @@
+"""Rollouts of the default model's draft head: a good one goes up, a damaged one is taken back; no token changes."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.control_house import StepLog, WatchedClient, bodies, house
+from benchmarks.control_rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage
+from benchmarks.damaged_head import damaged_head
+
+from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ModelError
+from prolepsis.engine.build import assemble
+from prolepsis.models.heads import find_head, head_for
+from prolepsis.models.load import LoadedModel, load_model
+
+pytestmark = pytest.mark.real_model
+CONFIG = EngineConfig(max_model_len=1024, kv_memory="128MiB")
+PACE = Pace(at_once=8, most_s=90.0)
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedModel]:
+    threads = torch.get_num_threads()
+    try:
+        found = load_model(CONFIG)
+        if head_for("auto", found) is None or "native" not in found.model.info.forward:
+            pytest.skip(f"{found.model.info.forward} runs no draft head that is held to bitwise equality")
+        yield found
+    except ModelError as error:
+        pytest.skip(f"the default model is not here: {error}")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def client_of(loaded: LoadedModel) -> WatchedClient:
+    steps = StepLog()
+    return WatchedClient(assemble(CONFIG, loaded, observer=steps, head=head_for("auto", loaded)), steps)
+
+
+def requests_of(loaded: LoadedModel) -> list[dict[str, object]]:
+    prompts = [prompt.token_ids for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)]
+    return [dict(body) for body in bodies(prompts, loaded.model.info.name, NUM_TOKENS)]
+
+
+def test_a_good_head_goes_up_through_all_stages(loaded: LoadedModel, tmp_path: Path) -> None:
+    plan = RolloutPlan(step_weights="[30, 80]", min_samples=8, min_step_s=0.5, acceptance_length=1.1)
+
+    async def run() -> None:
+        client = client_of(loaded)
+        try:
+            async with house(
+                client, client.steps, loaded.tokenizer, tmp_path, policy=str(plan), replay_sample=0.0, shed_after_s=()
+            ) as server:
+                traffic = Traffic(server, requests_of(loaded))
+                await traffic.learn()
+                await ask_until(traffic, PACE, lambda: server.last[0] == "completed")
+                traffic.seen.clear()
+                await ask_until(traffic, PACE, lambda: traffic.seen.total() >= 40)
+        finally:
+            await client.end()
+        told = [(event.kind, event.stage) for _, event in server.events]
+        assert told == [
+            ("started", "shadow"),
+            ("promoted", "shadow"),
+            ("promoted", "canary 30%"),
+            ("completed", "canary 80%"),
+        ]
+        assert all(event.verdict is not None for _, event in server.events[1:])
+        assert traffic.num_on > 20
+        assert {arm for arm, _, _ in traffic.seen} <= {"canary", "control"}
+        assert traffic.num_wrong == 0
+        assert counted_once(client, traffic)
+
+    asyncio.run(run())
+
+
+def test_a_head_that_is_damaged_in_mid_canary_is_taken_back_and_nobody_notices(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
+    plan = RolloutPlan(step_weights="[80]", shadow_percentage=0, min_samples=8, min_step_s=300.0)
+
+    async def run() -> None:
+        client = client_of(loaded)
+        source = find_head(str(client.info.draft_head)).folder
+        bad = damaged_head(source, tmp_path / "damaged@9")
+        try:
+            async with house(
+                client, client.steps, loaded.tokenizer, tmp_path, policy=str(plan), replay_sample=0.0, shed_after_s=()
+            ) as server:
+                traffic = Traffic(server, requests_of(loaded))
+                await traffic.learn()
+                taken = await damage(traffic, client, str(bad), after=8, pace=PACE)
+        finally:
+            await client.end()
+        assert client.info.draft_head == "damaged@9"
+        assert [event.kind for _, event in server.events] == ["started", "rolled_back"]
+        event = server.events[-1][1]
+        assert event.verdict is not None
+        assert set(event.verdict.failed) <= {"taken", "far"}
+        assert event.verdict.failed
+        assert taken.decided_s < 60.0
+        assert taken.drafted_after <= 1, "the step that ran when it was decided, and none after it"
+        assert traffic.num_wrong == 0
+        assert counted_once(client, traffic)
+
+    asyncio.run(run())
