@@ -36,7 +36,7 @@ Said = dict[str, dict[str, int]]
 """What readiness says of the store: written and dropped, by kind."""
 SERVE = [
     "-c",
-    "from prolepsis.cli.main import main; main()",
+    "from prolepsis.cli.main import app; app()",
     "serve",
     "--audit-sample",
     "1",

@@ -250,7 +250,7 @@ async def off_row(bench: Bench) -> Figures:
                 began = time.perf_counter()
                 replies = await in_flight([partial(h.ask, body) for body in asked], at_once)
                 took = time.perf_counter() - began
-            return sum(reply["usage"]["completion_tokens"] for reply in replies) / took
+            return sum(int(reply["usage"]["completion_tokens"]) for reply in replies) / took
 
         found = await _alternate(bench, {True: partial(one, full, OFF), False: partial(one, none, None)})
     await full.end()
