@@ -34,7 +34,17 @@ from prolepsis.store.url import store_url
 AT_ONCE = 8
 Said = dict[str, dict[str, int]]
 """What readiness says of the store: written and dropped, by kind."""
-SERVE = ["-m", "prolepsis", "serve", "--audit-sample", "1", "--replay-sample", "0", "--log-level", "error"]
+SERVE = [
+    "-c",
+    "from prolepsis.cli.main import app; app()",
+    "serve",
+    "--audit-sample",
+    "1",
+    "--replay-sample",
+    "0",
+    "--log-level",
+    "error",
+]
 
 
 def one(command: Sequence[str], setting: str, seconds: float) -> dict[str, int]:

@@ -68,6 +68,7 @@ class Bench:
         self.args = args
         self.loaded: LoadedModel = load_model(CONFIG)
         self.prompts = [p.token_ids for p in encode_prompts(load_prompts(None), self.loaded.tokenizer)]
+        self.prompts = self.prompts[:: args.stride]
 
     def client(self, config: EngineConfig = CONFIG, *, head: bool = True) -> WatchedClient:
         steps = StepLog()
@@ -249,7 +250,7 @@ async def off_row(bench: Bench) -> Figures:
                 began = time.perf_counter()
                 replies = await in_flight([partial(h.ask, body) for body in asked], at_once)
                 took = time.perf_counter() - began
-            return sum(reply["usage"]["completion_tokens"] for reply in replies) / took
+            return sum(int(reply["usage"]["completion_tokens"]) for reply in replies) / took
 
         found = await _alternate(bench, {True: partial(one, full, OFF), False: partial(one, none, None)})
     await full.end()
@@ -307,6 +308,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--before", type=int, default=30, help="canary requests that draft before the head is damaged")
+    parser.add_argument("--stride", type=int, default=1, help="every so manieth of the shipped prompts")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with Path("/dev/null").open("w") as nowhere:

@@ -76,10 +76,10 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
         return 0.0, _beyond(measure.level, 2.0), 0.5
     if isinstance(measure, Ratio):
         return 1.0 / HEADROOM, 1.0 / HEADROOM, SPREAD / HEADROOM
-    if isinstance(measure, Limit) and guardrail.metric == "device_ms_per_token":
-        return 0.5 / HEADROOM, 0.5 / HEADROOM, 0.5 * SPREAD / HEADROOM
-    if isinstance(measure, Limit) and guardrail.metric == "acceptance_length":
-        return 2.0 / HEADROOM, 2.0 / HEADROOM, SPREAD / HEADROOM
+    amounts = {"device_ms_per_token": 0.5, "acceptance_length": 2.0}  # times the limit
+    if isinstance(measure, Limit) and guardrail.metric in amounts:
+        times = amounts[guardrail.metric]
+        return times / HEADROOM, times / HEADROOM, times * SPREAD / HEADROOM
     if isinstance(measure, Limit):
         good = measure.limit / 2.0 if guardrail.better == "lower" else (1.0 + measure.limit) / 2.0
         return good, good, 0.2 if guardrail.metric == "acceptance" else 0.5
