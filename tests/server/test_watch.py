@@ -183,6 +183,7 @@ def test_a_damaged_proposer_is_left_out_of_the_slice_where_it_is_damaged_and_of_
             return breakers(house).get(("damaged", TEXT)) != "open"
 
         wait_for(lambda: not still_drafting())
+        wait_for(lambda: ("damaged", CHAT) in breakers(house))  # counts are looked at five times a second
         assert breakers(house)["damaged", CHAT] == "closed"
         assert breakers(house)["good", TEXT] == "closed"
         labels = {"proposer": "damaged", "slice": TEXT, "before": "closed", "after": "open", "reason": "acceptance"}
