@@ -65,12 +65,15 @@ class Recorder:
             heard = entry.client.ended
             if self._costs is not None and heard is not None:
                 self._costs.observe(route, admitted, heard.stats, finished=end == "finished")
-            if self._writer is not None and random.random() < self._sample:
-                price, device = self._costs.price if self._costs else None, heard.stats.device if heard else None
-                about = _about(route, admitted, entry, price)
-                self._writer.offer(request_record(about, end, _stats(entry, delivery), error=error, device=device))
+            writer = self._writer if random.random() < self._sample else None
+            if writer is not None or content is not None:
+                about = _about(route, admitted, entry, self._costs.price if self._costs else None)
+                stats = _stats(entry, delivery)
+            if writer is not None:
+                device = heard.stats.device if heard else None
+                writer.offer(request_record(about, end, stats, error=error, device=device))
             if self._audit is not None and content is not None:
-                self._audit.take(_ended(_about(route, admitted, entry), entry, delivery, end, error), content)
+                self._audit.take(_ended(about, stats, entry, end, error), content)
 
     def readiness(self) -> Json | None:
         """Return what readiness says of the store, None without one: no reason to serve or not, and no addresses."""
@@ -85,7 +88,7 @@ class Recorder:
         }
 
 
-def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | None = None) -> RequestAbout:
+def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | None) -> RequestAbout:
     caller, ruling, flag = admitted.caller, admitted.speculation.ruling, admitted.speculation.flag
     flags = (*(ruling.flags if ruling else ()), *((flag,) if flag else ()))
     return RequestAbout(
@@ -106,10 +109,10 @@ def _about(route: str, admitted: Admitted, entry: Entry, price: PriceInUse | Non
     )
 
 
-def _ended(about: RequestAbout, entry: Entry, delivery: Delivery, end: RequestEnd, error: str | None) -> Ended:
+def _ended(about: RequestAbout, stats: RequestStats, entry: Entry, end: RequestEnd, error: str | None) -> Ended:
     client = entry.client
     events = tuple(client.stored.tokens if client.stored else client.kept)
-    return Ended(about, end, error, _stats(entry, delivery), recording(entry.request, events), events)
+    return Ended(about, end, error, stats, recording(entry.request, events), events)
 
 
 def _stats(entry: Entry, delivery: Delivery) -> RequestStats:
