@@ -27,10 +27,10 @@
 
 namespace {
 
-using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::largest_of;
+using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::kBlock, scan::largest_of;
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
-constexpr int64_t kBlock = 64, kLanes = 16;
+constexpr int64_t kLanes = 16;
 constexpr int kBins = 4096;
 constexpr int64_t kRowsAlone = 2;  // rows that one thread picks by itself
 constexpr double kBinsPerNat = 64.0;
