@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_valida
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD = "draft_head"
 """The proposer whose weights are exchanged while serving."""
-PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", "draft_head", "early_exit")
+PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", DRAFT_HEAD, "early_exit")
 """Every proposer there is; which of them are loaded is said by `EngineConfig.proposers`."""
 
 

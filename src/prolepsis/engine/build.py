@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
-from prolepsis.core.config import PROPOSER_NAMES, EngineConfig
+from prolepsis.core.config import DRAFT_HEAD, PROPOSER_NAMES, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
@@ -59,7 +59,6 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
 """Proposers that need nothing but the configuration."""
 
 DRAFT_MODEL = "draft_model"
-DRAFT_HEAD = Head.name
 EARLY_EXIT = EarlyExitProposer.name
 EXIT_SAMPLES = 16
 """Samples that an early exit drafts for in one step: its scratch pages are whole pages of the target."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.models.batch import Batch, SequenceInput, pack
 from prolepsis.models.draft_head import DraftHead, LookingAhead, TreeGrowing
@@ -46,7 +47,7 @@ class _Turn:
 class Head:
     """Proposes trees of a draft head; `num_pages` are those of the target's pool, whose numbers it shares."""
 
-    name = "draft_head"
+    name = DRAFT_HEAD
     free = False
 
     def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
