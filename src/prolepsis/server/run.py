@@ -31,7 +31,7 @@ from prolepsis.server.door.key_file import KeyFile, default_key_file
 from prolepsis.server.door.keys import Keys
 from prolepsis.server.feature_flags import flag_provider
 from prolepsis.server.output.file import read_output_policies
-from prolepsis.server.policies import Policies, open_policy
+from prolepsis.server.policies import Policies, PolicySource, open_policy
 from prolepsis.server.rollouts import Rollouts
 from prolepsis.server.store_journal import StoreJournal
 from prolepsis.server.stored_policy import StoredPolicy
@@ -88,9 +88,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             policies = None
             if source and journal:
                 rollouts = _rollouts(journal, engine.client, metrics, acts)
-                asked, replays = flags is not None, config.replay_sample > 0.0
-                loaded = engine.client.info.proposers
-                policies = Policies(source, loaded, rollouts, acts=acts, flags=asked, replays=replays)
+                policies = _policies(source, rollouts, config, engine.client, acts, asks_flags=flags is not None)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config,
@@ -109,6 +107,19 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             with _signals_end_quietly():
                 _run(server, listener, server_config)
             acts.stopped()
+
+
+def _policies(
+    source: PolicySource,
+    rollouts: Rollouts,
+    config: ServerConfig,
+    client: EngineClient,
+    acts: Acts,
+    *,
+    asks_flags: bool,
+) -> Policies:
+    replays = config.replay_sample > 0.0
+    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags, replays=replays)
 
 
 def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts) -> Rollouts:
