@@ -11,7 +11,7 @@ ROW:
 - shadow: throughput with the suffix proposer in shadow for every request, over that without.
 - off: throughput with speculation forced off by policy, over that of an engine that has no proposer.
 
-Arms alternate in every repeat; shown are median, minimum, maximum and number. `control_crash` has the row on kill -9.
+Arms alternate in every repeat, in `shadow` and `off` every 8 prompts; shown are median, minimum, maximum and number. `control_crash` has the row on kill -9.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,6 +59,7 @@ SILENT = "prediction"
 OFF = "default: {mode: off}\n"
 ON = "default: {mode: on}\n"
 Figures = dict[str, list[float]]
+Prompt = tuple[int, ...]
 
 
 class Bench:
@@ -75,8 +76,8 @@ class Bench:
         loaded_head = head_for("auto", self.loaded) if head else None
         return WatchedClient(assemble(config, self.loaded, observer=steps, head=loaded_head), steps)
 
-    def bodies(self) -> list[Body]:
-        return bodies(self.prompts, self.loaded.model.info.name, self.args.tokens)
+    def bodies(self, prompts: Sequence[Prompt] | None = None) -> list[Body]:
+        return bodies(self.prompts if prompts is None else prompts, self.loaded.model.info.name, self.args.tokens)
 
 
 async def damage_row(bench: Bench) -> Figures:
@@ -241,10 +242,12 @@ async def off_row(bench: Bench) -> Figures:
     full, none = bench.client(), bench.client(CONFIG.model_copy(update={"num_speculative_tokens": 0}), head=False)
     with TemporaryDirectory() as folder:
 
-        async def one(client: WatchedClient, policy: str | None, at_once: int, number: int) -> float:
+        async def one(
+            client: WatchedClient, policy: str | None, at_once: int, number: int, prompts: Sequence[Prompt]
+        ) -> float:
             files = Path(folder) / f"{policy is None}{at_once}{number}"
             files.mkdir()
-            asked = [{**body, "seed": (number + 1) * 100 + i} for i, body in enumerate(bench.bodies())]
+            asked = [{**body, "seed": (number + 1) * 100 + i} for i, body in enumerate(bench.bodies(prompts))]
             async with house(client, client.steps, bench.loaded.tokenizer, files, policy=policy) as h:
                 await h.ask(asked[0])
                 began = time.perf_counter()
@@ -258,26 +261,43 @@ async def off_row(bench: Bench) -> Figures:
     return found
 
 
-async def _alternate(bench: Bench, arms: dict[bool, Callable[[int, int], Awaitable[float]]]) -> Figures:
-    """Return tokens per second of both arms and their ratio, by how many were asked at once."""
+Arm = Callable[[int, int, Sequence[Prompt]], Awaitable[float]]
+"""How many at once, the number of the measurement, prompts; returns tokens per second."""
+
+
+async def _alternate(bench: Bench, arms: dict[bool, Arm]) -> Figures:
+    """Return tokens per second of both arms and their ratio, by how many were asked at once.
+
+    Arms take turns every `AT_ONCE` prompts, so that a machine others use too is about as fast for both.
+    """
     found: Figures = {}
     for at_once in (1, AT_ONCE):
+        parts = [bench.prompts[i : i + AT_ONCE] for i in range(0, len(bench.prompts) - AT_ONCE + 1, AT_ONCE)]
         for arm in arms.values():
-            await arm(at_once, -1)  # warm
-        for number in range(bench.args.repeats):
-            rates = {arm: await arms[arm](at_once, number) for arm in ((False, True) if number % 2 else (True, False))}
+            await arm(at_once, -1, parts[0])  # warm
+        for number, part in enumerate(parts * bench.args.repeats):
+            rates = {
+                arm: await arms[arm](at_once, number, part) for arm in ((False, True) if number % 2 else (True, False))
+            }
             found.setdefault(f"with_{at_once}", []).append(rates[True])
             found.setdefault(f"without_{at_once}", []).append(rates[False])
             found.setdefault(f"ratio_{at_once}", []).append(rates[True] / rates[False])
     return found
 
 
-async def _set(client: WatchedClient, bench: Bench, choice: SpeculationChoice, at_once: int, number: int) -> float:
+async def _set(
+    client: WatchedClient,
+    bench: Bench,
+    choice: SpeculationChoice,
+    at_once: int,
+    number: int,
+    prompts: Sequence[Prompt],
+) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=bench.args.tokens, ignore_eos=True)
     name = f"{choice.enabled} {at_once} {number}"
     requests = [
         GenerateRequest(f"{name} {i}", prompt, params, scope=name, speculation=choice)
-        for i, prompt in enumerate(bench.prompts)
+        for i, prompt in enumerate(prompts)
     ]
     began = time.perf_counter()
     answers = await in_flight([partial(ask, client, request) for request in requests], at_once)

@@ -23,6 +23,7 @@ from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
+from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 from prolepsis.grammar.grammars import Grammars
@@ -32,6 +33,7 @@ from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
+from prolepsis.spec.features import FeatureConsumer
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
@@ -179,6 +181,7 @@ class Room:
     model: TableModel = field(default_factory=TableModel)
     clock: Callable[[], float] | None = None
     grammars: Grammars | None = None
+    consumers: Sequence[FeatureConsumer] = ()
 
 
 def build(room: Room) -> Engine:
@@ -198,6 +201,7 @@ def build(room: Room) -> Engine:
         runner=Runner(model, cache),
         verifier=room.verifier,
         observer=room.observer,
+        showing=Showing(room.consumers),
     )
     return Engine(parts, room.clock) if room.clock else Engine(parts)
 

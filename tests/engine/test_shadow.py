@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from prolepsis.control.shadow_evidence import SliceEvidence
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
 from prolepsis.core.stats import EffectiveMode, RequestStats
+from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
@@ -153,3 +155,23 @@ def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
         assert isinstance(terminals(events)["a"], Finished)
         assert engine.speculation.proposers.failures["scripted"] > 0
         assert stats_of(events).mode.reason == "resting"
+
+
+def test_drafts_beyond_their_share_of_the_time_are_put_off_and_their_tokens_told() -> None:
+    engine = engine_with(SCRIPTS["wrong"], SpecPlan(fixed_depth=2))
+    ticks = iter(range(10**6))
+    engine.speculation = Speculation(
+        engine.speculation.proposers,
+        max_step_tokens=64,
+        max_model_len=256,
+        shadow_cost=0.5,
+        clock=lambda: float(next(ticks)),  # each time one second: far more than passes of a table take
+    )
+    events = run(engine, shadow("a", PARAMS["length"]))
+    stats = stats_of(events)
+    assert outputs(events) == outputs(run(build(Room()), request("a", PROMPT, PARAMS["length"])))
+    assert stats.shadow["scripted"].num_drafts == 1
+    assert stats.plain_steps["put_off"] >= 37
+    evidence = SliceEvidence()
+    evidence.add(stats)
+    assert evidence.num_tokens == 40 - stats.plain_steps["put_off"]

@@ -55,6 +55,12 @@ class EngineConfig(BaseModel):
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
     )
+    shadow_cost: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="time that drafting in shadow may take, as a share of the model's; drafts beyond are put off",
+    )
     suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
 
 

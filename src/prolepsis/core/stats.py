@@ -14,6 +14,7 @@ PlainReason = Literal[
     "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
     "resting",  # nobody was asked: the proposers rest after failures
     "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's slice
+    "put_off",  # in shadow, nobody was asked: drafting in shadow has had its share of the time
     "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
 ]
 """Why a decoding step, which might have speculated, was plain for one sample."""
@@ -21,11 +22,12 @@ PlainReason = Literal[
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
     "compared",  # drafts were compared with the plain answer, none was verified
-    "no_draft",  # these five, where no draft was verified: the most frequent `PlainReason` of its steps
+    "no_draft",  # these six, where no draft was verified: the most frequent `PlainReason` of its steps
     "not_worth_it",
     "too_costly",
     "resting",
     "breaker_open",
+    "put_off",
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "flag_off",  # a feature flag turned it off

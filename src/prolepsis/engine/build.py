@@ -139,7 +139,12 @@ def assemble(
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, chosen, bay),
         scheduler=scheduler,
-        speculation=Speculation(chosen, max_step_tokens=config.max_step_tokens, max_model_len=max_model_len),
+        speculation=Speculation(
+            chosen,
+            max_step_tokens=config.max_step_tokens,
+            max_model_len=max_model_len,
+            shadow_cost=config.shadow_cost,
+        ),
         runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),
         observer=observer,

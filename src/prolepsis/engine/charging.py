@@ -22,7 +22,7 @@ from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
 
-_NOT_ASKED: frozenset[PlainReason] = frozenset({"too_costly", "resting", "breaker_open", "no_room"})
+_NOT_ASKED: frozenset[PlainReason] = frozenset({"too_costly", "resting", "breaker_open", "put_off", "no_room"})
 
 
 def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:

@@ -1,15 +1,53 @@
 """From a pass's hidden states to those who want to see them, each sample's committed tokens only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 import torch
 from torch import Tensor
 
+from prolepsis.engine.request import Sample
 from prolepsis.engine.rows import Row, Verdict
-from prolepsis.spec.features import FeatureConsumer, Shown
+from prolepsis.spec.features import DraftingConsumer, FeatureConsumer, Shown
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Viewer:
+    """A consumer, and for each row of this step whether it is shown and whether its sample may be drafted for."""
+
+    consumer: FeatureConsumer
+    drafter: DraftingConsumer | None
+    shown: list[bool] = field(default_factory=list)
+    drafts: list[bool] = field(default_factory=list)
+
+    def begin(self, rows: Sequence[Row], may_draft: Callable[[Sample, str], bool]) -> None:
+        """A proposer is shown prompts, since others may share their pages, and else samples that it may draft for."""
+        if self.drafter is None:
+            self.shown = self.drafts = [True] * len(rows)
+            return
+        name = self.drafter.name
+        self.drafts = [may_draft(row.sample, name) for row in rows]
+        self.shown = [
+            drafts or row.start < row.sample.num_prompt_tokens for row, drafts in zip(rows, self.drafts, strict=True)
+        ]
+
+    @property
+    def num_taps(self) -> int:
+        """Layers whose input it sees in this step."""
+        return len(self.consumer.taps) if True in self.shown else 0
+
+    def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
+        if self.drafter is not None and False in self.shown:
+            for row, verdict, is_shown in zip(rows, verdicts, self.shown, strict=True):
+                if not is_shown:
+                    num_accepted = len(verdict.path) if verdict is not None else 0
+                    self.drafter.miss(row.sample, row.start, row.start + row.num_tokens + num_accepted)
+        if features is not None:
+            every = _shown(rows, verdicts, features, self.drafts)
+            self.consumer.take([each for each, is_shown in zip(every, self.shown, strict=True) if is_shown])
 
 
 class Showing:
@@ -19,39 +57,53 @@ class Showing:
     """
 
     def __init__(self, consumers: Sequence[FeatureConsumer] = ()) -> None:
-        self.consumers = tuple(consumers)
+        self._viewers = [_viewer(consumer) for consumer in consumers]
         self.num_failures = 0
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers whose input somebody wants to see, consumer by consumer."""
-        return tuple(tap for consumer in self.consumers for tap in consumer.taps)
+        """Layers whose input somebody may want to see, consumer by consumer."""
+        return tuple(tap for viewer in self._viewers for tap in viewer.consumer.taps)
 
     def exchange(self, old: FeatureConsumer | None, new: FeatureConsumer | None) -> None:
         """Between two steps, show the hidden states to `new` in the place of `old`."""
-        others = tuple(consumer for consumer in self.consumers if consumer is not old)
-        self.consumers = (*([new] if new is not None else []), *others)
+        others = [viewer for viewer in self._viewers if viewer.consumer is not old]
+        self._viewers = [*([_viewer(new)] if new is not None else []), *others]
+
+    def begin(self, rows: Sequence[Row], may_draft: Callable[[Sample, str], bool]) -> tuple[int, ...]:
+        """Settle who is shown which rows of a step, before its pass; return the layers that the pass is to tap.
+
+        `may_draft(sample, name)`: whether the proposer of that name may draft for the sample.
+        """
+        for viewer in self._viewers:
+            viewer.begin(rows, may_draft)
+        return tuple(tap for viewer in self._viewers if viewer.num_taps for tap in viewer.consumer.taps)
 
     def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
-        """Show what the step computed; to be called before it is committed."""
-        if features is None:
-            return
-        hidden = features.shape[1] // len(self.taps)
+        """Show what the step computed, `features` being of the layers that `begin` returned; before it is committed."""
+        widths = [viewer.num_taps for viewer in self._viewers]
+        hidden = features.shape[1] // sum(widths) if features is not None else 0
         left = 0
-        for consumer in self.consumers:
-            right = left + len(consumer.taps) * hidden
+        for viewer, width in zip(self._viewers, widths, strict=True):
+            right = left + width * hidden
             try:
-                consumer.take(_shown(rows, verdicts, features[:, left:right]))
+                viewer.show(rows, verdicts, features[:, left:right] if features is not None and width else None)
             except Exception:  # contained: see above
                 self.num_failures += 1
-                log.exception("features_not_taken", consumer=type(consumer).__name__)
+                log.exception("features_not_taken", consumer=type(viewer.consumer).__name__)
             left = right
 
 
-def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor) -> list[Shown]:
+def _viewer(consumer: FeatureConsumer) -> _Viewer:
+    return _Viewer(consumer, consumer if isinstance(consumer, DraftingConsumer) else None)
+
+
+def _shown(
+    rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor, may_draft: Sequence[bool]
+) -> list[Shown]:
     shown: list[Shown] = []
     first = 0
-    for row, verdict in zip(rows, verdicts, strict=True):
+    for row, verdict, drafts in zip(rows, verdicts, may_draft, strict=True):
         end = first + row.num_tokens
         tokens, seen = row.sample.tokens[row.start : row.start + row.num_tokens], features[first:end]
         path = verdict.path if verdict is not None and row.draft is not None else ()
@@ -61,6 +113,6 @@ def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Te
                 seen = features[first : end + len(path)]
             else:
                 seen = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
-        shown.append(Shown(row.sample, row.start, tokens, seen))
+        shown.append(Shown(row.sample, row.start, tokens, seen, drafts))
         first += row.num_rows
     return shown

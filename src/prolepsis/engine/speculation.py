@@ -1,7 +1,9 @@
 """Between rows and proposers: who may draft how far, and what proposers learn of a step."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
@@ -12,59 +14,99 @@ from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.leaving_out import LeavingOut
 from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.shadow_budget import ShadowBudget
 from prolepsis.spec.window import StepLoad
 
+Allowed = list[tuple[str, ...] | None]
+"""For each row: names of the proposers that may draft for it; None: all."""
 _PLAIN = SpeculationChoice(enabled=False)
 
 
 class Speculation:
     """Asks the proposers for the decoding rows of a step and tells them what came of it."""
 
-    def __init__(self, proposers: ProposerSet, *, max_step_tokens: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        proposers: ProposerSet,
+        *,
+        max_step_tokens: int,
+        max_model_len: int,
+        shadow_cost: float = inf,  # drafting in shadow may take this share of the passes' time
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.proposers = proposers
+        self._shadow_budget = ShadowBudget(shadow_cost)
+        self._clock = clock
         self._max_step_tokens = max_step_tokens
         self._max_model_len = max_model_len
         self._leaving_out = LeavingOut(proposers.ledger)
         self._told: dict[str, int] = {}
         """How many tokens of each live sample the proposers know."""
 
+    def may_draft(self, plan: SpecPlan, sample: Sample, proposer: str | None = None) -> bool:
+        """Return whether a draft, to verify or to compare, may be made for the sample; by anybody, or by `proposer`."""
+        choice = _choice(sample, plan)
+        if not (choice.enabled and choice.num_speculative_tokens != 0 and self._drafts(plan)):
+            return False
+        if sample.replays is not None:
+            return False
+        allowed, offered = choice.proposers, plan.proposers
+        if proposer is None:
+            return allowed is None or len(allowed) > 0
+        return (allowed is None or proposer in allowed) and (offered is None or proposer in offered)
+
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
         """Return the rows with drafts where a proposer has one worth verifying."""
-        num_rows = sum(row.num_tokens for row in rows)
-        room = self._max_step_tokens - num_rows
-        if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0 or not self.proposers.names:
+        drafting = [self.may_draft(plan, row.sample) for row in rows]
+        if True not in drafting:
             return list(rows)
-        decoding = [row for row in rows if row.num_tokens == 1 and row.sample.key in self._told]
-        load = StepLoad(num_rows, sum(row.start for row in rows), max(0, room))
+        num_rows = sum(row.num_tokens for row in rows)
+        decoding = [
+            row
+            for row, drafts in zip(rows, drafting, strict=True)
+            if row.num_tokens == 1 and (not drafts or row.sample.key in self._told)
+        ]
+        load = StepLoad(num_rows, sum(row.start for row in rows), max(0, self._max_step_tokens - num_rows))
         choices = [_choice(row.sample, plan) for row in decoding]
-        decoding = self._with_drafts(decoding, choices, plan, load)
-        decoding = self._with_shadows(decoding, choices, plan, load)
+        allowed = self._allowed(decoding, plan)
+        decoding = self._with_drafts(decoding, choices, allowed, plan, load)
+        decoding = self._with_shadows(decoding, choices, allowed, plan, load)
         drafted = {row.sample.key: row for row in decoding}
         return [drafted.get(row.sample.key, row) for row in rows]
 
-    def learn(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], pass_s: float) -> None:
-        """Tell the proposers what the step committed and the cost model what its pass took (seconds)."""
+    def learn(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], plan: SpecPlan, pass_s: float) -> None:
+        """Tell the proposers what the step committed and the cost model what its pass took (seconds).
+
+        Of samples that may not draft they learn at the end.
+        """
         num_rows, num_context = sum(row.num_rows for row in rows), sum(row.start for row in rows)
         self.proposers.observe_pass(num_rows, num_context, 1000.0 * pass_s)
+        self._shadow_budget.earn(pass_s)
         for row, verdict in zip(rows, verdicts, strict=True):
-            if verdict is not None and row.sample.replays is None:
+            if verdict is not None and self.may_draft(plan, row.sample):
                 self._learn_row(row)
 
     def forget(self, samples: Sequence[Sample]) -> None:
-        """Tell the proposers which samples ended; those they were never told of are left out."""
+        """Tell the proposers which samples ended, and what they do not know of them yet; nothing of replays."""
         for sample in samples:
+            if sample.num_output_tokens and sample.replays is None and self.proposers.names:
+                self._commit(sample)
             if self._told.pop(sample.key, None) is not None:
                 self.proposers.forget(sample)
 
+    def _drafts(self, plan: SpecPlan) -> bool:
+        return plan.num_speculative_tokens > 0 and plan.fixed_depth != 0 and bool(self.proposers.names)
+
     def _with_drafts(
-        self, rows: list[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+        self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
         limits = [
-            0 if choice.shadow else self._limit(row.sample, choice) for row, choice in zip(rows, choices, strict=True)
+            0 if choice.shadow else min(self._limit(row.sample, choice), load.max_draft_tokens)
+            for row, choice in zip(rows, choices, strict=True)
         ]
-        limits = [min(limit, load.max_draft_tokens) for limit in limits]
-        samples, allowed = [row.sample for row in rows], self._allowed(rows, plan)
-        forced = [choice.forced for choice in choices]
+        if not any(choice.enabled and not choice.shadow for choice in choices):
+            return rows
+        samples, forced = [row.sample for row in rows], [choice.forced for choice in choices]
         drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         return [
             replace(row, draft=_within_end(row, draft), plain=plain) if choice.enabled and not choice.shadow else row
@@ -72,26 +114,27 @@ class Speculation:
         ]
 
     def _with_shadows(
-        self, rows: list[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+        self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
-        """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
-        due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
-        if not any(due):
+        """Return the rows; those of samples in shadow that compare no draft yet have one for that, or are put off."""
+        waiting = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
+        due = self._shadow_budget.draw([i for i, waits in enumerate(waiting) if waits])
+        rows = [replace(row, plain="put_off") if waits else row for row, waits in zip(rows, waiting, strict=True)]
+        if not due:
             return rows
-        limits = [
-            min(self._limit(row.sample, choice), load.max_draft_tokens) if is_due else 0
-            for row, choice, is_due in zip(rows, choices, due, strict=True)
-        ]
-        samples, allowed = [row.sample for row in rows], self._allowed(rows, plan)
-        drafts = self.proposers.propose_shadow(samples, limits, plan, load, allowed)
-        return [
-            replace(row, shadow=_within_end(row, draft), plain=plain, shadow_spent=spent) if is_due else row
-            for row, is_due, draft, plain, spent in zip(
-                rows, due, drafts, self._plain(allowed), self.proposers.shadow_spent, strict=True
-            )
-        ]
+        began = self._clock()
+        limits = [0] * len(rows)
+        for i in due:
+            limits[i] = min(self._limit(rows[i].sample, choices[i]), load.max_draft_tokens)
+        drafts = self.proposers.propose_shadow([row.sample for row in rows], limits, plan, load, allowed)
+        plain, spent = self._plain(allowed), self.proposers.shadow_spent
+        for i in due:
+            shadow = _within_end(rows[i], drafts[i])
+            rows[i] = replace(rows[i], shadow=shadow, plain=plain[i], shadow_spent=spent[i])
+        self._shadow_budget.spend(self._clock() - began, len(due))
+        return rows
 
-    def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> list[tuple[str, ...] | None]:
+    def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> Allowed:
         """Return who may draft for each row: as its request says, less those that the plan leaves out of its slice."""
         asked = [row.sample.request.source.speculation.proposers for row in rows]
         if not plan.left_out:
@@ -100,7 +143,7 @@ class Speculation:
         slices = (row.sample.slice for row in rows)
         return [self._leaving_out.allowed(*each, plan, names) for each in zip(slices, asked, strict=True)]
 
-    def _plain(self, allowed: Sequence[tuple[str, ...] | None]) -> list[PlainReason | None]:
+    def _plain(self, allowed: Allowed) -> list[PlainReason | None]:
         """Return why rows got no draft, those included for which nobody is left that may draft."""
         plain = self.proposers.plain
         return [
@@ -122,9 +165,13 @@ class Speculation:
             path = row.draft.follow(sample.tokens[row.start + row.num_tokens :])
             forced = sample.request.source.speculation.forced
             self.proposers.observe(row.draft, path, None if forced else sample.slice)
+        self._commit(sample)
+
+    def _commit(self, sample: Sample) -> None:
         num_new = len(sample.tokens) - self._told.get(sample.key, 0)
         self._told[sample.key] = len(sample.tokens)
-        self.proposers.commit(sample, num_new)
+        if num_new:
+            self.proposers.commit(sample, num_new)
 
 
 def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:

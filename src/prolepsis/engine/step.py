@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -92,7 +93,8 @@ class Engine:
                 return self._take_events()
             rows = self.scheduler.attach(self.speculation.propose(rows, self.scheduler.plan))
             lap("propose")
-            computed = self.runner.forward(rows, self.showing.taps)
+            taps = self.showing.begin(rows, partial(self.speculation.may_draft, self.scheduler.plan))
+            computed = self.runner.forward(rows, taps)
             lap("forward")
             verdicts = self._verify(rows, computed)
             lap("verify")
@@ -100,7 +102,7 @@ class Engine:
             lap("learn")
             self.scheduler.commit(rows, verdicts, self.clock())
             lap("commit")
-            self.speculation.learn(rows, verdicts, pass_s=lap.timing.forward + lap.timing.verify)
+            self.speculation.learn(rows, verdicts, self.scheduler.plan, lap.timing.forward + lap.timing.verify)
             lap("learn")
             self._observe(rows, lap)
         return self._take_events()

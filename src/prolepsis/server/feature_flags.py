@@ -42,16 +42,17 @@ class FeatureFlags:
         """Return whether nothing may."""
         return await self._flags.killed()
 
-    def look(self) -> None:
-        """Take over the flag file where it changed, or say why not."""
+    def look(self) -> bool:
+        """Take over the flag file where it changed, or say why not; return whether its flags are other ones now."""
         if self._file is None:
-            return
+            return False
         seen = self._file.look()
         if seen.refused is not None:
             self._metrics.flags_refused.inc()
             log.error("flags_not_reloaded", error=str(seen.refused), in_use=self._file.file.value.version)
         elif seen.changed:
             self._tell("flags_reloaded")
+        return seen.changed
 
     def close(self) -> None:
         self._flags.close()

@@ -94,6 +94,8 @@ class KillSwitch:
 
     def _become(self, status: KillStatus) -> None:
         before, self.status = self.status, status
+        if status == before and status.flag is not None:
+            return
         self._metrics.killed.labels("operator").set(status.operator.on)
         self._metrics.killed.labels("flag").set(status.by_flag)
         if status.on == before.on:

@@ -16,7 +16,8 @@ from prolepsis.control.rollouts.settings import RolloutSettings
 from prolepsis.control.rollouts.slices import slices_of
 from prolepsis.control.rollouts.state import ACTIVE, RolloutState, canary_share
 from prolepsis.control.rollouts.step import outcome_on, verdict_on
-from prolepsis.control.verdicts.guardrail import Finding
+from prolepsis.control.verdicts.evidence import StageEvidence
+from prolepsis.control.verdicts.guardrail import Finding, Outcome
 from prolepsis.control.verdicts.judge import Verdict
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
 from prolepsis.server.steady_clock import SteadyClock
@@ -175,7 +176,8 @@ class Rollouts:
 
     async def _refresh(self) -> None:
         """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
-        self._stored.update(await asyncio.to_thread(self._journal.states))
+        states, others = await asyncio.to_thread(lambda: (self._journal.states(), self._journal.other_evidence()))
+        self._stored.update(states)
         now = self._clock()
         is_due = now - self._kept_at >= KEEP_EVERY_S
         self._kept_at = now if is_due else self._kept_at
@@ -186,7 +188,6 @@ class Rollouts:
                 await self._keep_rollback(live, stored)
             else:
                 self._follow(live, stored)
-        others = await asyncio.to_thread(self._journal.other_evidence)
         for live in list(self._live.values()):
             live.others = tuple(one for one in others if one.rollout_id == live.slice.rollout_id)
         if is_due:
@@ -217,13 +218,10 @@ class Rollouts:
 
     async def _look(self, rule: str, live: LiveRollout) -> None:
         before, now, evidence = live.state, self._clock(), live.all_evidence
-        if before.phase == "off" and live.slice.starts_itself:
-            stepped = _by_hand(live, "start", now, "by the policy: its gate is automatic")
-        else:
-            stepped = await asyncio.to_thread(look, before, evidence, live.histories, now, live.settings)
+        stepped, outcome = await asyncio.to_thread(_looked_at, live, before, evidence, now)
         if stepped[0] != before:
             await self._change(live, stepped)
-        outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
+            outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
         self._show(rule, live)
         self._metrics.judged(rule, outcome)
 
@@ -287,6 +285,15 @@ def _read_at_start(journal: RolloutJournal) -> dict[str, RolloutState]:
 def _by_hand(live: LiveRollout, what: Command, now: float, reason: str) -> Stepped:
     after, events = command(live.state, what, now, live.settings, reason)
     return referenced(live.state, after, live.histories, live.settings), events
+
+
+def _looked_at(live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float) -> tuple[Stepped, Outcome]:
+    """Return what becomes of a rollout now, and what its evidence says of the stage it is at."""
+    if before.phase == "off" and live.slice.starts_itself:
+        stepped = _by_hand(live, "start", now, "by the policy: its gate is automatic")
+    else:
+        stepped = look(before, evidence, live.histories, now, live.settings)
+    return stepped, outcome_on(before, evidence, live.settings)
 
 
 async def _contained(event: str, work: Awaitable[None]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import structlog
 
@@ -13,6 +14,8 @@ from prolepsis.server.feature_flags import FeatureFlags
 from prolepsis.server.kill_switch import KillSwitch
 
 LOOK_EVERY_S = 0.2
+ASK_EVERY_S = 1.0
+"""The flag that stops everything, where no file says that it changed."""
 
 log = structlog.get_logger(__name__)
 
@@ -29,15 +32,18 @@ class Watch:
     async def run(self) -> None:
         """Look until cancelled; at drift from when its detectors are imported."""
         loading = None if self.drift is None else asyncio.create_task(asyncio.to_thread(load_detectors))
-        while True:
-            await self.look(drift=loading is not None and loading.done())
+        for number in count():
+            is_due = number % round(ASK_EVERY_S / LOOK_EVERY_S) == 0
+            await self.look(drift=loading is not None and loading.done(), ask=is_due)
             await asyncio.sleep(LOOK_EVERY_S)
 
-    async def look(self, *, drift: bool = True) -> None:
-        """Look once at each, or leave drift out; one that fails is logged, and keeps the others from nothing."""
+    async def look(self, *, drift: bool = True, ask: bool = True) -> None:
+        """Look once at each, or leave drift out; one that fails is logged, and keeps the others from nothing.
+
+        `ask`: the flag that stops everything is asked for even where its file did not change.
+        """
         _contained(self.kill.look)
-        if self.flags is not None:
-            _contained(self.flags.look)
+        if self.flags is not None and (_contained(self.flags.look) or ask):
             self.kill.follow(await self.flags.killed())
         if self.breakers is not None:
             _contained(self.breakers.look)
@@ -45,8 +51,10 @@ class Watch:
             _contained(self.drift.look)
 
 
-def _contained(look: Callable[[], None]) -> None:
+def _contained(look: Callable[[], bool | None]) -> bool:
+    """Return what `look` does."""
     try:
-        look()
+        return bool(look())
     except Exception:  # contained: if control fails, the last plan stays
         log.exception("watch_failed")
+        return False

@@ -46,6 +46,7 @@ class ContainedProposer:
         self._proposer = proposer
         self._trees = proposer if isinstance(proposer, TreeProposer) else None
         self._serves = proposer.serves if isinstance(proposer, Selective) else None
+        self._memory = proposer.memory if isinstance(proposer, TakesMemory) else None
         self._vocab_size = vocab_size
         self._clock = clock
         self._ledger = ledger or Ledger([proposer.name])
@@ -96,7 +97,7 @@ class ContainedProposer:
 
     def memory(self) -> ProposerMemory:
         """Return the memory it takes; 0 where it does not tell. From any thread."""
-        return self._proposer.memory() if isinstance(self._proposer, TakesMemory) else ProposerMemory(self.name)
+        return self._memory() if self._memory is not None else ProposerMemory(self.name)
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:

@@ -108,7 +108,13 @@ class CostCurve:
         return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_rows: int, num_context: int) -> float:
-        return self._at(self._column(num_context), num_rows)
+        """Return what `_at` does of a whole column, from the two lines that matter."""
+        first = max(0, min(bisect_left(self.rows, num_rows) - 1, len(self.rows) - 2))
+        near = slice(first, first + 2)
+        column = [_interpolate(self.contexts, line, num_context) for line in self._grid[near]]
+        more = max(0, num_rows - self.rows[-1]) * self._row_slope
+        beyond = max(0, num_context - self.contexts[-1]) * self._context_slope
+        return _interpolate(self.rows[near], column, num_rows) + more + beyond
 
     def _column(self, num_context: int) -> list[float]:
         """Return the milliseconds of each profiled number of rows at `num_context`."""

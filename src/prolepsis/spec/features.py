@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ class Shown:
     tokens: Sequence[int]
     """Prompt tokens, the last committed one, and accepted draft tokens; not yet in `sample.tokens` are the latter."""
     features: Tensor  # [len(tokens), taps * hidden] bfloat16
+    drafts: bool = True
+    """Whether it may be drafted for; others are shown too since their pages may be shared."""
 
 
 class FeatureConsumer(Protocol):
@@ -32,3 +34,14 @@ class FeatureConsumer(Protocol):
 
         Tokens of a sample come in order. A preempted sample starts over; tokens found in the prefix index are left out.
         """
+
+
+@runtime_checkable
+class DraftingConsumer(FeatureConsumer, Protocol):
+    """A proposer that drafts from what it sees, and has no use for tokens of samples that it may not draft for."""
+
+    @property
+    def name(self) -> str: ...
+
+    def miss(self, sample: SampleView, start: int, end: int) -> None:
+        """The tokens `start : end` of a sample stand and are not shown. Called where `take` would be."""

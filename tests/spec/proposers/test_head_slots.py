@@ -1,9 +1,11 @@
 """Whose pages are whose: a sample goes on only from slots that this head wrote."""
 
+import pytest
 import torch
 
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.features import Shown
+from prolepsis.spec.proposers import head_slots
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.samples import FakeSample
 
@@ -28,12 +30,100 @@ def test_a_sample_seen_from_its_start_goes_on_and_hands_its_pages_on() -> None:
     assert show(slots, forked, 70, 1) is not None
 
 
-def test_a_sample_that_began_before_this_head_has_no_slots_and_marks_what_it_fills() -> None:
+def test_a_sample_whose_page_is_foreign_begins_anew_at_the_next_one() -> None:
     slots = HeadSlots(8, 1)
-    assert show(slots, sample("whole", 2), 0, PAGE_SIZE) is not None
     late = sample("late", 0, 1, 2)
-    assert show(slots, late, 40, 20) is None
+    assert show(slots, late, 40, 20) is None, "nothing of a page that was not seen from its start"
     assert slots.get(late) is None
-    assert show(slots, late, 60, 36) is None, "page 2 changed hands"
-    assert show(slots, sample("hit", 2, 3), PAGE_SIZE, 1) is None
+    state = show(slots, late, 60, 30)
+    assert state is not None
+    assert (state.base, state.written, state.seen) == (64, 64, 90)
+    assert state.pages(late) == [2]
+    assert state.take(3).tolist() == [[63.0], [64.0], [65.0]], "from the token before the base on"
+    hit = show(slots, sample("hit", 0, 1, 2, 4), 3 * PAGE_SIZE, 1)
+    assert hit is not None
+    assert (hit.base, hit.written) == (64, 96), "whoever shares the page counts from there too"
+
+
+def test_after_a_foreign_page_that_was_full_nothing_is_known_before_the_base() -> None:
+    slots = HeadSlots(8, 1)
+    state = show(slots, sample("hit", 5, 6), PAGE_SIZE, 3)
+    assert state is not None
+    assert (state.base, state.take(2).tolist()) == (PAGE_SIZE, [[0.0], [32.0]])
+
+
+def test_tokens_that_were_missed_leave_their_pages_foreign() -> None:
+    slots = HeadSlots(8, 1)
+    quiet = sample("quiet", 0, 1)
+    assert show(slots, quiet, 0, 40) is not None
+    slots.miss(quiet, 40, 41)
+    assert slots.get(quiet) is None
+    assert show(slots, quiet, 41, 5) is None
+    found = show(slots, sample("shares", 0, 3), PAGE_SIZE, 4)
+    assert found is not None
+    assert found.base == 0, "the page before was seen whole"
+    both = show(slots, sample("both", 0, 1, 2), 2 * PAGE_SIZE, 4)
+    assert both is not None
+    assert both.base == 2 * PAGE_SIZE
     assert show(slots, sample("anew", 0, 1), 0, 40) is not None, "pages written again are this head's"
+
+
+def test_pages_of_different_bases_are_not_read_together() -> None:
+    slots = HeadSlots(8, 1)
+    assert show(slots, sample("first", 0), 0, PAGE_SIZE) is not None
+    assert show(slots, sample("other", 7, 1), PAGE_SIZE, PAGE_SIZE) is not None, "page 7 is foreign"
+    mixed = show(slots, sample("mixed", 0, 1, 2), 2 * PAGE_SIZE, 1)
+    assert mixed is not None
+    assert mixed.base == PAGE_SIZE
+
+
+def test_parked_pages_are_written_by_the_first_who_drafts_from_them() -> None:
+    slots = HeadSlots(8, 1)
+    off = sample("off", 0, 1, 2)
+    state = show(slots, off, 0, 80)
+    assert state is not None
+    slots.park(state, off)
+    assert (state.written, state.seen) == (64, 80)
+    empty = HeadSlots(8, 1).num_bytes
+    assert slots.num_bytes == empty + 2 * 2 * PAGE_SIZE
+    first, second = sample("first", 0, 1, 3), sample("second", 0, 1, 4)
+    began = {s.key: show(slots, s, 2 * PAGE_SIZE, 10) for s in (first, second)}
+    one, two = began["first"], began["second"]
+    assert one is not None
+    assert two is not None
+    start, features = slots.take(one, first, 74)
+    assert (start, features[:, 0].tolist()) == (0, [0.0, *range(73)]), (
+        "from the first slot on, each from the token before"
+    )
+    assert slots.num_bytes == empty
+    start, features = slots.take(two, second, 74)
+    assert (start, features[:, 0].tolist()) == (64, [*range(63, 73)]), "the pages before are written by now"
+
+
+def test_a_sample_that_may_draft_at_last_writes_what_it_parked_itself() -> None:
+    slots = HeadSlots(8, 1)
+    own = sample("own", 0, 1, 2)
+    state = show(slots, own, 0, 80)
+    assert state is not None
+    slots.park(state, own)
+    assert show(slots, own, 80, 1) is state
+    start, features = slots.take(state, own, 82)
+    assert (start, features[:, 0].tolist()) == (0, [0.0, *range(81)])
+    assert (state.written, state.seen) == (82, 81)
+
+
+def test_what_is_parked_is_bounded_and_what_is_given_up_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_slots, "_MAX_PARKED_BYTES", 2 * PAGE_SIZE)
+    slots = HeadSlots(8, 1)
+    off = sample("off", 0, 1, 2, 3)
+    state = show(slots, off, 0, 80)
+    assert state is not None
+    slots.park(state, off)
+    assert show(slots, off, 80, 1) is None, "page 0 was given up"
+    hit = show(slots, sample("hit", 0, 1, 4), 2 * PAGE_SIZE, 1)
+    assert hit is not None
+    assert hit.base == 2 * PAGE_SIZE
+    copied = sample("copied", 5)
+    slots.copy_page(1, 5)
+    assert show(slots, copied, 0, 5) is not None, "what is written anew is not parked"
+    assert slots.num_bytes == HeadSlots(8, 1).num_bytes + 2 * PAGE_SIZE

@@ -1,8 +1,8 @@
 """A draft head as proposer: its K/V follows the target's pages, its drafts are small trees, all samples at once.
 
-It sees the target's hidden states of every committed token (`take`). Slots are written when a draft is asked for, or
-when a page becomes full and may be shared; so a sample that never drafts costs a pass of the head per page. Drafted
-tokens go to pages of the head's own behind those of the pool, with a copy of the sample's last page in front.
+It sees the target's hidden states of prompts, and of what is committed while it may draft (`take`; it is told what it
+missed). Slots are written when a draft is asked for, or when a page becomes full and may be shared. Drafted tokens go
+to pages of the head's own behind those of the pool, with a copy of the sample's last page in front.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,8 @@ class _Turn:
 
     @property
     def length(self) -> int:
-        return len(self.sample.tokens)
+        """Slots it has with its last token written."""
+        return len(self.sample.tokens) - self.state.base
 
 
 class Head:
@@ -85,20 +86,28 @@ class Head:
         self._slots.copy_page(source, target)
 
     def take(self, shown: Sequence[Shown]) -> None:
-        """Keep the hidden states; write the slots of samples whose last page became full."""
+        """Keep the hidden states; write the slots of samples that may draft and whose last page became full."""
         inputs: list[SequenceInput] = []
         features: list[torch.Tensor] = []
         for part in shown:
             state = self._slots.add(part)
             end = part.start + len(part.tokens)
-            if state is not None and end // PAGE_SIZE > state.written // PAGE_SIZE:
-                tokens = [*part.sample.tokens[state.written : part.start], *part.tokens]
-                tokens = tokens[max(0, state.written - part.start) :]
-                inputs.append(SequenceInput(tokens, state.written, list(part.sample.pages), keep_last=0))
-                features.append(state.take(len(tokens)))
+            if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
+                continue
+            if not part.drafts and state.written % PAGE_SIZE == 0:
+                self._slots.park(state, part.sample)
+                continue
+            first, unwritten = self._slots.take(state, part.sample, end)
+            tokens = [*part.sample.tokens[first : part.start], *part.tokens[max(0, first - part.start) :]]
+            inputs.append(SequenceInput(tokens, first - state.base, state.pages(part.sample), keep_last=0))
+            features.append(unwritten)
         if inputs:
             with self._forgetting([part.sample for part in shown]):
                 self._head.committed(pack(inputs), self._cache, _joined(features), 1)
+
+    def miss(self, sample: SampleView, start: int, end: int) -> None:
+        """Let go of a sample that may not draft: it is not shown the tokens `start : end`."""
+        self._slots.miss(sample, start, end)
 
     def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
         """Return a chain or tree of at most `limits[i]` nodes for each sample whose hidden states are known."""
@@ -173,11 +182,14 @@ class Head:
 
     def _unwritten(self, turns: Sequence[_Turn]) -> tuple[Batch, KVCache, torch.Tensor]:
         """Return a pass over the slots up to each sample's last token, with their true features."""
-        inputs = [
-            SequenceInput(list(turn.sample.tokens[turn.state.written :]), turn.state.written, list(turn.sample.pages))
-            for turn in turns
-        ]
-        return pack(inputs), self._cache, _joined([turn.state.take(turn.length - turn.state.written) for turn in turns])
+        inputs: list[SequenceInput] = []
+        features: list[torch.Tensor] = []
+        for turn in turns:
+            state, sample = turn.state, turn.sample
+            first, unwritten = self._slots.take(state, sample, len(sample.tokens))
+            inputs.append(SequenceInput(list(sample.tokens[first:]), first - state.base, state.pages(sample)))
+            features.append(unwritten)
+        return pack(inputs), self._cache, _joined(features)
 
     def _first_level(self, turns: Sequence[_Turn]) -> None:
         """Write the slots up to each sample's last token, and take the candidates after it."""
@@ -185,7 +197,7 @@ class Head:
         grow([turn.tree for turn in turns], found.tokens, found.logprobs, found.states)
         for row, turn in enumerate(turns):
             if turn.tree.depth > 1:
-                turn.pages = self._scratch.begin(row, turn.sample.pages, turn.length)
+                turn.pages = self._scratch.begin(row, turn.state.pages(turn.sample), turn.length)
 
     def _next_level(self, turns: Sequence[_Turn]) -> None:
         """Take the candidates after the nodes just asked; the K/V of those before are written again beside them."""

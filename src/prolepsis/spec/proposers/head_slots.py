@@ -1,10 +1,16 @@
 """Which slots of which sample a draft head has written, and the target's hidden states that wait to be.
 
-Pages outlive heads: the target's prefix index finds pages that were filled before a head was put in, and requests go on
-while heads are exchanged. So each page is marked as this head's own or not, and a sample any of whose pages is not has
-no slots: its hidden states are let go, and what it fills is marked as foreign too.
+Pages outlive heads: the target's prefix index finds pages that were filled before a head was put in, requests go on
+while heads are exchanged, and a request that may not draft is not shown. So each page is marked with the base of its
+slots: the page boundary from which on the head has seen all tokens up to there; or as foreign. A sample whose last page
+is foreign begins anew at the next page boundary: to the head, whose positions are relative to the base, that is a
+shorter context.
+
+Full pages of a sample that may not draft are not written but parked: their hidden states are kept, within a bound,
+until a sample that shares the page drafts and writes them.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,18 +21,29 @@ from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.features import Shown
 from prolepsis.spec.proposer import SampleView
 
+_FOREIGN = -1
+_MAX_PARKED_BYTES = 64 << 20
+
 
 @dataclass(slots=True)
 class HeadState:
-    """Slots `0 : written` of a sample hold the head's K/V; `waiting` are features from token `written - 1` on."""
+    """Slots `base : written` of a sample hold the head's K/V; `waiting` are features from token `written - 1` on."""
 
+    base: int
+    """First token the head knows, at a page boundary."""
     written: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
+    has_parked: bool = False
+    """Slots before `written` may be parked."""
 
     @property
     def seen(self) -> int:
         """Tokens whose features are known: slot `seen` can be written once its token is known."""
         return self.written - 1 + sum(len(part) for part in self.waiting)
+
+    def pages(self, sample: SampleView) -> list[int]:
+        """Return the sample's pages from the base on."""
+        return list(sample.pages[self.base // PAGE_SIZE :])
 
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
@@ -41,56 +58,122 @@ class HeadSlots:
 
     def __init__(self, num_pages: int, feature_size: int) -> None:
         self._states: dict[str, HeadState] = {}
-        self._own = bytearray(num_pages)
+        self._bases = array("q", [_FOREIGN]) * num_pages
         self._size = (num_pages, feature_size)
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
+        self._parked: dict[int, Tensor] = {}  # by page: features to write its slots from, [PAGE_SIZE, feature_size]
+        self._max_parked = _MAX_PARKED_BYTES // (2 * feature_size * PAGE_SIZE)
 
     def add(self, shown: Shown) -> HeadState | None:
-        """Take in the features of a sample's next tokens; return its state, None where slots before are foreign."""
+        """Take in the features of a sample's next tokens; return its state, None where it has none yet."""
         if self._tails is None:
             self._tails = shown.features.new_zeros(self._size)
         state = self._states.get(shown.sample.key)
-        if state is None or state.seen != shown.start:  # new, preempted, or forked from a sibling
-            state = self._begin(shown, self._tails)
-        end = shown.start + len(shown.tokens)
-        for page in shown.sample.pages[shown.start // PAGE_SIZE : -(-end // PAGE_SIZE)]:
-            self._own[page] = state is not None
-        if state is not None:
-            state.waiting.append(shown.features)
-            for position in _page_ends(shown.start, len(shown.tokens)):
-                self._tails[shown.sample.pages[position // PAGE_SIZE]] = shown.features[position - shown.start]
+        if state is None or state.seen != shown.start or not self._holds(state, shown.sample):
+            state = self._begin(shown, self._tails)  # new, preempted, forked from a sibling, or not shown for a while
+        pages, end = shown.sample.pages, shown.start + len(shown.tokens)
+        first = shown.start if state is None else max(shown.start, state.base)
+        self._mark(pages, shown.start, first, _FOREIGN)
+        if state is None:
+            self._mark(pages, first, end, _FOREIGN)
+            return None
+        self._mark(pages, first, end, state.base)
+        state.waiting.append(shown.features[first - shown.start :])
+        for position in _page_ends(first, end - first):
+            self._tails[pages[position // PAGE_SIZE]] = shown.features[position - shown.start]
         return state
+
+    def park(self, state: HeadState, sample: SampleView) -> None:
+        """Keep the features of a state's full pages for whoever drafts from these pages, instead of writing them.
+
+        `written` is then the end of these pages; it has to be at a page boundary before.
+        """
+        first, end = state.written, (state.seen // PAGE_SIZE) * PAGE_SIZE
+        features, state.has_parked = state.take(end - first), True
+        for start in range(first, end, PAGE_SIZE):
+            page = sample.pages[start // PAGE_SIZE]
+            self._parked[page] = features[start - first : start - first + PAGE_SIZE].clone()
+        while len(self._parked) > self._max_parked:
+            oldest = next(iter(self._parked))
+            self._bases[oldest] = _FOREIGN
+            del self._parked[oldest]
+
+    def take(self, state: HeadState, sample: SampleView, end: int) -> tuple[int, Tensor]:
+        """Return the first slot to write, parked ones included, and the features for those up to `end`."""
+        pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
+        parked = [features for page in pages if (features := self._parked.pop(page, None)) is not None]
+        state.has_parked = False
+        state.waiting = [*parked, *state.waiting]
+        state.written -= PAGE_SIZE * len(parked)
+        return state.written, state.take(end - state.written)
+
+    def miss(self, sample: SampleView, start: int, end: int) -> None:
+        """The tokens `start : end` of a sample stand in its pages and are not shown."""
+        self._mark(sample.pages, start, end, _FOREIGN)
+        self._states.pop(sample.key, None)
 
     def get(self, sample: SampleView) -> HeadState | None:
         """Return the state of a sample with slots to write up to its last token, None of any other."""
         state, length = self._states.get(sample.key), len(sample.tokens)
-        return state if state is not None and state.seen == length - 1 and state.written < length else None
+        if state is None or state.seen != length - 1 or state.written >= length:
+            return None
+        return state if self._holds(state, sample) else None
 
     @property
     def num_bytes(self) -> int:
-        """Of the features kept for each page, bfloat16, and the marks."""
+        """Of the features kept for each page, bfloat16, the marks, and what is parked now."""
         num_pages, feature_size = self._size
-        return num_pages * (2 * feature_size + 1)
+        parked = 2 * len(self._parked) * PAGE_SIZE * feature_size
+        return num_pages * (2 * feature_size + self._bases.itemsize) + parked
 
     def drop(self, key: str) -> None:
         """Forget a sample; unknown ones are ignored."""
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
-        """The page was copied: so are its last features, and whose it is."""
-        self._own[target] = self._own[source]
+        """The page was copied: so are its last features, and its base."""
+        self._bases[target] = self._bases[source]
+        self._parked.pop(target, None)
+        if source in self._parked:
+            self._parked[target] = self._parked[source]
         if self._tails is not None:
             self._tails[target] = self._tails[source]
 
+    def _holds(self, state: HeadState, sample: SampleView) -> bool:
+        """Whether no page that it left parked was given up."""
+        pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
+        return all(self._bases[page] != _FOREIGN for page in pages)
+
+    def _mark(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
+        """Set the base of the pages that hold the tokens `start : end`, just filled anew."""
+        for page in pages[start // PAGE_SIZE : -(-end // PAGE_SIZE)] if end > start else ():
+            self._bases[page] = base
+            self._parked.pop(page, None)
+
     def _begin(self, shown: Shown, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from the pages before, None where one of them is not this head's."""
-        before = shown.sample.pages[: -(-shown.start // PAGE_SIZE)]
-        if not all(self._own[page] for page in before):
-            self._states.pop(shown.sample.key, None)
-            return None
-        state = HeadState(shown.start, [_before(shown, tails)])
+        """Return a state that goes on from the pages before, or from the next page on; None where that is not shown."""
+        start, end = shown.start, shown.start + len(shown.tokens)
+        base = self._base(shown.sample.pages, start)
+        parked = any(page in self._parked for page in shown.sample.pages[: -(-start // PAGE_SIZE)])
+        if base != _FOREIGN and (not parked or start % PAGE_SIZE == 0):
+            state = HeadState(base, start, [_before(shown, tails)], has_parked=parked)
+        else:
+            base = -(-start // PAGE_SIZE) * PAGE_SIZE
+            if base >= end:
+                self._states.pop(shown.sample.key, None)
+                return None
+            last = shown.features[base - start - 1][None] if base > start else tails.new_zeros(1, tails.shape[1])
+            state = HeadState(base, base, [last])
         self._states[shown.sample.key] = state
         return state
+
+    def _base(self, pages: Sequence[int], start: int) -> int:
+        """Return the base of the slots before token `start`, where all of them are of one."""
+        if start == 0:
+            return 0
+        base, last = self._bases[pages[(start - 1) // PAGE_SIZE]], (start - 1) // PAGE_SIZE
+        known = base != _FOREIGN and all(self._bases[page] == base for page in pages[base // PAGE_SIZE : last])
+        return base if known else _FOREIGN
 
 
 def _before(shown: Shown, tails: Tensor) -> Tensor:  # [1, feature_size]

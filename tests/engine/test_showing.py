@@ -1,0 +1,136 @@
+"""Who sees hidden states of which tokens, and who learns what of requests that may not draft."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.messages import Abort, ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.step import Engine
+from prolepsis.models.batch import Batch
+from prolepsis.models.protocol import KVCache
+from prolepsis.spec.features import Shown
+from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.scripted import Scripted
+from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
+
+PROMPT = list(range(1, 11))
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+OFF = SpeculationChoice(enabled=False)
+
+
+class TappedModel(TableModel):
+    """Its hidden states are the token ids, once for each layer asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tapped: list[tuple[int, ...]] = []
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        self.tapped.append(())
+        return super().forward(batch, cache)
+
+    def forward_features(self, batch: Batch, cache: KVCache, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        logits = super().forward(batch, cache)
+        self.tapped.append(taps)
+        return logits, batch.token_ids[:, None].repeat(1, len(taps)).to(torch.bfloat16)
+
+
+@dataclass
+class Recorder:
+    """Wants to see everything."""
+
+    taps: tuple[int, ...] = (1, 2)
+    seen: dict[str, list[int]] = field(default_factory=dict)
+
+    def take(self, shown: Sequence[Shown]) -> None:
+        for part in shown:
+            assert part.features[:, 0].tolist() == [float(token) for token in part.tokens]
+            assert part.features.shape[1] == len(self.taps)
+            self.seen.setdefault(part.sample.key, []).extend(part.tokens)
+
+
+@dataclass
+class Drafter(Recorder):
+    """A proposer that drafts from hidden states."""
+
+    name: str = "scripted"
+    taps: tuple[int, ...] = (5,)
+    missed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def miss(self, sample: SampleView, start: int, end: int) -> None:
+        self.missed.setdefault(sample.key, []).append((start, end))
+
+
+def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, TappedModel]:
+    proposer = proposer or Scripted(lambda sample, limit: draft_chain(sample, min(limit, 3), wrong_from=2))
+    model = TappedModel()
+    engine = build(Room(proposers=[proposer], consumers=consumers, model=model))
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
+    return engine, model
+
+
+def asked(request_id: str, choice: SpeculationChoice) -> GenerateRequest:
+    return replace(request(request_id, PROMPT, PARAMS), speculation=choice)
+
+
+def test_a_proposer_sees_prompts_and_only_where_it_may_draft_what_follows() -> None:
+    drafter = Drafter()
+    engine, _ = engine_with(drafter)
+    run(
+        engine, asked("on", SpeculationChoice()), asked("off", OFF), asked("other", SpeculationChoice(proposers=("x",)))
+    )
+    assert drafter.seen["off/0"] == drafter.seen["other/0"] == PROMPT
+    assert drafter.seen["on/0"][: len(PROMPT)] == PROMPT
+    assert len(drafter.seen["on/0"]) > len(PROMPT) + 6
+    assert drafter.missed["off/0"] == drafter.missed["other/0"] == [(i, i + 1) for i in range(10, 21)]
+    assert "on/0" not in drafter.missed
+
+
+def test_a_pass_is_tapped_only_where_somebody_is_shown_something() -> None:
+    engine, model = engine_with(Drafter())
+    run(engine, asked("off", OFF))
+    assert model.tapped == [(5,)] + 11 * [()]
+    engine, model = engine_with(Drafter(), Recorder())
+    run(engine, asked("off", OFF))
+    assert model.tapped == [(5, 1, 2)] + 11 * [(1, 2)]
+
+
+def test_who_does_not_draft_sees_everything() -> None:
+    drafter, recorder = Drafter(), Recorder()
+    engine, _ = engine_with(drafter, recorder)
+    run(engine, asked("off", OFF), asked("on", SpeculationChoice()))
+    assert {key: len(seen) for key, seen in recorder.seen.items()} == {"off/0": 21, "on/0": 21}
+    assert len(drafter.seen["off/0"]) == 10
+
+
+def test_a_plan_that_stops_all_drafts_hides_what_follows_until_it_ends() -> None:
+    drafter = Drafter()
+    engine, _ = engine_with(drafter)
+    submit(engine, asked("on", SpeculationChoice()))
+    engine.step()
+    engine.send(ApplyPlan(SpecPlan(num_speculative_tokens=0)))
+    engine.step()
+    assert drafter.missed == {"on/0": [(10, 11)]}
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
+    engine.step()
+    assert drafter.missed == {"on/0": [(10, 11)]}
+    assert len(drafter.seen["on/0"]) > 10
+
+
+def test_of_samples_that_may_not_draft_proposers_learn_at_the_end() -> None:
+    proposer = Scripted(lambda sample, limit: None)
+    engine, _ = engine_with(proposer=proposer)
+    run(engine, asked("off", OFF))
+    assert proposer.committed == [("off/0", 22)]
+    assert proposer.forgotten == ["off/0"]
+    submit(engine, asked("early", OFF), asked("late", OFF))
+    engine.send(Abort("late"))
+    engine.step()
+    engine.send(Abort("early"))
+    engine.step()
+    assert proposer.committed[1:] == [("early/0", 11)], "nothing of one that emitted nothing"
