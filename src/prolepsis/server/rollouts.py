@@ -23,7 +23,7 @@ from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotF
 from prolepsis.server.steady_clock import SteadyClock
 from prolepsis.telemetry.rollouts import RolloutMetrics
 
-TICK_S = 1.0
+TICK_S = 2.0
 """How often rollouts are looked at."""
 MAX_LEFT = 32
 """Rollouts of earlier policies that are held, should they be put back."""

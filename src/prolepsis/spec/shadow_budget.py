@@ -2,7 +2,7 @@
 
 from math import inf
 
-_LONGEST_S = 0.1  # of credit: after a quiet time, not more than this is spent at once
+_LONGEST_S = 0.002  # of credit: after a quiet time, not more than this is spent at once
 _WEIGHT = 0.1  # of the last step in the mean
 
 
