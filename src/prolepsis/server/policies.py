@@ -24,7 +24,7 @@ from prolepsis.server.door.tiers import TIERS
 from prolepsis.server.request_facts import GENERATION_ROUTES
 from prolepsis.server.rollouts import Rollouts
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.8
 """How often the source is looked at for changes."""
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
 """Names that exist on every server."""
