@@ -2,7 +2,7 @@
 
 A head is loaded beside the engine thread, with K/V and page marks of its own, and put in between two steps. So what one
 head wrote is out of reach of the next. Pages filled before are not its own (`spec.proposers.head_slots`): requests in
-flight have its drafts from their next page on, and the prefix index is emptied, so that new ones do not find such pages.
+flight have its drafts from their next page on; the prefix index is emptied, so that new ones do not find such pages.
 """
 
 from collections.abc import Callable

@@ -46,14 +46,10 @@ class Speculation:
     def may_draft(self, plan: SpecPlan, sample: Sample, proposer: str | None = None) -> bool:
         """Return whether a draft, to verify or to compare, may be made for the sample; by anybody, or by `proposer`."""
         choice = _choice(sample, plan)
-        if not (choice.enabled and choice.num_speculative_tokens != 0 and self._drafts(plan)):
+        if not choice.enabled or sample.replays is not None or not self._drafts(plan):
             return False
-        if sample.replays is not None:
-            return False
-        allowed, offered = choice.proposers, plan.proposers
-        if proposer is None:
-            return allowed is None or len(allowed) > 0
-        return (allowed is None or proposer in allowed) and (offered is None or proposer in offered)
+        named = (names for names in (choice.proposers, plan.proposers) if names is not None)
+        return proposer is None or all(proposer in names for names in named)
 
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
         """Return the rows with drafts where a proposer has one worth verifying."""
@@ -61,13 +57,13 @@ class Speculation:
         if True not in drafting:
             return list(rows)
         num_rows = sum(row.num_tokens for row in rows)
-        decoding = [
-            row
+        taking_part = [
+            (row, _choice(row.sample, plan) if drafts else _PLAIN)
             for row, drafts in zip(rows, drafting, strict=True)
             if row.num_tokens == 1 and (not drafts or row.sample.key in self._told)
         ]
+        decoding, choices = [row for row, _ in taking_part], [choice for _, choice in taking_part]
         load = StepLoad(num_rows, sum(row.start for row in rows), max(0, self._max_step_tokens - num_rows))
-        choices = [_choice(row.sample, plan) for row in decoding]
         allowed = self._allowed(decoding, plan)
         decoding = self._with_drafts(decoding, choices, allowed, plan, load)
         decoding = self._with_shadows(decoding, choices, allowed, plan, load)

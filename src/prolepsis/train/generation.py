@@ -12,6 +12,7 @@ from prolepsis.train.prompts import Planner
 from prolepsis.train.recorder import Recorder
 from prolepsis.train.shards import Manifest, ShardWriter, shards_of
 from prolepsis.train.synthesis import Synthesiser, SynthesisLimits
+from prolepsis.train.words import words_of
 
 CONTEXT = 1280
 """Longest prompt and answer, in tokens."""
@@ -42,7 +43,9 @@ def generate(config: EngineConfig, request: DataRequest, progress: Callable[[int
     recorder = Recorder(request.taps)
     engine = assemble(plain(config), loaded, consumers=[recorder])
     writer = ShardWriter(request.folder, manifest_of(loaded, request), tokens_per_shard=request.tokens_per_shard)
-    synthesis = Synthesiser(engine, loaded.tokenizer, recorder, Planner(request.seed, request.prompts), request.limits)
+    words = words_of(loaded.tokenizer, loaded.model.info.vocab_size)
+    planner = Planner(request.seed, request.prompts, words)
+    synthesis = Synthesiser(engine, loaded.tokenizer, recorder, planner, request.limits)
     for document in synthesis.documents(number for number in itertools.count() if number not in done):
         writer.add(document)
         total += len(document.tokens)

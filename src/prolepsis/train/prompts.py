@@ -11,6 +11,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.train.kinds import KINDS, SYSTEM_PROMPTS
 from prolepsis.train.topics import LANGUAGES, NAMES, PROGRAMMING, THINGS, TOPICS
+from prolepsis.train.words import Words
 
 SYSTEM_SHARE = 0.15
 GREEDY_SHARE = 0.7
@@ -38,9 +39,11 @@ class PromptPlan:
 class Planner:
     """Draws prompt plans; the same number gives the same plan but for the passages, which the target writes."""
 
-    def __init__(self, seed: int, given: Sequence[str] = ()) -> None:
+    def __init__(self, seed: int, given: Sequence[str] = (), words: Words | None = None) -> None:
+        """`given` are the user's own prompts, `words` what prompts are seeded with beside the topics listed here."""
         self._seed = seed
         self._given = given
+        self._words = words or Words()
         self._passages: deque[str] = deque(maxlen=MAX_PASSAGES)
 
     def plan(self, number: int) -> PromptPlan:
@@ -56,7 +59,8 @@ class Planner:
             kind = next(kind for kind in KINDS if kind.name == "article")
             opener = rng.choice(kind.openers)
         is_open = not opener or opener[-1].isspace()
-        return PromptPlan(number, kind.name, system, self._fill(opener, rng), is_open, temperature)
+        filled = self._fill(opener, rng) + (self._words.more(rng) if opener.endswith(" ") else "")
+        return PromptPlan(number, kind.name, system, filled, is_open, temperature)
 
     def learn(self, kind: str, text: str) -> None:
         """Take an answer into the passages that later prompts are about."""
@@ -68,8 +72,8 @@ class Planner:
         language, other = rng.sample(LANGUAGES, 2)
         passages = rng.sample(list(self._passages), PASSAGES) if "{passage}" in opener else ("",) * PASSAGES
         slots = {
-            "{topic}": rng.choice(TOPICS),
-            "{thing}": rng.choice(THINGS),
+            "{topic}": self._words.topic(rng) or rng.choice(TOPICS),
+            "{thing}": self._words.thing(rng) or rng.choice(THINGS),
             "{language}": language,
             "{other}": other,
             "{code}": rng.choice(PROGRAMMING),
@@ -80,7 +84,7 @@ class Planner:
             "{fourth}": passages[3],
         }
         while "{name}" in opener:
-            opener = opener.replace("{name}", rng.choice(NAMES), 1)
+            opener = opener.replace("{name}", self._words.name(rng) or rng.choice(NAMES), 1)
         for slot, value in slots.items():
             opener = opener.replace(slot, value)
         return opener
