@@ -8,10 +8,12 @@ ROW:
 - kill: steps that draft after the kill switch was turned, with 8 answers in flight.
 - request: milliseconds that policy, flags, rollout, store and the rest of control add to a request (engine of scripts).
 - step: milliseconds that control adds to a step: what the engine does in it, and what runs beside it.
-- shadow: throughput with the suffix proposer in shadow for every request, over that without.
+- shadow: throughput with the suffix proposer in shadow for every request, over that without: `bounded` as served, where
+  requests beyond shadow's share of the time are put off, `all` where none is.
 - off: throughput with speculation forced off by policy, over that of an engine that has no proposer.
 
-Arms alternate in every repeat, in `shadow` and `off` every 8 prompts; shown are median, minimum, maximum and number. `control_crash` has the row on kill -9.
+Arms alternate in every repeat, in `shadow` and `off` also every few prompts; shown are median, minimum, maximum and
+number. `control_crash` has the row on kill -9.
 """
 
 import argparse
@@ -53,6 +55,7 @@ from prolepsis.telemetry.metrics import Metrics
 CONFIG = EngineConfig(max_model_len=1024, kv_memory="128MiB")
 CANARY_PER_S = 5.0
 AT_ONCE = 8
+TOKENS_IN_SHADOW = 32
 OTHER_SLICE = "chat-completions/standard/structured/long"
 SILENT = "prediction"
 """A proposer that drafts for requests with a prediction, which none here has."""
@@ -60,6 +63,8 @@ OFF = "default: {mode: off}\n"
 ON = "default: {mode: on}\n"
 Figures = dict[str, list[float]]
 Prompt = tuple[int, ...]
+Arm = Callable[[int, int, Sequence[Prompt]], Awaitable[float]]
+"""How many at once, the number of the measurement (100 for each repeat), prompts; returns tokens per second."""
 
 
 class Bench:
@@ -228,13 +233,17 @@ async def _loaded_steps(h: House, client: WatchedClient, bench: Bench, *, full: 
 
 
 async def shadow_row(bench: Bench) -> Figures:
-    client = bench.client(CONFIG.model_copy(update={"proposers": ("suffix",)}), head=False)
     arms = {
         True: SpeculationChoice(shadow=True, proposers=("suffix",)),
         False: SpeculationChoice(enabled=False),
     }
-    found = await _alternate(bench, {arm: partial(_set, client, bench, choice) for arm, choice in arms.items()})
-    await client.end()
+    found: Figures = {}
+    for name, cost in {"bounded": CONFIG.shadow_cost, "all": 1.0}.items():
+        changes = {"proposers": ("suffix",), "shadow_cost": cost}
+        client = bench.client(CONFIG.model_copy(update=changes), head=False)
+        figures = await _alternate(bench, {arm: partial(_set, client, choice) for arm, choice in arms.items()})
+        found |= {f"{name}_{key}": values for key, values in figures.items()}
+        await client.end()
     return found
 
 
@@ -261,10 +270,6 @@ async def off_row(bench: Bench) -> Figures:
     return found
 
 
-Arm = Callable[[int, int, Sequence[Prompt]], Awaitable[float]]
-"""How many at once, the number of the measurement, prompts; returns tokens per second."""
-
-
 async def _alternate(bench: Bench, arms: dict[bool, Arm]) -> Figures:
     """Return tokens per second of both arms and their ratio, by how many were asked at once.
 
@@ -272,10 +277,11 @@ async def _alternate(bench: Bench, arms: dict[bool, Arm]) -> Figures:
     """
     found: Figures = {}
     for at_once in (1, AT_ONCE):
-        parts = [bench.prompts[i : i + AT_ONCE] for i in range(0, len(bench.prompts) - AT_ONCE + 1, AT_ONCE)]
+        parts = [bench.prompts[i : i + AT_ONCE] for i in range(0, len(bench.prompts), AT_ONCE)]
         for arm in arms.values():
             await arm(at_once, -1, parts[0])  # warm
-        for number, part in enumerate(parts * bench.args.repeats):
+        turns = [(100 * repeat + i, part) for repeat in range(bench.args.repeats) for i, part in enumerate(parts)]
+        for number, part in turns:
             rates = {
                 arm: await arms[arm](at_once, number, part) for arm in ((False, True) if number % 2 else (True, False))
             }
@@ -286,17 +292,12 @@ async def _alternate(bench: Bench, arms: dict[bool, Arm]) -> Figures:
 
 
 async def _set(
-    client: WatchedClient,
-    bench: Bench,
-    choice: SpeculationChoice,
-    at_once: int,
-    number: int,
-    prompts: Sequence[Prompt],
+    client: WatchedClient, choice: SpeculationChoice, at_once: int, number: int, prompts: Sequence[Prompt]
 ) -> float:
-    params = SamplingParams(temperature=0.0, max_tokens=bench.args.tokens, ignore_eos=True)
-    name = f"{choice.enabled} {at_once} {number}"
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS_IN_SHADOW, ignore_eos=True)
+    scope = f"{choice.enabled} {at_once} {number // 100}"  # an index of past outputs for each repeat
     requests = [
-        GenerateRequest(f"{name} {i}", prompt, params, scope=name, speculation=choice)
+        GenerateRequest(f"{scope} {number} {i}", prompt, params, scope=scope, speculation=choice)
         for i, prompt in enumerate(prompts)
     ]
     began = time.perf_counter()

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.control.shadow_evidence import SliceEvidence
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
@@ -157,7 +156,7 @@ def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
         assert stats_of(events).mode.reason == "resting"
 
 
-def test_drafts_beyond_their_share_of_the_time_are_put_off_and_their_tokens_told() -> None:
+def test_requests_beyond_their_share_of_the_time_are_put_off_whole_and_decoded_plainly() -> None:
     engine = engine_with(SCRIPTS["wrong"], SpecPlan(fixed_depth=2))
     ticks = iter(range(10**6))
     engine.speculation = Speculation(
@@ -167,11 +166,15 @@ def test_drafts_beyond_their_share_of_the_time_are_put_off_and_their_tokens_told
         shadow_cost=0.5,
         clock=lambda: float(next(ticks)),  # each time one second: far more than passes of a table take
     )
-    events = run(engine, shadow("a", PARAMS["length"]))
-    stats = stats_of(events)
-    assert outputs(events) == outputs(run(build(Room()), request("a", PROMPT, PARAMS["length"])))
-    assert stats.shadow["scripted"].num_drafts == 1
-    assert stats.plain_steps["put_off"] >= 37
-    evidence = SliceEvidence()
-    evidence.add(stats)
-    assert evidence.num_tokens == 40 - stats.plain_steps["put_off"]
+    plain = outputs(run(build(Room()), request("first", PROMPT, PARAMS["length"])))["first", 0]
+    run(engine, request("a", PROMPT, PARAMS["end"]))  # passes that give credit
+    events = run(engine, shadow("first", PARAMS["length"]))
+    assert stats_of(events, "first").plain_steps.get("put_off") is None
+    events += run(engine, shadow("later", PARAMS["length"], n=2), shadow("last", PARAMS["length"]))
+    for name, num_samples in {"later": 2, "last": 1}.items():
+        stats = stats_of(events, name)
+        assert stats.shadow == {}
+        assert stats.mode.reason == "put_off"
+        assert stats.plain_steps == {"put_off": 39 * num_samples}
+    assert outputs(events)["first", 0] == outputs(events)["last", 0] == plain
+    assert engine.speculation.proposers.counts["scripted"].num_drafts > 0, "others draft all the same"

@@ -10,6 +10,7 @@ from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.engine.showing import Showing
 from prolepsis.engine.step import Engine
 from prolepsis.models.batch import Batch
 from prolepsis.models.protocol import KVCache
@@ -61,9 +62,13 @@ class Drafter(Recorder):
     name: str = "scripted"
     taps: tuple[int, ...] = (5,)
     missed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    forgotten: list[str] = field(default_factory=list)
 
     def miss(self, sample: SampleView, start: int, end: int) -> None:
         self.missed.setdefault(sample.key, []).append((start, end))
+
+    def forget(self, sample: SampleView) -> None:
+        self.forgotten.append(sample.key)
 
 
 def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, TappedModel]:
@@ -134,3 +139,37 @@ def test_of_samples_that_may_not_draft_proposers_learn_at_the_end() -> None:
     engine.send(Abort("early"))
     engine.step()
     assert proposer.committed[1:] == [("early/0", 11)], "nothing of one that emitted nothing"
+
+
+def test_of_every_sample_that_ended_a_drafter_hears_also_of_one_that_never_drafted() -> None:
+    drafter = Drafter()
+    engine, _ = engine_with(drafter)
+    long = replace(request("long", list(range(1, 20)) * 8, PARAMS))
+    submit(engine, long)
+    engine.step()
+    engine.send(Abort("long"))
+    engine.step()
+    assert drafter.forgotten == ["long/0"]
+
+
+def test_a_model_whose_passes_differ_with_taps_is_tapped_in_all_of_them() -> None:
+    drafter = Drafter()
+    engine, model = engine_with(drafter)
+    engine.showing = Showing([drafter], taps_always=True)
+    run(engine, asked("off", OFF))
+    assert model.tapped == 12 * [(5,)]
+    assert drafter.seen["off/0"] == PROMPT
+
+
+def test_what_a_sample_emitted_while_it_might_not_draft_is_told_before_it_does() -> None:
+    proposer = Scripted(lambda sample, limit: None)
+    engine, _ = engine_with(proposer=proposer)
+    submit(engine, asked("on", SpeculationChoice()))
+    engine.step()
+    engine.send(ApplyPlan(SpecPlan(num_speculative_tokens=0)))
+    engine.step()
+    engine.step()
+    assert proposer.committed == [("on/0", 11)]
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
+    engine.step()
+    assert proposer.committed == [("on/0", 11), ("on/0", 2), ("on/0", 1)]

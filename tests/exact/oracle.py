@@ -23,7 +23,7 @@ from prolepsis.models.draft_head import Candidates, HeadInfo
 from prolepsis.models.lean_shape import LeanShape
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.native import NativeModel
-from prolepsis.models.protocol import KVCache
+from prolepsis.models.protocol import PAGE_SIZE, KVCache
 from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.models.weights import open_checkpoint
 from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, terminals
@@ -75,7 +75,7 @@ class Oracle:
     """A head that knows each text by what it has read of it.
 
     It proves that it is shown the target's hidden states, and that all slots it reads hold what it wrote itself of the
-    text it goes on with.
+    text it goes on with: from the text's start, or from a page boundary on, where it did not see what is before.
     """
 
     def __init__(self, texts: Sequence[Sequence[int]], name: str = "oracle", taps: tuple[int, ...] = TAPS) -> None:
@@ -94,9 +94,15 @@ class Oracle:
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
         zeros = torch.zeros(self._info.feature_size)
         for t, (token, position) in enumerate(zip(batch.token_ids.tolist(), batch.positions.tolist(), strict=True)):
-            texts = [text for text in self.texts if len(text) > position and text[position] == token]
-            assert texts, "a committed token is one of a text"
-            expected = [features_of(text, self._taps)[position - 1] if position else zeros for text in texts]
+            places = [
+                (text, base + position)
+                for text in self.texts
+                for base in range(0, len(text) - position, PAGE_SIZE)
+                if text[base + position] == token
+            ]
+            assert places, "a committed token is one of a text"
+            expected = [features_of(text, self._taps)[place - 1] for text, place in places if place]
+            expected += [zeros] if position == 0 else []
             assert any(torch.equal(features[t].float(), e.float()) for e in expected), f"slot {position}"
             self.num_checked += 1
         return self._after(batch, self._contexts(batch, cache), count)
@@ -113,13 +119,23 @@ class Oracle:
             cached, pages = int(batch.cached[s]), batch.pages[s].tolist()
             read = [cache.slots[slot_of(pages, i)] for i in range(cached)]
             assert [position for _, position in read] == list(range(cached)), "slots that it wrote"
-            assert any(text[:cached] == tuple(token for token, _ in read) for text in self.texts), "of one text"
             before = tuple(token for token, _ in read)
+            assert self._places(before), "of one text"
             for i in range(first, end):
                 cache.slots[slot_of(pages, cached + i - first)] = (tokens[i], positions[i])
                 parent = int(batch.parents[i])
                 contexts.append((*(contexts[first + parent] if parent >= 0 else before), tokens[i]))
         return contexts
+
+    def _places(self, context: tuple[int, ...]) -> list[tuple[tuple[int, ...], int]]:
+        """Return where in which texts `context` ends, if it begins at a page boundary of theirs."""
+        size = len(context)
+        return [
+            (text, base + size)
+            for text in self.texts
+            for base in range(0, len(text) - size + 1, PAGE_SIZE)
+            if text[base : base + size] == context
+        ]
 
     def _after(self, batch: Batch, contexts: Sequence[tuple[int, ...]], count: int) -> Candidates:
         """The tokens that follow the rows' contexts in the texts, then others; every seventh position is wrong."""
@@ -127,7 +143,7 @@ class Oracle:
         tokens: list[list[int]] = []
         for context in (contexts[row] for row in rows):
             length = len(context)
-            right = {text[length] for text in self.texts if len(text) > length and text[:length] == context}
+            right = {text[place] for text, place in self._places(context) if place < len(text)}
             rest = [token for token in range(160) if token not in right]
             tokens.append([*right, *rest][:count] if (length - 1) % 7 else rest[:count])
         logprobs = torch.tensor([0.6, 0.2, 0.1]).log().tolist() + [-6.0] * (count - 3)

@@ -1,49 +1,75 @@
-"""Drafting in shadow has its share of the time, in turns, and no more."""
+"""Requests in shadow draft while that has its share of the time; the others are put off, whole."""
 
-from collections import Counter
+import random
+from dataclasses import dataclass
 from math import inf
+
+import pytest
 
 from prolepsis.spec.shadow_budget import ShadowBudget
 
-
-def test_without_a_bound_whoever_is_due_drafts() -> None:
-    budget = ShadowBudget(inf)
-    budget.spend(10.0, 2)
-    assert budget.draw([0, 3, 5]) == [0, 3, 5]
+PASS_S = 0.010
 
 
-def test_its_share_of_the_time_is_kept_and_everybody_has_a_turn() -> None:
-    budget = ShadowBudget(0.02)
-    spent, drawn = 0.0, Counter[int]()
-    for _ in range(1000):
-        due = budget.draw(list(range(8)))
-        if due:
-            drawn.update(due)
-            spent += 0.0001 * len(due)
-            budget.spend(0.0001 * len(due), len(due))
-        budget.earn(0.010)
-    assert 0.19 < spent <= 0.0001 + 0.02 * 1000 * 0.010
-    assert max(drawn.values()) - min(drawn.values()) < 0.1 * max(drawn.values())
+@dataclass
+class Served:
+    """What came of requests that arrive one after another, each in shadow: how many drafted, and the time that took."""
+
+    num_drafting: int = 0
+    num_put_off: int = 0
+    spent_s: float = 0.0
+    num_passes: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.spent_s / (self.num_passes * PASS_S)
 
 
-def test_a_draft_dearer_than_a_step_gives_is_paid_back_before_the_next() -> None:
-    budget = ShadowBudget(0.01)
-    drafted = []
-    for step in range(1000):
-        budget.earn(0.010)
-        if budget.draw([0, 1]):
-            drafted.append(step)
-            budget.spend(0.005, 1)
-    assert 19 <= len(drafted) <= 21
-    assert budget.draw([]) == []
+def serve(budget: ShadowBudget, *, at_once: int, each_s: float, num_passes: int = 20_000) -> Served:
+    """Keep `at_once` requests of 20 to 60 passes running."""
+    rng, served = random.Random(3), Served()
+    running: dict[str, int] = {}
+    drafting: set[str] = set()
+    for _ in range(num_passes):
+        while len(running) < at_once:
+            name = f"r{served.num_drafting + served.num_put_off}"
+            running[name] = rng.randint(20, 60)
+            if budget.admit(name):
+                drafting.add(name)
+                served.num_drafting += 1
+            else:
+                served.num_put_off += 1
+        spent = each_s * len(drafting)
+        if spent:
+            budget.spend(spent)
+        budget.passed(PASS_S)
+        served.spent_s, served.num_passes = served.spent_s + spent, served.num_passes + 1
+        for name in list(running):
+            running[name] -= 1
+            if running[name] == 0:
+                del running[name]
+                drafting.discard(name)
+                budget.end(name)
+    return served
 
 
-def test_credit_does_not_pile_up_and_none_is_none() -> None:
-    budget = ShadowBudget(0.5)
-    for _ in range(1000):
-        budget.earn(1.0)
-    budget.spend(0.003, 1)
-    assert budget.draw([0]) == []
-    nothing = ShadowBudget(0.0)
-    nothing.earn(1.0)
-    assert nothing.draw([0]) == []
+def test_without_a_bound_every_request_drafts() -> None:
+    assert serve(ShadowBudget(inf), at_once=8, each_s=0.005).num_put_off == 0
+
+
+def test_what_fits_the_share_is_not_put_off() -> None:
+    served = serve(ShadowBudget(0.02), at_once=1, each_s=0.01 * PASS_S)
+    assert served.num_put_off == 0
+
+
+@pytest.mark.parametrize(("at_once", "each"), [(8, 0.006), (1, 0.5), (32, 0.003), (4, 0.1)])
+def test_the_share_is_kept_by_whole_requests(at_once: int, each: float) -> None:
+    served = serve(ShadowBudget(0.02), at_once=at_once, each_s=each * PASS_S)
+    assert served.num_put_off > 0
+    assert served.num_drafting > 10, "some go on drafting"
+    assert 0.006 < served.share < 0.024
+
+
+def test_nothing_is_nothing_and_all_the_time_is_no_more() -> None:
+    assert serve(ShadowBudget(0.0), at_once=4, each_s=0.001).num_drafting == 0
+    assert serve(ShadowBudget(0.9), at_once=8, each_s=0.0005).num_put_off == 0

@@ -68,10 +68,7 @@ class ProposerEvidence:
 
 @dataclass(slots=True)
 class SliceEvidence:
-    """One slice; all of its requests in shadow count, those without a draft too.
-
-    Tokens that were emitted while drafting was put off, to bound what shadow costs, count for nothing.
-    """
+    """One slice; all of its requests in shadow count, those without a draft too; those put off are no part of them."""
 
     num_tokens: int = 0
     proposers: dict[str, ProposerEvidence] = field(default_factory=dict)
@@ -91,11 +88,10 @@ class SliceEvidence:
 
     def add(self, stats: RequestStats) -> None:
         """Take in a request that has ended."""
-        num_tokens = stats.num_output_tokens - stats.plain_steps.get("put_off", 0)  # each emitted one token
-        shadow = stats.shadow
+        num_tokens, shadow = stats.num_output_tokens, stats.shadow
         self.num_tokens += num_tokens
         self.saved.add(sum(map(_saved, shadow.values())), num_tokens)
-        self.drafting.add(sum(counts.drafting for counts in shadow.values()), stats.num_output_tokens)
+        self.drafting.add(sum(counts.drafting for counts in shadow.values()), num_tokens)
         for name in self.proposers.keys() | shadow.keys():
             self._add_proposer(name, shadow, num_tokens)
 

@@ -56,10 +56,11 @@ class EngineConfig(BaseModel):
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
     )
     shadow_cost: float = Field(
-        default=0.01,
+        default=0.02,
         ge=0,
         le=1,
-        description="time that drafting in shadow may take, as a share of the model's; drafts beyond are put off",
+        description="time that drafting in shadow may take, as a share of the model's; requests beyond are put off; 0: "
+        "all of them, 1: none",
     )
     suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
 

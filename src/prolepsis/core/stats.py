@@ -14,7 +14,7 @@ PlainReason = Literal[
     "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
     "resting",  # nobody was asked: the proposers rest after failures
     "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's slice
-    "put_off",  # in shadow, nobody was asked: drafting in shadow has had its share of the time
+    "put_off",  # in shadow, nobody was asked for its request: others' drafts in shadow have their share of the time
     "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
 ]
 """Why a decoding step, which might have speculated, was plain for one sample."""

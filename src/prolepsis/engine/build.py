@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Protocol, runtime_checkable
 
 import structlog
@@ -31,7 +32,7 @@ from prolepsis.models.early_exit import EarlyExit
 from prolepsis.models.exits import make_exit
 from prolepsis.models.heads import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo, TargetModel
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
@@ -133,7 +134,7 @@ def assemble(
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
-    showing = Showing([*heads, *consumers])
+    showing = Showing([*heads, *consumers], taps_always=not isinstance(model, ArgmaxModel))
     if showing.taps:
         require_features(model)
     parts = EngineParts(
@@ -143,7 +144,7 @@ def assemble(
             chosen,
             max_step_tokens=config.max_step_tokens,
             max_model_len=max_model_len,
-            shadow_cost=config.shadow_cost,
+            shadow_cost=config.shadow_cost if config.shadow_cost < 1.0 else inf,
         ),
         runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),

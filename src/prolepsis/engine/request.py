@@ -114,6 +114,8 @@ class Request:
     forked: bool = False
     """The first sample computed the prompt, the others share its pages."""
     num_running: int = 0
+    compared: bool | None = None
+    """Where it speculates in shadow: whether it drafts, or is put off for want of time; None before that is settled."""
 
     @property
     def request_id(self) -> str:

@@ -14,7 +14,7 @@ from prolepsis.spec.features import DraftingConsumer, FeatureConsumer, Shown
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Viewer:
     """A consumer, and for each row of this step whether it is shown and whether its sample may be drafted for."""
 
@@ -24,20 +24,21 @@ class _Viewer:
     drafts: list[bool] = field(default_factory=list)
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[Sample, str], bool]) -> None:
-        """A proposer is shown prompts, since others may share their pages, and else samples that it may draft for."""
+        """A proposer is shown prompts whose pages others may share, and else samples that it may draft for."""
         if self.drafter is None:
             self.shown = self.drafts = [True] * len(rows)
             return
         name = self.drafter.name
         self.drafts = [may_draft(row.sample, name) for row in rows]
         self.shown = [
-            drafts or row.start < row.sample.num_prompt_tokens for row, drafts in zip(rows, self.drafts, strict=True)
+            drafts or (row.start < row.sample.num_prompt_tokens and row.sample.replays is None)
+            for row, drafts in zip(rows, self.drafts, strict=True)
         ]
 
     @property
-    def num_taps(self) -> int:
-        """Layers whose input it sees in this step."""
-        return len(self.consumer.taps) if True in self.shown else 0
+    def sees_any(self) -> bool:
+        """Whether it is shown a row of this step."""
+        return True in self.shown
 
     def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
         if self.drafter is not None and False in self.shown:
@@ -45,9 +46,8 @@ class _Viewer:
                 if not is_shown:
                     num_accepted = len(verdict.path) if verdict is not None else 0
                     self.drafter.miss(row.sample, row.start, row.start + row.num_tokens + num_accepted)
-        if features is not None:
-            every = _shown(rows, verdicts, features, self.drafts)
-            self.consumer.take([each for each, is_shown in zip(every, self.shown, strict=True) if is_shown])
+        if features is not None and self.sees_any:
+            self.consumer.take(_shown(rows, verdicts, features, self))
 
 
 class Showing:
@@ -56,8 +56,11 @@ class Showing:
     A consumer that raises costs drafts, never a request: it is logged and counted.
     """
 
-    def __init__(self, consumers: Sequence[FeatureConsumer] = ()) -> None:
+    def __init__(self, consumers: Sequence[FeatureConsumer] = (), *, taps_always: bool = False) -> None:
+        """`taps_always`: of a model whose passes take another path with taps than without, so that one is kept to."""
         self._viewers = [_viewer(consumer) for consumer in consumers]
+        self._taps_always = taps_always
+        self._tapped: list[_Viewer] = []  # those whose layers this step taps
         self.num_failures = 0
 
     @property
@@ -77,33 +80,44 @@ class Showing:
         """
         for viewer in self._viewers:
             viewer.begin(rows, may_draft)
-        return tuple(tap for viewer in self._viewers if viewer.num_taps for tap in viewer.consumer.taps)
+        self._tapped = [viewer for viewer in self._viewers if self._taps_always or viewer.sees_any]
+        return tuple(tap for viewer in self._tapped for tap in viewer.consumer.taps)
 
     def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
         """Show what the step computed, `features` being of the layers that `begin` returned; before it is committed."""
-        widths = [viewer.num_taps for viewer in self._viewers]
-        hidden = features.shape[1] // sum(widths) if features is not None else 0
+        num_taps = sum(len(viewer.consumer.taps) for viewer in self._tapped)
+        hidden = features.shape[1] // num_taps if features is not None else 0
         left = 0
-        for viewer, width in zip(self._viewers, widths, strict=True):
-            right = left + width * hidden
+        for viewer in self._viewers:
+            seen = None
+            if features is not None and viewer in self._tapped:
+                right = left + len(viewer.consumer.taps) * hidden
+                seen, left = features[:, left:right], right
             try:
-                viewer.show(rows, verdicts, features[:, left:right] if features is not None and width else None)
+                viewer.show(rows, verdicts, seen)
             except Exception:  # contained: see above
                 self.num_failures += 1
                 log.exception("features_not_taken", consumer=type(viewer.consumer).__name__)
-            left = right
+
+    def forget(self, samples: Sequence[Sample]) -> None:
+        """Tell those who draft which samples ended, those they were never asked for too."""
+        for viewer in self._viewers:
+            if viewer.drafter is not None:
+                for sample in samples:
+                    viewer.drafter.forget(sample)
 
 
 def _viewer(consumer: FeatureConsumer) -> _Viewer:
     return _Viewer(consumer, consumer if isinstance(consumer, DraftingConsumer) else None)
 
 
-def _shown(
-    rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor, may_draft: Sequence[bool]
-) -> list[Shown]:
+def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor, viewer: _Viewer) -> list[Shown]:
     shown: list[Shown] = []
     first = 0
-    for row, verdict, drafts in zip(rows, verdicts, may_draft, strict=True):
+    for row, verdict, is_shown, drafts in zip(rows, verdicts, viewer.shown, viewer.drafts, strict=True):
+        if not is_shown:
+            first += row.num_rows
+            continue
         end = first + row.num_tokens
         tokens, seen = row.sample.tokens[row.start : row.start + row.num_tokens], features[first:end]
         path = verdict.path if verdict is not None and row.draft is not None else ()

@@ -9,7 +9,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.ending import cut_after_end
-from prolepsis.engine.request import Sample
+from prolepsis.engine.request import Request, Sample
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.leaving_out import LeavingOut
@@ -44,31 +44,38 @@ class Speculation:
         """How many tokens of each live sample the proposers know."""
 
     def may_draft(self, plan: SpecPlan, sample: Sample, proposer: str | None = None) -> bool:
-        """Return whether a draft, to verify or to compare, may be made for the sample; by anybody, or by `proposer`."""
-        choice = _choice(sample, plan)
+        """Return whether drafts, to verify or to compare, may be made for the sample; by anybody, or by `proposer`."""
+        choice = self._choice(sample, plan)
         if not choice.enabled or sample.replays is not None or not self._drafts(plan):
             return False
+        if proposer is None:
+            return True
         named = (names for names in (choice.proposers, plan.proposers) if names is not None)
-        return proposer is None or all(proposer in names for names in named)
+        return choice.num_speculative_tokens != 0 and all(proposer in names for names in named)
 
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
         """Return the rows with drafts where a proposer has one worth verifying."""
-        drafting = [self.may_draft(plan, row.sample) for row in rows]
-        if True not in drafting:
+        if not self._drafts(plan):
             return list(rows)
+        for row in rows:
+            self._draw(row.sample.request)
+        choices = {
+            row.sample.key: self._choice(row.sample, plan) if row.sample.replays is None else _PLAIN for row in rows
+        }
+        if not any(choice.enabled for choice in choices.values()):
+            return [_told_why(row) for row in rows]
         num_rows = sum(row.num_tokens for row in rows)
-        taking_part = [
-            (row, _choice(row.sample, plan) if drafts else _PLAIN)
-            for row, drafts in zip(rows, drafting, strict=True)
-            if row.num_tokens == 1 and (not drafts or row.sample.key in self._told)
-        ]
-        decoding, choices = [row for row, _ in taking_part], [choice for _, choice in taking_part]
         load = StepLoad(num_rows, sum(row.start for row in rows), max(0, self._max_step_tokens - num_rows))
+        decoding = [row for row in rows if row.num_tokens == 1 and row.sample.num_output_tokens]
+        for row in decoding:
+            if choices[row.sample.key].enabled:
+                self._commit(row.sample)  # what was emitted while it might not draft
+        asked = [choices[row.sample.key] for row in decoding]
         allowed = self._allowed(decoding, plan)
-        decoding = self._with_drafts(decoding, choices, allowed, plan, load)
-        decoding = self._with_shadows(decoding, choices, allowed, plan, load)
+        decoding = self._with_drafts(decoding, asked, allowed, plan, load)
+        decoding = self._with_shadows(decoding, asked, allowed, plan, load)
         drafted = {row.sample.key: row for row in decoding}
-        return [drafted.get(row.sample.key, row) for row in rows]
+        return [_told_why(drafted.get(row.sample.key, row)) for row in rows]
 
     def learn(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], plan: SpecPlan, pass_s: float) -> None:
         """Tell the proposers what the step committed and the cost model what its pass took (seconds).
@@ -77,7 +84,7 @@ class Speculation:
         """
         num_rows, num_context = sum(row.num_rows for row in rows), sum(row.start for row in rows)
         self.proposers.observe_pass(num_rows, num_context, 1000.0 * pass_s)
-        self._shadow_budget.earn(pass_s)
+        self._shadow_budget.passed(pass_s)
         for row, verdict in zip(rows, verdicts, strict=True):
             if verdict is not None and self.may_draft(plan, row.sample):
                 self._learn_row(row)
@@ -89,6 +96,13 @@ class Speculation:
                 self._commit(sample)
             if self._told.pop(sample.key, None) is not None:
                 self.proposers.forget(sample)
+            if all(one.ended for one in sample.request.samples):
+                self._shadow_budget.end(sample.request.request_id)
+
+    def _draw(self, request: Request) -> None:
+        """Decide for a request in shadow that begins whether it is compared, or put off."""
+        if request.compared is None and request.source.speculation.shadow and not request.source.is_replay:
+            request.compared = self._shadow_budget.admit(request.request_id)
 
     def _drafts(self, plan: SpecPlan) -> bool:
         return plan.num_speculative_tokens > 0 and plan.fixed_depth != 0 and bool(self.proposers.names)
@@ -112,23 +126,23 @@ class Speculation:
     def _with_shadows(
         self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
-        """Return the rows; those of samples in shadow that compare no draft yet have one for that, or are put off."""
-        waiting = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
-        due = self._shadow_budget.draw([i for i, waits in enumerate(waiting) if waits])
-        rows = [replace(row, plain="put_off") if waits else row for row, waits in zip(rows, waiting, strict=True)]
-        if not due:
+        """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
+        due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
+        if not any(due):
             return rows
         began = self._clock()
-        limits = [0] * len(rows)
-        for i in due:
-            limits[i] = min(self._limit(rows[i].sample, choices[i]), load.max_draft_tokens)
+        limits = [
+            min(self._limit(row.sample, choice), load.max_draft_tokens) if is_due else 0
+            for row, choice, is_due in zip(rows, choices, due, strict=True)
+        ]
         drafts = self.proposers.propose_shadow([row.sample for row in rows], limits, plan, load, allowed)
         plain, spent = self._plain(allowed), self.proposers.shadow_spent
-        for i in due:
-            shadow = _within_end(rows[i], drafts[i])
-            rows[i] = replace(rows[i], shadow=shadow, plain=plain[i], shadow_spent=spent[i])
-        self._shadow_budget.spend(self._clock() - began, len(due))
-        return rows
+        compared = [
+            replace(row, shadow=_within_end(row, drafts[i]), plain=plain[i], shadow_spent=spent[i]) if due[i] else row
+            for i, row in enumerate(rows)
+        ]
+        self._shadow_budget.spend(self._clock() - began)
+        return compared
 
     def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> Allowed:
         """Return who may draft for each row: as its request says, less those that the plan leaves out of its slice."""
@@ -146,6 +160,12 @@ class Speculation:
             "breaker_open" if names == () and reason == "no_draft" else reason
             for names, reason in zip(allowed, plain, strict=True)
         ]
+
+    @staticmethod
+    def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
+        """Return what the request may do now: nothing where it is put off, or its rollout's run was stopped."""
+        choice = sample.request.source.speculation
+        return _PLAIN if sample.request.compared is False or choice.rollout_run in plan.stopped else choice
 
     def _limit(self, sample: Sample, choice: SpeculationChoice) -> int:
         """Return the most draft nodes the sample has a use for: the step emits one token more than it accepts."""
@@ -170,10 +190,10 @@ class Speculation:
             self.proposers.commit(sample, num_new)
 
 
-def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
-    """Return what the request may do now: nothing where the rollout's run that it drafts under was stopped."""
-    choice = sample.request.source.speculation
-    return _PLAIN if choice.rollout_run in plan.stopped else choice
+def _told_why(row: Row) -> Row:
+    """Return the row; one of a request in shadow that is put off says so."""
+    is_put_off = row.sample.request.compared is False and row.samples_next and row.sample.num_output_tokens > 0
+    return replace(row, plain="put_off") if is_put_off else row
 
 
 def _within_end(row: Row, draft: Draft | None) -> Draft | None:

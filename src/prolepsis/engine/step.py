@@ -234,7 +234,9 @@ class Engine:
 
     def _take_events(self) -> list[Event]:
         events = self.scheduler.take_events()
-        self.speculation.forget(self.scheduler.take_ended())
+        ended = self.scheduler.take_ended()
+        self.speculation.forget(ended)
+        self.showing.forget(ended)
         self._reporter.ended(events)
         if self._refused:
             events += self._refused

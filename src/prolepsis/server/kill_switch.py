@@ -94,7 +94,7 @@ class KillSwitch:
 
     def _become(self, status: KillStatus) -> None:
         before, self.status = self.status, status
-        if status == before and status.flag is not None:
+        if status == before and status.flag is not None:  # without flags it is the first time, with metrics to set
             return
         self._metrics.killed.labels("operator").set(status.operator.on)
         self._metrics.killed.labels("flag").set(status.by_flag)

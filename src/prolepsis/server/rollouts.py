@@ -142,7 +142,7 @@ class Rollouts:
             await _contained("rollouts_not_read", self._refresh())
             live = self._find(rollout_id)
             try:
-                stepped = _by_hand(live, what, self._clock(), reason)
+                stepped = _by_hand(live, live.state, what, self._clock(), reason)
             except InvalidParameter as error:
                 raise RolloutConflict(str(error), param="command") from None
             if not await self._change(live, stepped):
@@ -176,8 +176,7 @@ class Rollouts:
 
     async def _refresh(self) -> None:
         """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
-        states, others = await asyncio.to_thread(lambda: (self._journal.states(), self._journal.other_evidence()))
-        self._stored.update(states)
+        self._stored.update(await asyncio.to_thread(self._journal.states))
         now = self._clock()
         is_due = now - self._kept_at >= KEEP_EVERY_S
         self._kept_at = now if is_due else self._kept_at
@@ -188,6 +187,7 @@ class Rollouts:
                 await self._keep_rollback(live, stored)
             else:
                 self._follow(live, stored)
+        others = await asyncio.to_thread(self._journal.other_evidence)
         for live in list(self._live.values()):
             live.others = tuple(one for one in others if one.rollout_id == live.slice.rollout_id)
         if is_due:
@@ -282,15 +282,15 @@ def _read_at_start(journal: RolloutJournal) -> dict[str, RolloutState]:
         return {}
 
 
-def _by_hand(live: LiveRollout, what: Command, now: float, reason: str) -> Stepped:
-    after, events = command(live.state, what, now, live.settings, reason)
-    return referenced(live.state, after, live.histories, live.settings), events
+def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Stepped:
+    after, events = command(before, what, now, live.settings, reason)
+    return referenced(before, after, live.histories, live.settings), events
 
 
 def _looked_at(live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float) -> tuple[Stepped, Outcome]:
     """Return what becomes of a rollout now, and what its evidence says of the stage it is at."""
     if before.phase == "off" and live.slice.starts_itself:
-        stepped = _by_hand(live, "start", now, "by the policy: its gate is automatic")
+        stepped = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
     else:
         stepped = look(before, evidence, live.histories, now, live.settings)
     return stepped, outcome_on(before, evidence, live.settings)

@@ -14,7 +14,6 @@ _TELLS: tuple[EffectiveReason, ...] = (
     "too_costly",
     "resting",
     "breaker_open",
-    "put_off",
     "no_decode",
 )
 """Reasons of requests that say what speculation would have brought; others were stopped or stored."""

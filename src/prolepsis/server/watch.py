@@ -15,7 +15,7 @@ from prolepsis.server.kill_switch import KillSwitch
 
 LOOK_EVERY_S = 0.2
 ASK_EVERY_S = 1.0
-"""The flag that stops everything, where no file says that it changed."""
+"""How often a provider without a file is asked for the flag that stops everything; a file that changed, at once."""
 
 log = structlog.get_logger(__name__)
 

@@ -45,3 +45,6 @@ class DraftingConsumer(FeatureConsumer, Protocol):
 
     def miss(self, sample: SampleView, start: int, end: int) -> None:
         """The tokens `start : end` of a sample stand and are not shown. Called where `take` would be."""
+
+    def forget(self, sample: SampleView) -> None:
+        """The sample ended, or never drafted at all; may be called again."""

@@ -3,40 +3,52 @@
 from math import inf
 
 _LONGEST_S = 0.002  # of credit: after a quiet time, not more than this is spent at once
-_WEIGHT = 0.1  # of the last step in the mean
+_WEIGHT = 0.05  # of the last step in the means
 
 
 class ShadowBudget:
-    """Lets drafting in shadow have `share` of the passes' time, as a bucket that passes fill and drafts empty.
+    """Lets drafting in shadow have `share` of the passes' time: passes fill a bucket, drafts empty it.
 
-    Which samples draft follows from time alone, never from what they or their drafts are: no bias.
+    It is for whole requests to draft or not. Were single drafts left out, those made would begin at tokens that time
+    chose, where verification would have begun behind the last draft: long stretches of right drafts would be met too
+    often. Who drafts follows from when a request begins, never from what it or its drafts are.
     """
 
     def __init__(self, share: float = inf) -> None:
         """`share` inf: whatever it takes."""
         self._share = share
-        self._credit_s = 0.0
-        self._each_s = 0.0
-        self._turn = 0
+        self._credit_s = _LONGEST_S if share > 0.0 else 0.0
+        self._pass_s = 0.0
+        self._each_s = 0.0  # of a step, for a request that drafts
+        self._spent_s = 0.0  # since the last pass
+        self._active: set[str] = set()
 
-    def earn(self, pass_s: float) -> None:
-        """A pass took so many seconds."""
-        self._credit_s = min(_LONGEST_S, self._credit_s + self._share * pass_s)
+    def admit(self, request_id: str) -> bool:
+        """Return whether a request that begins may draft until it ends."""
+        if self._share < inf:
+            more = (len(self._active) + 1) * self._each_s
+            if self._credit_s <= 0.0 or (self._active and more > self._share * self._pass_s):
+                return False
+        self._active.add(request_id)
+        return True
 
-    def draw(self, due: list[int]) -> list[int]:
-        """Return which of the samples `due` may draft now: all of them, or as many as there is credit for, by turns."""
-        if self._share == inf or not due:
-            return due
-        if self._credit_s <= 0.0:
-            return []
-        number = max(1, int(self._credit_s / self._each_s)) if self._each_s else 1
-        if number >= len(due):
-            return due
-        self._turn += number
-        return sorted(due[(self._turn + i) % len(due)] for i in range(number))
+    def end(self, request_id: str) -> None:
+        """A request ended, admitted or not."""
+        self._active.discard(request_id)
 
-    def spend(self, seconds: float, num_samples: int) -> None:
-        """Drafting for so many samples took so long."""
-        each = seconds / num_samples
-        self._each_s = each if self._each_s == 0.0 else (1.0 - _WEIGHT) * self._each_s + _WEIGHT * each
-        self._credit_s -= seconds
+    def spend(self, seconds: float) -> None:
+        """Drafts in shadow took so long."""
+        self._spent_s += seconds
+
+    def passed(self, pass_s: float) -> None:
+        """A pass took so many seconds, after what was spent for it."""
+        self._pass_s = _mean(self._pass_s, pass_s)
+        if self._active:
+            self._each_s = _mean(self._each_s, self._spent_s / len(self._active))
+        limit = max(_LONGEST_S, self._share * pass_s)
+        self._credit_s = min(limit, self._credit_s + self._share * pass_s - self._spent_s)
+        self._spent_s = 0.0
+
+
+def _mean(before: float, now: float) -> float:
+    return now if before == 0.0 else (1.0 - _WEIGHT) * before + _WEIGHT * now

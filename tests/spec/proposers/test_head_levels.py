@@ -146,4 +146,4 @@ def test_neighbours_of_other_depths_share_the_pass() -> None:
 def test_its_memory_is_weights_pages_and_the_hidden_states_kept_beside() -> None:
     few, many = (Head(LevelledHead(), num_pages=size, max_samples=4).memory() for size in (8, 108))
     assert (few.proposer, few.weights) == ("draft_head", 0)
-    assert many.kv - few.kv == 100 * (8 + 2 * 2 + 8)  # K/V; features of a page's last token, bfloat16; its base
+    assert many.kv - few.kv == 100 * (8 + 2 * 2 + 8 + 1)  # K/V; features of a page's last token, bfloat16; its marks

@@ -5,7 +5,7 @@ import torch
 
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.features import Shown
-from prolepsis.spec.proposers import head_slots
+from prolepsis.spec.proposers import parked
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.samples import FakeSample
 
@@ -113,17 +113,88 @@ def test_a_sample_that_may_draft_at_last_writes_what_it_parked_itself() -> None:
 
 
 def test_what_is_parked_is_bounded_and_what_is_given_up_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_slots, "_MAX_PARKED_BYTES", 2 * PAGE_SIZE)
+    monkeypatch.setattr(parked, "MAX_BYTES", 2 * PAGE_SIZE)
     slots = HeadSlots(8, 1)
     off = sample("off", 0, 1, 2, 3)
     state = show(slots, off, 0, 80)
     assert state is not None
     slots.park(state, off)
-    assert show(slots, off, 80, 1) is None, "page 0 was given up"
-    hit = show(slots, sample("hit", 0, 1, 4), 2 * PAGE_SIZE, 1)
+    assert show(slots, off, 80, 1) is None, "page 1 was given up: the end of a prefix before its front"
+    hit = show(slots, sample("hit", 0, 4), PAGE_SIZE, 1)
     assert hit is not None
-    assert hit.base == 2 * PAGE_SIZE
-    copied = sample("copied", 5)
-    slots.copy_page(1, 5)
-    assert show(slots, copied, 0, 5) is not None, "what is written anew is not parked"
+    assert (hit.base, hit.has_parked) == (0, True)
+    slots.copy_page(0, 5)
+    assert show(slots, sample("copied", 5, 6), PAGE_SIZE - 1, 1) is None, "there was nothing to copy"
     assert slots.num_bytes == HeadSlots(8, 1).num_bytes + 2 * PAGE_SIZE
+    assert show(slots, sample("anew", 0), 0, 5) is not None
+    assert slots.num_bytes == HeadSlots(8, 1).num_bytes, "what is written anew is not parked"
+
+
+def test_what_was_begun_from_last_is_given_up_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parked, "MAX_BYTES", 2 * 2 * PAGE_SIZE)
+    slots = HeadSlots(8, 1)
+    for number, of in enumerate((sample("one", 0, 5), sample("two", 1, 5), sample("three", 2, 5))):
+        state = show(slots, of, 0, PAGE_SIZE)
+        assert state is not None
+        slots.park(state, of)
+        if number == 1:
+            assert show(slots, sample("hit", 0, 6), PAGE_SIZE, 1) is not None
+    bases = [show(slots, sample(f"again {page}", page, 7), PAGE_SIZE, 1) for page in range(3)]
+    assert [state is not None and state.base for state in bases] == [0, PAGE_SIZE, 0]
+
+
+def test_a_fork_goes_on_with_what_its_sibling_had_not_written_yet() -> None:
+    slots = HeadSlots(8, 1)
+    first, second, third = sample("first", 0), sample("second", 1), sample("third", 2)
+    state = show(slots, first, 0, 20)
+    assert state is not None
+    slots.copy_page(0, 1)
+    slots.copy_page(0, 2)
+    assert show(slots, first, 20, 2) is state
+    for fork in (second, third):
+        found = show(slots, fork, 19, 1)
+        assert found is not None
+        assert (found.base, found.written, found.seen) == (0, 0, 20)
+        assert found.take(20)[:, 0].tolist() == [0.0, *range(19)]
+
+
+def test_a_full_page_that_is_written_again_from_its_last_token_on_keeps_what_is_before() -> None:
+    slots = HeadSlots(8, 1)
+    whole = sample("whole", 0, 1)
+    state = show(slots, whole, 0, 2 * PAGE_SIZE)
+    assert state is not None
+    slots.take(state, whole, 2 * PAGE_SIZE)
+    slots.drop("whole")
+    slots.copy_page(1, 2)
+    again = show(slots, sample("again", 0, 2), 2 * PAGE_SIZE - 1, 1)
+    assert again is not None
+    assert (again.base, again.written) == (0, 2 * PAGE_SIZE - 1)
+
+
+def test_inside_a_page_of_which_nothing_is_known_a_sample_begins_at_the_next() -> None:
+    slots = HeadSlots(8, 1)
+    assert show(slots, sample("gone", 0), 0, 20) is not None
+    slots.drop("gone")
+    assert show(slots, sample("behind", 0, 1), 20, 4) is None
+
+
+def test_a_sample_that_comes_back_on_other_pages_begins_anew() -> None:
+    slots = HeadSlots(8, 1)
+    state = show(slots, sample("back", 0, 1), 0, PAGE_SIZE)
+    assert state is not None
+    found = show(slots, sample("back", 5, 1), PAGE_SIZE, 3)
+    assert found is not state
+    assert found is not None
+    assert found.base == PAGE_SIZE, "page 5 is somebody else's, and foreign"
+
+
+def test_after_a_failed_pass_nobody_begins_from_its_pages() -> None:
+    slots = HeadSlots(8, 1)
+    failed = sample("failed", 0, 1)
+    state = show(slots, failed, 0, 40)
+    assert state is not None
+    slots.take(state, failed, 40)
+    slots.fail(failed)
+    hit = show(slots, sample("hit", 0, 2), PAGE_SIZE, 2)
+    assert hit is not None
+    assert hit.base == PAGE_SIZE

@@ -87,22 +87,22 @@ class Head:
 
     def take(self, shown: Sequence[Shown]) -> None:
         """Keep the hidden states; write the slots of samples that may draft and whose last page became full."""
-        inputs: list[SequenceInput] = []
-        features: list[torch.Tensor] = []
-        for part in shown:
-            state = self._slots.add(part)
-            end = part.start + len(part.tokens)
-            if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
-                continue
-            if not part.drafts and state.written % PAGE_SIZE == 0:
-                self._slots.park(state, part.sample)
-                continue
-            first, unwritten = self._slots.take(state, part.sample, end)
-            tokens = [*part.sample.tokens[first : part.start], *part.tokens[max(0, first - part.start) :]]
-            inputs.append(SequenceInput(tokens, first - state.base, state.pages(part.sample), keep_last=0))
-            features.append(unwritten)
-        if inputs:
-            with self._forgetting([part.sample for part in shown]):
+        with self._forgetting([part.sample for part in shown]):
+            inputs: list[SequenceInput] = []
+            features: list[torch.Tensor] = []
+            for part in shown:
+                state = self._slots.add(part)
+                end = part.start + len(part.tokens)
+                if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
+                    continue
+                if not part.drafts and state.written % PAGE_SIZE == 0:
+                    self._slots.park(state, part.sample)
+                    continue
+                first, unwritten = self._slots.take(state, part.sample, end)
+                tokens = [*part.sample.tokens[first : part.start], *part.tokens[max(0, first - part.start) :]]
+                inputs.append(SequenceInput(tokens, first - state.base, state.pages(part.sample), keep_last=0))
+                features.append(unwritten)
+            if inputs:
                 self._head.committed(pack(inputs), self._cache, _joined(features), 1)
 
     def miss(self, sample: SampleView, start: int, end: int) -> None:
@@ -133,12 +133,12 @@ class Head:
 
     @contextmanager
     def _forgetting(self, samples: Sequence[SampleView]) -> Iterator[None]:
-        """Forget what is known of `samples` where a pass over them fails: their slots may be half written."""
+        """Forget what is known of `samples` where a pass over them fails, for others too: it may be half written."""
         try:
             yield
         except Exception:
             for sample in samples:
-                self._slots.drop(sample.key)
+                self._slots.fail(sample)
             raise
 
     def _start(

@@ -6,13 +6,13 @@ slots: the page boundary from which on the head has seen all tokens up to there;
 is foreign begins anew at the next page boundary: to the head, whose positions are relative to the base, that is a
 shorter context.
 
-Full pages of a sample that may not draft are not written but parked: their hidden states are kept, within a bound,
-until a sample that shares the page drafts and writes them.
+Full pages of a sample that may not draft are not written but parked (`Parked`), until a sample that shares the page
+drafts and writes them.
 """
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ from torch import Tensor
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.features import Shown
 from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposers.parked import Parked
 
 _FOREIGN = -1
-_MAX_PARKED_BYTES = 64 << 20
 
 
 @dataclass(slots=True)
 class HeadState:
-    """Slots `base : written` of a sample hold the head's K/V; `waiting` are features from token `written - 1` on."""
+    """Slots `base : written` of a sample hold the head's K/V, but for parked ones.
+
+    `waiting` are features from token `written - 1` on.
+    """
 
     base: int
     """First token the head knows, at a page boundary."""
@@ -35,6 +38,8 @@ class HeadState:
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
     has_parked: bool = False
     """Slots before `written` may be parked."""
+    last_page: int = -1
+    """Page of the last token whose features are known."""
 
     @property
     def seen(self) -> int:
@@ -48,9 +53,16 @@ class HeadState:
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
         joined = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-        self.waiting = [joined[count:]]
+        self.waiting = [joined[count:].clone()]  # what is left holds on to nothing more
         self.written += count
         return joined[:count]
+
+    def cut(self, seen: int) -> "HeadState | None":
+        """Return it as it was when `seen` tokens were; None where that is not known any more."""
+        if not self.written <= seen <= self.seen:
+            return None
+        joined = torch.cat(self.waiting)[: seen - self.written + 1]
+        return replace(self, waiting=[joined])
 
 
 class HeadSlots:
@@ -59,28 +71,32 @@ class HeadSlots:
     def __init__(self, num_pages: int, feature_size: int) -> None:
         self._states: dict[str, HeadState] = {}
         self._bases = array("q", [_FOREIGN]) * num_pages
+        self._full = bytearray(num_pages)  # pages all of whose tokens were seen: written, if they are not parked
         self._size = (num_pages, feature_size)
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
-        self._parked: dict[int, Tensor] = {}  # by page: features to write its slots from, [PAGE_SIZE, feature_size]
-        self._max_parked = _MAX_PARKED_BYTES // (2 * feature_size * PAGE_SIZE)
+        self._parked = Parked(2 * feature_size * PAGE_SIZE)
+        self._forks: dict[int, HeadState] = {}
+        """By page that was copied, and by its copy: the state of the sample it was copied from."""
 
     def add(self, shown: Shown) -> HeadState | None:
         """Take in the features of a sample's next tokens; return its state, None where it has none yet."""
         if self._tails is None:
             self._tails = shown.features.new_zeros(self._size)
         state = self._states.get(shown.sample.key)
-        if state is None or state.seen != shown.start or not self._holds(state, shown.sample):
-            state = self._begin(shown, self._tails)  # new, preempted, forked from a sibling, or not shown for a while
+        if state is None or not self._goes_on(state, shown):
+            state = self._begin(shown, self._tails)
         pages, end = shown.sample.pages, shown.start + len(shown.tokens)
-        first = shown.start if state is None else max(shown.start, state.base)
-        self._mark(pages, shown.start, first, _FOREIGN)
         if state is None:
-            self._mark(pages, first, end, _FOREIGN)
+            self._fill(pages, shown.start, end, _FOREIGN)
             return None
-        self._mark(pages, first, end, state.base)
+        first = max(shown.start, state.base)
+        self._fill(pages, shown.start, first, _FOREIGN)
+        self._fill(pages, first, end, state.base)
         state.waiting.append(shown.features[first - shown.start :])
+        state.last_page = pages[(end - 1) // PAGE_SIZE]
         for position in _page_ends(first, end - first):
-            self._tails[pages[position // PAGE_SIZE]] = shown.features[position - shown.start]
+            page = pages[position // PAGE_SIZE]
+            self._tails[page], self._full[page] = shown.features[position - shown.start], True
         return state
 
     def park(self, state: HeadState, sample: SampleView) -> None:
@@ -90,18 +106,14 @@ class HeadSlots:
         """
         first, end = state.written, (state.seen // PAGE_SIZE) * PAGE_SIZE
         features, state.has_parked = state.take(end - first), True
-        for start in range(first, end, PAGE_SIZE):
-            page = sample.pages[start // PAGE_SIZE]
-            self._parked[page] = features[start - first : start - first + PAGE_SIZE].clone()
-        while len(self._parked) > self._max_parked:
-            oldest = next(iter(self._parked))
-            self._bases[oldest] = _FOREIGN
-            del self._parked[oldest]
+        parts = [features[at : at + PAGE_SIZE].clone() for at in range(0, end - first, PAGE_SIZE)]
+        for page in self._parked.put(sample.pages[first // PAGE_SIZE : end // PAGE_SIZE], parts):
+            self._bases[page] = _FOREIGN
 
     def take(self, state: HeadState, sample: SampleView, end: int) -> tuple[int, Tensor]:
         """Return the first slot to write, parked ones included, and the features for those up to `end`."""
         pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
-        parked = [features for page in pages if (features := self._parked.pop(page, None)) is not None]
+        parked = [features for page in pages if (features := self._parked.pop(page)) is not None]
         state.has_parked = False
         state.waiting = [*parked, *state.waiting]
         state.written -= PAGE_SIZE * len(parked)
@@ -109,8 +121,15 @@ class HeadSlots:
 
     def miss(self, sample: SampleView, start: int, end: int) -> None:
         """The tokens `start : end` of a sample stand in its pages and are not shown."""
-        self._mark(sample.pages, start, end, _FOREIGN)
+        self._fill(sample.pages, start, end, _FOREIGN)
         self._states.pop(sample.key, None)
+
+    def fail(self, sample: SampleView) -> None:
+        """Forget a sample whose slots may be half written, and let nobody begin from them."""
+        state = self._states.pop(sample.key, None)
+        for page in state.pages(sample) if state is not None else ():
+            self._bases[page] = _FOREIGN
+            self._parked.pop(page)
 
     def get(self, sample: SampleView) -> HeadState | None:
         """Return the state of a sample with slots to write up to its last token, None of any other."""
@@ -123,49 +142,72 @@ class HeadSlots:
     def num_bytes(self) -> int:
         """Of the features kept for each page, bfloat16, the marks, and what is parked now."""
         num_pages, feature_size = self._size
-        parked = 2 * len(self._parked) * PAGE_SIZE * feature_size
-        return num_pages * (2 * feature_size + self._bases.itemsize) + parked
+        return num_pages * (2 * feature_size + self._bases.itemsize + 1) + self._parked.num_bytes
 
     def drop(self, key: str) -> None:
         """Forget a sample; unknown ones are ignored."""
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
-        """The page was copied: so are its last features, and its base."""
-        self._bases[target] = self._bases[source]
-        self._parked.pop(target, None)
-        if source in self._parked:
-            self._parked[target] = self._parked[source]
+        """The page was copied: so are its last features, and its base; a parked page has nothing to copy."""
+        self._parked.pop(target)
+        self._bases[target] = self._bases[source] if source not in self._parked else _FOREIGN
+        self._full[target] = self._full[source]
         if self._tails is not None:
             self._tails[target] = self._tails[source]
+        state = next((state for state in self._states.values() if state.last_page == source), self._forks.get(source))
+        if state is not None:
+            self._forks[source] = self._forks[target] = replace(state, waiting=[torch.cat(state.waiting)])
+
+    def _goes_on(self, state: HeadState, shown: Shown) -> bool:
+        """Whether a state is that of the tokens before: not of one preempted, forked, or not shown for a while."""
+        start, pages = shown.start, shown.sample.pages
+        if state.seen != start or (start > 0 and pages[(start - 1) // PAGE_SIZE] != state.last_page):
+            return False
+        return self._holds(state, shown.sample)
 
     def _holds(self, state: HeadState, sample: SampleView) -> bool:
         """Whether no page that it left parked was given up."""
         pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
         return all(self._bases[page] != _FOREIGN for page in pages)
 
-    def _mark(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
-        """Set the base of the pages that hold the tokens `start : end`, just filled anew."""
+    def _fill(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
+        """Set the base of the pages that the tokens `start : end` are put into; nothing is known of what was there."""
         for page in pages[start // PAGE_SIZE : -(-end // PAGE_SIZE)] if end > start else ():
-            self._bases[page] = base
-            self._parked.pop(page, None)
+            self._bases[page], self._full[page] = base, False
+            self._parked.pop(page)
+            self._forks.pop(page, None)
 
     def _begin(self, shown: Shown, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from the pages before, or from the next page on; None where that is not shown."""
-        start, end = shown.start, shown.start + len(shown.tokens)
-        base = self._base(shown.sample.pages, start)
-        parked = any(page in self._parked for page in shown.sample.pages[: -(-start // PAGE_SIZE)])
-        if base != _FOREIGN and (not parked or start % PAGE_SIZE == 0):
-            state = HeadState(base, start, [_before(shown, tails)], has_parked=parked)
+        """Return a state that goes on from the slots before, or from the next page on; None where that is not shown."""
+        state = self._resumed(shown, tails) or self._anew(shown, tails)
+        if state is None:
+            self._states.pop(shown.sample.key, None)
         else:
-            base = -(-start // PAGE_SIZE) * PAGE_SIZE
-            if base >= end:
-                self._states.pop(shown.sample.key, None)
-                return None
-            last = shown.features[base - start - 1][None] if base > start else tails.new_zeros(1, tails.shape[1])
-            state = HeadState(base, base, [last])
-        self._states[shown.sample.key] = state
+            self._states[shown.sample.key] = state
         return state
+
+    def _resumed(self, shown: Shown, tails: Tensor) -> HeadState | None:
+        """Return a state that goes on from pages before, or inside a page from the sample that it was copied from."""
+        start, pages = shown.start, shown.sample.pages
+        base = self._base(pages, start)
+        if base == _FOREIGN:
+            return None
+        before = pages[base // PAGE_SIZE : -(-start // PAGE_SIZE)]
+        if start % PAGE_SIZE == 0:
+            return HeadState(base, start, [_before(shown, tails)], self._parked.touch(before))
+        if self._full[before[-1]] and not self._parked.touch(before):
+            return HeadState(base, start, [_before(shown, tails)])
+        twin = self._forks.get(before[-1])
+        return twin.cut(start) if twin is not None and twin.base == base else None
+
+    def _anew(self, shown: Shown, tails: Tensor) -> HeadState | None:
+        start, end = shown.start, shown.start + len(shown.tokens)
+        base = -(-start // PAGE_SIZE) * PAGE_SIZE
+        if base >= end:
+            return None
+        last = shown.features[base - start - 1][None] if base > start else tails.new_zeros(1, tails.shape[1])
+        return HeadState(base, base, [last])
 
     def _base(self, pages: Sequence[int], start: int) -> int:
         """Return the base of the slots before token `start`, where all of them are of one."""
