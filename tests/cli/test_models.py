@@ -125,8 +125,11 @@ def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: 
     assert "2.40 tokens a step" in run(root, "show", "mine").stdout
     assert "2.40" in run(root, "list").stdout
     out = root.parent / "out"
-    assert run(root, "export", "mine", str(out)).exit_code == 0
+    assert run(root, "export", "mine", str(out), "--verifier", "/models/tiny").exit_code == 0
     assert load_head(out)[0].draft_vocab == 64
+    told = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
+    assert told["name_or_path"] == "/models/tiny"
+    assert run(root, "export", "tiny", str(root.parent / "model"), "--verifier", "x").exit_code == 2
     assert run(root, "remove", "mine").exit_code == 0
     assert json.loads(run(root, "list", "--json").stdout)["drafters"] == []
 

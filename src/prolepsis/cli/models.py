@@ -13,7 +13,7 @@ from prolepsis.cli.drafters import COLUMNS, MEGABYTE, TITLE, described, drafters
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, quiet_logs, stderr, stdout
-from prolepsis.core.errors import ModelNotFound
+from prolepsis.core.errors import InvalidParameter, ModelNotFound
 
 if TYPE_CHECKING:
     from prolepsis.models.fetch import Progress
@@ -44,6 +44,10 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
 def export(
     name: Annotated[str, typer.Argument(help="model as for serve (known name, folder, GGUF file, hub id), or a head")],
     directory: Annotated[Path, typer.Argument(help="folder to write; it appears whole or not at all")],
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="of a head: folder or hub id of its target, for who loads it; default: its hub id"),
+    ] = None,
     model_dir: Directory = None,
 ) -> None:
     """Write a model as a folder of bf16 safetensors, or a draft head in the speculators format: others load both.
@@ -60,7 +64,9 @@ def export(
     head = None if name in KNOWN else find_drafter(name, root)
     if isinstance(head, HeadEntry):
         known = KNOWN.get(head.target)
-        written = export_head(head, directory, known.hub.repository if known else None)
+        written = export_head(head, directory, verifier or (known.hub.repository if known else None))
+    elif verifier is not None:
+        raise InvalidParameter(f"{name} is no draft head; allowed: --verifier with a head", param="verifier")
     else:
         written = export_model(resolve(name, root), directory)
     stdout().print(f"{name} is in {written}", soft_wrap=True)
