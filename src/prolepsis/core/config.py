@@ -56,7 +56,7 @@ class EngineConfig(BaseModel):
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
     )
     shadow_cost: float = Field(
-        default=0.015,
+        default=0.01,
         ge=0,
         le=1,
         description="time that drafting in shadow may take, as a share of the model's; requests beyond are put off; 0: "

@@ -25,12 +25,15 @@ class ShadowBudget:
 
     def admit(self, request_id: str) -> bool:
         """Return whether a request that begins may draft until it ends."""
-        if self._share < inf:
-            more = (len(self._active) + 1) * self._each_s
-            if self._credit_s <= 0.0 or (self._active and more > self._share * self._pass_s):
-                return False
+        if self._share < inf and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
+            return False
         self._active.add(request_id)
         return True
+
+    @property
+    def _one_more_fits(self) -> bool:
+        """Whether the share is kept with one request more; where it is not known what one takes, the first shows it."""
+        return 0.0 < (len(self._active) + 1) * self._each_s <= self._share * self._pass_s
 
     def end(self, request_id: str) -> None:
         """A request ended, admitted or not."""
@@ -43,7 +46,7 @@ class ShadowBudget:
     def passed(self, pass_s: float) -> None:
         """A pass took so many seconds, after what was spent for it."""
         self._pass_s = _mean(self._pass_s, pass_s)
-        if self._active:
+        if self._active and (self._each_s or self._spent_s):
             self._each_s = _mean(self._each_s, self._spent_s / len(self._active))
         limit = max(_LONGEST_S, self._share * pass_s)
         self._credit_s = min(limit, self._credit_s + self._share * pass_s - self._spent_s)

@@ -1,7 +1,7 @@
 """Words of the target's vocabulary, which user turns are seeded with: without them all are about the same few topics.
 
 A head that is trained on text about few topics learns these topics: 794k more answer tokens about the same ones raised
-held-out acceptance and none on prompts of other origin, where 332k seeded so brought a little (docs/log.md, 2026-11-22).
+held-out acceptance and none on prompts of other origin; 332k seeded so brought a little (docs/log.md, 2026-11-22).
 """
 
 import random
