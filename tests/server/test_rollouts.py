@@ -122,6 +122,13 @@ class House:
             await self.go_on()
         raise AssertionError(f"still {self.state} after {self.num_asked} requests")
 
+    async def stopped(self) -> frozenset[str]:
+        """Return the runs that the engine stopped, once its thread has taken in that there is one."""
+        async with asyncio.timeout(5.0):
+            while not (found := self.client.engine.scheduler.plan.stopped):
+                await asyncio.sleep(0.01)
+        return found
+
     async def close(self) -> None:
         await self.http.aclose()
         await self.client.close()
@@ -169,7 +176,7 @@ async def test_a_damaged_one_is_rolled_back_and_nobody_notices(house: House) -> 
     house.arms.clear()
     await house.ask(30)
     assert {mode for _, mode in house.arms} == {"off"}
-    assert house.client.engine.scheduler.plan.stopped == {f"{house.state.rollout_id}#1"}
+    assert await house.stopped() == {f"{house.state.rollout_id}#1"}
 
 
 async def test_a_restart_in_mid_canary_goes_on_there(house: House, tmp_path: Path) -> None:
