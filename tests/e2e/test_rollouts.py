@@ -1,7 +1,8 @@
 """Rollouts of the default model's draft head: a good one goes up, a damaged one is taken back; no token changes."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -47,22 +48,32 @@ def requests_of(loaded: LoadedModel) -> list[dict[str, object]]:
     return [dict(body) for body in bodies(prompts, loaded.model.info.name, NUM_TOKENS)]
 
 
+@asynccontextmanager
+async def traffic_to(
+    client: WatchedClient, loaded: LoadedModel, folder: Path, plan: RolloutPlan
+) -> AsyncIterator[Traffic]:
+    """Serve under `plan`, the plain answers of all requests known; the client is ended with the block."""
+    try:
+        async with house(
+            client, client.steps, loaded.tokenizer, folder, policy=str(plan), replay_sample=0.0, shed_after_s=()
+        ) as server:
+            traffic = Traffic(server, requests_of(loaded))
+            await traffic.learn()
+            yield traffic
+    finally:
+        await client.end()
+
+
 def test_a_good_head_goes_up_through_all_stages(loaded: LoadedModel, tmp_path: Path) -> None:
     plan = RolloutPlan(step_weights="[30, 80]", min_samples=8, min_step_s=0.5, acceptance_length=1.1)
 
     async def run() -> None:
         client = client_of(loaded)
-        try:
-            async with house(
-                client, client.steps, loaded.tokenizer, tmp_path, policy=str(plan), replay_sample=0.0, shed_after_s=()
-            ) as server:
-                traffic = Traffic(server, requests_of(loaded))
-                await traffic.learn()
-                await ask_until(traffic, PACE, lambda: server.last[0] == "completed")
-                traffic.seen.clear()
-                await ask_until(traffic, PACE, lambda: traffic.seen.total() >= 40)
-        finally:
-            await client.end()
+        async with traffic_to(client, loaded, tmp_path, plan) as traffic:
+            server = traffic.house
+            await ask_until(traffic, PACE, lambda: server.last[0] == "completed")
+            traffic.seen.clear()
+            await ask_until(traffic, PACE, lambda: traffic.seen.total() >= 40)
         told = [(event.kind, event.stage) for _, event in server.events]
         assert told == [
             ("started", "shadow"),
@@ -88,15 +99,9 @@ def test_a_head_that_is_damaged_in_mid_canary_is_taken_back_and_nobody_notices(
         client = client_of(loaded)
         source = find_head(str(client.info.draft_head)).folder
         bad = damaged_head(source, tmp_path / "damaged@9")
-        try:
-            async with house(
-                client, client.steps, loaded.tokenizer, tmp_path, policy=str(plan), replay_sample=0.0, shed_after_s=()
-            ) as server:
-                traffic = Traffic(server, requests_of(loaded))
-                await traffic.learn()
-                taken = await damage(traffic, client, str(bad), after=8, pace=PACE)
-        finally:
-            await client.end()
+        async with traffic_to(client, loaded, tmp_path, plan) as traffic:
+            taken = await damage(traffic, client, str(bad), after=8, pace=PACE)
+        server = traffic.house
         assert client.info.draft_head == "damaged@9"
         assert [event.kind for _, event in server.events] == ["started", "rolled_back"]
         event = server.events[-1][1]

@@ -7,7 +7,7 @@ import structlog
 
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
-from tests.store.databases import opened, postgresql_setting, sqlite_setting
+from tests.store.databases import opened, own_setting
 
 
 @pytest.fixture(autouse=True)
@@ -20,10 +20,7 @@ def few_logs() -> Iterator[None]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def setting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The `store` setting of a database of the test's own, with its schema."""
-    if request.param == "sqlite":
-        yield sqlite_setting(tmp_path)
-        return
-    with postgresql_setting() as made:
+    with own_setting(request.param, tmp_path) as made:
         with closing(opened(made)) as database:
             upgrade(database)
         yield made

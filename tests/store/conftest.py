@@ -11,7 +11,7 @@ from prolepsis.store.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.tables import audit_head, metadata, plan_current
-from tests.store.databases import opened, postgresql_setting, sqlite_setting
+from tests.store.databases import opened, own_setting, postgresql_setting, sqlite_setting
 
 
 @pytest.fixture(scope="session")
@@ -26,10 +26,7 @@ def postgresql() -> Iterator[str]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The `store` setting of a database of the test's own, without a schema."""
-    if request.param == "sqlite":
-        yield sqlite_setting(tmp_path)
-        return
-    with postgresql_setting() as made:
+    with own_setting(request.param, tmp_path) as made:
         yield made
 
 

@@ -17,6 +17,16 @@ def sqlite_setting(folder: Path) -> str:
     return f"sqlite:///{folder / 'store.sqlite'}"
 
 
+@contextmanager
+def own_setting(kind: str, folder: Path) -> Iterator[str]:
+    """Give the `store` setting of a database of one's own, without a schema: `sqlite` or `postgresql`."""
+    if kind == "sqlite":
+        yield sqlite_setting(folder)
+        return
+    with postgresql_setting() as made:
+        yield made
+
+
 def opened(setting: str) -> Database:
     url = store_url(setting)
     assert url is not None

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf
 from typing import Protocol, runtime_checkable
 
 import structlog
@@ -144,7 +143,7 @@ def assemble(
             chosen,
             max_step_tokens=config.max_step_tokens,
             max_model_len=max_model_len,
-            shadow_cost=config.shadow_cost if config.shadow_cost < 1.0 else inf,
+            shadow_cost=config.shadow_cost,
         ),
         runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
@@ -31,7 +30,7 @@ class Speculation:
         *,
         max_step_tokens: int,
         max_model_len: int,
-        shadow_cost: float = inf,  # drafting in shadow may take this share of the passes' time
+        shadow_cost: float = 1.0,  # drafting in shadow may take this share of the passes' time; 1: whatever it takes
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.proposers = proposers
@@ -46,7 +45,7 @@ class Speculation:
     def may_draft(self, plan: SpecPlan, sample: Sample, proposer: str | None = None) -> bool:
         """Return whether drafts, to verify or to compare, may be made for the sample; by anybody, or by `proposer`."""
         choice = self._choice(sample, plan)
-        if not choice.enabled or sample.replays is not None or not self._drafts(plan):
+        if not choice.enabled or not self._drafts(plan):
             return False
         if proposer is None:
             return True
@@ -59,9 +58,7 @@ class Speculation:
             return list(rows)
         for row in rows:
             self._draw(row.sample.request)
-        choices = {
-            row.sample.key: self._choice(row.sample, plan) if row.sample.replays is None else _PLAIN for row in rows
-        }
+        choices = {row.sample.key: self._choice(row.sample, plan) for row in rows}
         if not any(choice.enabled for choice in choices.values()):
             return [_told_why(row) for row in rows]
         num_rows = sum(row.num_tokens for row in rows)
@@ -110,12 +107,12 @@ class Speculation:
     def _with_drafts(
         self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
+        if not any(choice.enabled and not choice.shadow for choice in choices):
+            return rows
         limits = [
             0 if choice.shadow else min(self._limit(row.sample, choice), load.max_draft_tokens)
             for row, choice in zip(rows, choices, strict=True)
         ]
-        if not any(choice.enabled and not choice.shadow for choice in choices):
-            return rows
         samples, forced = [row.sample for row in rows], [choice.forced for choice in choices]
         drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         return [
@@ -163,9 +160,10 @@ class Speculation:
 
     @staticmethod
     def _choice(sample: Sample, plan: SpecPlan) -> SpeculationChoice:
-        """Return what the request may do now: nothing where it is put off, or its rollout's run was stopped."""
+        """Return what the request may do now: nothing if it is a replay, or put off, or its run was stopped."""
         choice = sample.request.source.speculation
-        return _PLAIN if sample.request.compared is False or choice.rollout_run in plan.stopped else choice
+        is_plain = sample.replays is not None or sample.request.compared is False or choice.rollout_run in plan.stopped
+        return _PLAIN if is_plain else choice
 
     def _limit(self, sample: Sample, choice: SpeculationChoice) -> int:
         """Return the most draft nodes the sample has a use for: the step emits one token more than it accepts."""

@@ -18,6 +18,7 @@ _DECAY = 0.98  # of the online correction: about 50 passes
 _PRIOR_PASSES = 8.0  # weight of the correction over all rows in that of one band of rows
 _REBUILD_EVERY = 32  # passes between two looks at the corrections
 _TABLE_ROWS = 64  # that every table has
+_ALL = slice(None)
 
 
 class CostCurve:
@@ -108,22 +109,19 @@ class CostCurve:
         return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_rows: int, num_context: int) -> float:
-        """Return what `_at` does of a whole column, from the two lines that matter."""
+        """Return what the whole column gives, from the two profiled numbers of rows around `num_rows`."""
         first = max(0, min(bisect_left(self.rows, num_rows) - 1, len(self.rows) - 2))
         near = slice(first, first + 2)
-        column = [_interpolate(self.contexts, line, num_context) for line in self._grid[near]]
-        more = max(0, num_rows - self.rows[-1]) * self._row_slope
-        beyond = max(0, num_context - self.contexts[-1]) * self._context_slope
-        return _interpolate(self.rows[near], column, num_rows) + more + beyond
+        return self._at(self._column(num_context, near), num_rows, near)
 
-    def _column(self, num_context: int) -> list[float]:
-        """Return the milliseconds of each profiled number of rows at `num_context`."""
+    def _column(self, num_context: int, lines: slice = _ALL) -> list[float]:
+        """Return the milliseconds of each of these profiled numbers of rows at `num_context`."""
         more = max(0, num_context - self.contexts[-1]) * self._context_slope
-        return [_interpolate(self.contexts, line, num_context) + more for line in self._grid]
+        return [_interpolate(self.contexts, line, num_context) + more for line in self._grid[lines]]
 
-    def _at(self, column: Sequence[float], num_rows: int) -> float:
+    def _at(self, column: Sequence[float], num_rows: int, lines: slice = _ALL) -> float:
         more = max(0, num_rows - self.rows[-1]) * self._row_slope
-        return _interpolate(self.rows, column, num_rows) + more
+        return _interpolate(self.rows[lines], column, num_rows) + more
 
 
 def flat_cost(ms: float = 10.0, ms_per_row: float = 0.1) -> CostCurve:

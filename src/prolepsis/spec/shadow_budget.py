@@ -1,7 +1,5 @@
 """How much of an engine's time drafts may take that nobody verifies."""
 
-from math import inf
-
 _LONGEST_S = 0.002  # of credit: after a quiet time, not more than this is spent at once
 _WEIGHT = 0.05  # of the last step in the means
 
@@ -14,8 +12,8 @@ class ShadowBudget:
     often. Who drafts follows from when a request begins, never from what it or its drafts are.
     """
 
-    def __init__(self, share: float = inf) -> None:
-        """`share` inf: whatever it takes."""
+    def __init__(self, share: float) -> None:
+        """`share` 1: whatever it takes."""
         self._share = share
         self._credit_s = _LONGEST_S if share > 0.0 else 0.0
         self._pass_s = 0.0
@@ -25,7 +23,7 @@ class ShadowBudget:
 
     def admit(self, request_id: str) -> bool:
         """Return whether a request that begins may draft until it ends."""
-        if self._share < inf and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
+        if self._share < 1.0 and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
             return False
         self._active.add(request_id)
         return True

@@ -19,6 +19,14 @@ def show(slots: HeadSlots, of: FakeSample, start: int, count: int) -> HeadState 
     return slots.add(Shown(of, start, range(count), features))
 
 
+def show_and_park(slots: HeadSlots, of: FakeSample, count: int) -> HeadState:
+    """Show the first `count` tokens of a sample that may not draft."""
+    state = show(slots, of, 0, count)
+    assert state is not None
+    slots.park(state, of)
+    return state
+
+
 def test_a_sample_seen_from_its_start_goes_on_and_hands_its_pages_on() -> None:
     slots = HeadSlots(8, 1)
     assert show(slots, sample("a", 3, 4, 5), 0, 70) is not None
@@ -80,9 +88,7 @@ def test_pages_of_different_bases_are_not_read_together() -> None:
 def test_parked_pages_are_written_by_the_first_who_drafts_from_them() -> None:
     slots = HeadSlots(8, 1)
     off = sample("off", 0, 1, 2)
-    state = show(slots, off, 0, 80)
-    assert state is not None
-    slots.park(state, off)
+    state = show_and_park(slots, off, 80)
     assert (state.written, state.seen) == (64, 80)
     empty = HeadSlots(8, 1).num_bytes
     assert slots.num_bytes == empty + 2 * 2 * PAGE_SIZE
@@ -103,9 +109,7 @@ def test_parked_pages_are_written_by_the_first_who_drafts_from_them() -> None:
 def test_a_sample_that_may_draft_at_last_writes_what_it_parked_itself() -> None:
     slots = HeadSlots(8, 1)
     own = sample("own", 0, 1, 2)
-    state = show(slots, own, 0, 80)
-    assert state is not None
-    slots.park(state, own)
+    state = show_and_park(slots, own, 80)
     assert show(slots, own, 80, 1) is state
     start, features = slots.take(state, own, 82)
     assert (start, features[:, 0].tolist()) == (0, [0.0, *range(81)])
@@ -116,9 +120,7 @@ def test_what_is_parked_is_bounded_and_what_is_given_up_is_foreign(monkeypatch: 
     monkeypatch.setattr(parked, "MAX_BYTES", 2 * PAGE_SIZE)
     slots = HeadSlots(8, 1)
     off = sample("off", 0, 1, 2, 3)
-    state = show(slots, off, 0, 80)
-    assert state is not None
-    slots.park(state, off)
+    show_and_park(slots, off, 80)
     assert show(slots, off, 80, 1) is None, "page 1 was given up: the end of a prefix before its front"
     hit = show(slots, sample("hit", 0, 4), PAGE_SIZE, 1)
     assert hit is not None
@@ -134,9 +136,7 @@ def test_what_was_begun_from_last_is_given_up_last(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parked, "MAX_BYTES", 2 * 2 * PAGE_SIZE)
     slots = HeadSlots(8, 1)
     for number, of in enumerate((sample("one", 0, 5), sample("two", 1, 5), sample("three", 2, 5))):
-        state = show(slots, of, 0, PAGE_SIZE)
-        assert state is not None
-        slots.park(state, of)
+        show_and_park(slots, of, PAGE_SIZE)
         if number == 1:
             assert show(slots, sample("hit", 0, 6), PAGE_SIZE, 1) is not None
     bases = [show(slots, sample(f"again {page}", page, 7), PAGE_SIZE, 1) for page in range(3)]

@@ -50,6 +50,10 @@ class HeadState:
         """Return the sample's pages from the base on."""
         return list(sample.pages[self.base // PAGE_SIZE :])
 
+    def maybe_parked(self, sample: SampleView) -> Sequence[int]:
+        """Return the sample's pages before `written` whose slots may be parked."""
+        return sample.pages[self.base // PAGE_SIZE : self.written // PAGE_SIZE] if self.has_parked else ()
+
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
         joined = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
@@ -112,7 +116,7 @@ class HeadSlots:
 
     def take(self, state: HeadState, sample: SampleView, end: int) -> tuple[int, Tensor]:
         """Return the first slot to write, parked ones included, and the features for those up to `end`."""
-        pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
+        pages = state.maybe_parked(sample)
         parked = [features for page in pages if (features := self._parked.pop(page)) is not None]
         state.has_parked = False
         state.waiting = [*parked, *state.waiting]
@@ -168,8 +172,7 @@ class HeadSlots:
 
     def _holds(self, state: HeadState, sample: SampleView) -> bool:
         """Whether no page that it left parked was given up."""
-        pages = sample.pages[state.base // PAGE_SIZE : state.written // PAGE_SIZE] if state.has_parked else ()
-        return all(self._bases[page] != _FOREIGN for page in pages)
+        return all(self._bases[page] != _FOREIGN for page in state.maybe_parked(sample))
 
     def _fill(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
         """Set the base of the pages that the tokens `start : end` are put into; nothing is known of what was there."""
