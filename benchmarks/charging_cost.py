@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.charging import charge
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.accounting import charge
 from prolepsis.engine.request import open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming

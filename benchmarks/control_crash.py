@@ -24,12 +24,11 @@ from tempfile import TemporaryDirectory
 import httpx
 from benchmarks.control_rollouts import shown
 
+from prolepsis.audit import chain
+from prolepsis.audit.verify import Anchor, verify
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.verify import Anchor, verify
-from prolepsis.store.database import Database
-from prolepsis.store.url import store_url
+from prolepsis.store.database import Database, store_url
 
 AT_ONCE = 8
 Said = dict[str, dict[str, int]]

@@ -17,20 +17,20 @@ from typing import Any
 
 import httpx
 
-from prolepsis.control.flags.flag_file import FlagFileProvider
-from prolepsis.control.rollouts.events import RolloutEvent
+from prolepsis.api.app import build
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.events import Acts
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.acts import Acts
-from prolepsis.server.app import build
-from prolepsis.server.policies import Policies, open_policy
-from prolepsis.server.rollouts import Rollouts
-from prolepsis.server.store_journal import StoreJournal
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import StoreJournal
+from prolepsis.rollout.machine import RolloutEvent
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.safety.flags import FlagFileProvider
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 

@@ -43,11 +43,10 @@ from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.fake import FAKE_INFO
-from prolepsis.models.heads import find_head, head_for
+from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -56,7 +55,7 @@ CONFIG = EngineConfig(max_model_len=1024, kv_memory="128MiB")
 CANARY_PER_S = 5.0
 AT_ONCE = 8
 TOKENS_IN_SHADOW = 32
-OTHER_SLICE = "chat-completions/standard/structured/long"
+OTHER_TRAFFIC_CLASS = "chat-completions/standard/structured/long"
 SILENT = "prediction"
 """A proposer that drafts for requests with a prediction, which none here has."""
 OFF = "default: {mode: off}\n"
@@ -215,7 +214,7 @@ async def _loaded_steps(h: House, client: WatchedClient, bench: Bench, *, full: 
     set by hand makes the engine look at every row, and the evidence of the requests is judged every second.
     """
     if full:
-        closed = {"proposer": "suffix", "slice": OTHER_SLICE, "state": "forced_open"}
+        closed = {"proposer": "suffix", "traffic_class": OTHER_TRAFFIC_CLASS, "state": "forced_open"}
         reply = await h.http.put("/admin/breakers", json=closed)
         assert reply.status_code == 200, reply.text
         await asyncio.sleep(1.2)

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from prolepsis.models.head_file import CONFIG, NAMES, WEIGHTS, weights_checksum
-from prolepsis.models.levels_file import LEVELS, load_levels, save_levels
+from prolepsis.models.heads.format import CONFIG, NAMES, WEIGHTS, weights_checksum
+from prolepsis.models.heads.levels import LEVELS, load_levels, save_levels
 from prolepsis.models.provenance import KEY
 
 

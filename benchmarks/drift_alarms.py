@@ -17,8 +17,7 @@ from pathlib import Path
 from benchmarks.drift_traffic import Traffic
 
 from prolepsis.cli.bench.provenance import provenance, versions
-from prolepsis.control.drift.alarm import DriftAlarm, Kind
-from prolepsis.control.drift.board import DriftBoard
+from prolepsis.safety.drift import DriftAlarm, DriftBoard, Kind
 
 CHANGE_S = 1200.0
 """When what changes does."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.core.stats import TrafficClassCounts
 
 LOOK_S = 0.2
 JUDGED_PER_S = 40
@@ -28,7 +28,7 @@ class Traffic:
     corrupted: Callable[[float], bool] = lambda _: False
     """Whether nearly nothing is right, of requests that run already too."""
 
-    def readings(self, seconds: float) -> Iterator[tuple[float, SliceCounts]]:
+    def readings(self, seconds: float) -> Iterator[tuple[float, TrafficClassCounts]]:
         """Yield time and counts, look by look."""
         chance = random.Random(self.seed)
         running = [_Running(0.0, 0) for _ in range(self.num_running)]
@@ -44,7 +44,10 @@ class Traffic:
                 hits = sum(chance.random() < share for _ in range(number))
                 gap += number * (request.said if self.said is None else self.said) - hits
                 judged, right, request.left = judged + number, right + hits, request.left - number
-            yield now, SliceCounts("draft_head", "chat-completions/standard/free/short", 0, judged, right, judged, gap)
+            yield (
+                now,
+                TrafficClassCounts("draft_head", "chat-completions/standard/free/short", 0, judged, right, judged, gap),
+            )
 
 
 @dataclass

@@ -21,9 +21,9 @@ from benchmarks.structured_schemas import BY_PROMPT, Schema, generated, instance
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
-from prolepsis.core.grammar import JSON_STYLE
-from prolepsis.models.store import resolve
-from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.core.requests import JSON_STYLE
+from prolepsis.models.files.store import resolve
+from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 
 
 class Walker(Protocol):

@@ -27,18 +27,17 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.connections import door_protocol
+from prolepsis.api.run import bind
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, Tokens
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.fake import FAKE_INFO, FakeEngineClient
-from prolepsis.server.app import Door, build
-from prolepsis.server.door.connections import door_protocol
-from prolepsis.server.door.key_file import KeyFile, new_key
-from prolepsis.server.door.keys import Keys
-from prolepsis.server.run import bind
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 

@@ -21,11 +21,10 @@ from dataclasses import dataclass, field
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.messages import Submit
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.heads import head_for
+from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs
 

@@ -22,8 +22,7 @@ from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.engine import start_engine
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
@@ -42,7 +42,7 @@ class Sample:
     key: str
     prediction: tuple[int, ...] = ()
     scope: str = ""
-    slice: str = ""
+    traffic_class: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
     matcher: Matcher | None = None

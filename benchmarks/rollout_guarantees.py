@@ -23,13 +23,11 @@ from benchmarks.rollout_traffic import REQUESTS_PER_S, Damage, Traffic, Values
 from numpy.typing import NDArray
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.control.verdicts.beta_binomial import log_evidence_against
-from prolepsis.control.verdicts.evidence import StageEvidence
-from prolepsis.control.verdicts.guardrail import Guardrail, Outcome
-from prolepsis.control.verdicts.history import WIDTH, History
-from prolepsis.control.verdicts.judge import UNEVEN_ALPHA, Levels, judge
-from prolepsis.control.verdicts.means import Difference, Limit, Ratio, sign_of
-from prolepsis.control.verdicts.quantiles import QuantileRatio
+from prolepsis.statistics.arms import WIDTH, History, log_evidence_against
+from prolepsis.statistics.guardrail import Guardrail, Outcome
+from prolepsis.statistics.judge import UNEVEN_ALPHA, Levels, StageEvidence, judge
+from prolepsis.statistics.means import Difference, Limit, Ratio, sign_of
+from prolepsis.statistics.quantiles import QuantileRatio
 
 SHARES = (0.2, 0.35, 0.5)
 LONGEST_STAGE = 10_000
@@ -219,7 +217,7 @@ def _stage(outcome: Outcome, num_requests: int, num_canary: int, share: float) -
 
 
 class Stream:
-    """One guardrail over a stream: `decide` of prolepsis.control.verdicts.guardrail, for every prefix at once."""
+    """One guardrail over a stream: `decide` of prolepsis.statistics.guardrail, for every prefix at once."""
 
     def __init__(self, guardrail: Guardrail, share: float) -> None:
         self.guardrail = guardrail

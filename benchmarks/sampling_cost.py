@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.native.processor import default_threads
-from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import chain
 from prolepsis.spec.verify import SampleStep, verify_batch

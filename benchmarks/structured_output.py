@@ -28,9 +28,7 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.engine import Running, start_engine
 from prolepsis.cli.output import quiet_logs
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,26 +15,23 @@ from torch import Tensor
 
 from prolepsis.core.events import Event, Terminal, Tokens
 from prolepsis.core.messages import Submit
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
-from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
-from prolepsis.models.batch import Batch
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, ModelInfo
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.features import FeatureConsumer
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import FeatureConsumer, Proposer, SampleView
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
 

@@ -47,7 +47,7 @@ def test_import_needs_no_torch(names: list[str]) -> None:
 
 
 def test_a_server_starts_without_scipy() -> None:
-    program = "import prolepsis.server.run, sys\nprint('scipy' in sys.modules)"
+    program = "import prolepsis.api.run, sys\nprint('scipy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 

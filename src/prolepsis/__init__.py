@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from prolepsis.core.errors import ProlepsisError as ProlepsisError
     from prolepsis.core.plan import SpecPlan as SpecPlan
     from prolepsis.core.requests import GenerateRequest as GenerateRequest
+    from prolepsis.core.requests import SamplingParams as SamplingParams
     from prolepsis.core.requests import SpeculationChoice as SpeculationChoice
-    from prolepsis.core.sampling_params import SamplingParams as SamplingParams
     from prolepsis.engine.client import EngineClient as EngineClient
     from prolepsis.spec.draft import Draft as Draft
     from prolepsis.spec.proposer import Proposer as Proposer
@@ -28,7 +28,7 @@ _HOMES = {
     "GenerateRequest": "prolepsis.core.requests",
     "ProlepsisError": "prolepsis.core.errors",
     "Proposer": "prolepsis.spec.proposer",
-    "SamplingParams": "prolepsis.core.sampling_params",
+    "SamplingParams": "prolepsis.core.requests",
     "ServerConfig": "prolepsis.core.config",
     "SpecPlan": "prolepsis.core.plan",
     "SpeculationChoice": "prolepsis.core.requests",

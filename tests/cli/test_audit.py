@@ -7,13 +7,12 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act
 from prolepsis.cli.main import app
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
-from prolepsis.store.database import Database
+from prolepsis.store.database import Database, store_url
 from prolepsis.store.tables import audit_entries
-from prolepsis.store.url import store_url
 from tests.store.fakes import record
 
 

@@ -11,19 +11,19 @@ import pytest
 import structlog
 from typer.testing import CliRunner, Result
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act, AuditEntry
+from prolepsis.audit.events import opened_store
 from prolepsis.cli.main import app
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.acts import opened_store
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act, AuditEntry
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.server.conftest import served
-from tests.server.fakes import FakeEngine
-from tests.server.test_replays import BODY, table
-from tests.server.test_request_audit import ASKED, ask, kept
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
+from tests.api.test_replays import BODY, table
+from tests.api.test_request_audit import ASKED, ask, kept
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prolepsis.cli.bench.export import export_model
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.tokenizer import load_tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.tokenizer import load_tokenizer
+from prolepsis.models.files.weights import open_checkpoint
 from tests.models.gguf_files import byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny
 

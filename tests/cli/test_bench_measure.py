@@ -15,8 +15,7 @@ from prolepsis.cli.bench.measure import Outcome, Run, Schedule, Turn, measure, r
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.fake import FakeEngineClient
 from prolepsis.engine.timings import StepTiming, Timings

@@ -20,8 +20,7 @@ from prolepsis.cli.bench.tables import print_report
 from prolepsis.cli.main import app
 from prolepsis.cli.output import BAD_INPUT
 from prolepsis.core.errors import EngineDead, EngineError
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineHealth
 from tests.cli.bench_fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 

@@ -15,8 +15,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Difference, Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.telemetry.logs import configure_logs
-from tests.server.conftest import served
-from tests.server.fakes import FakeEngine
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
 
 DIFFERENCE = Difference(7, 65, 66, "structural", 4.5, 0.25)
 

@@ -10,13 +10,13 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.control.cost.price_file import PriceFile
-from prolepsis.store import prices
+from prolepsis.cost import price_history as prices
+from prolepsis.cost.prices import PriceFile
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.server.conftest import served
-from tests.server.test_costs import BODY, BOOK, Charging
+from tests.api.conftest import served
+from tests.api.test_costs import BODY, BOOK, Charging
 
 
 @pytest.fixture(autouse=True)

@@ -9,16 +9,16 @@ import pytest
 import structlog
 from typer.testing import CliRunner, Result
 
+from prolepsis.api.output.built_in import Repetition
 from prolepsis.cli.main import app
-from prolepsis.core.slice_counts import SliceCounts
-from prolepsis.server.output.repetition import Repetition
+from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.telemetry.logs import configure_logs
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
+from tests.api.output.policies import loaded
 from tests.load.house import wait_for
-from tests.server.conftest import served
-from tests.server.fakes import FakeEngine
-from tests.server.output.policies import loaded
 
-SLICE = "chat-completions/standard/free/short"
+TRAFFIC_CLASS = "chat-completions/standard/free/short"
 Run = Callable[..., Result]
 
 
@@ -27,7 +27,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
-    engine = FakeEngine(counts=(SliceCounts("draft_head", SLICE, num_judged=100, num_right=60),))
+    engine = FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
     with served(engine, output=[loaded(Repetition(), name="again")]) as running:
         wait_for(lambda: httpx.get(f"{running.url}/admin/drift").json()["streams"])
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -47,16 +47,16 @@ def test_contract(run: Run) -> None:
 
 def test_drift(run: Run) -> None:
     assert "learning" in run("drift", "show").stdout
-    assert run("drift", "reset", "draft_head", SLICE).exit_code == 0
-    assert json.loads(run("drift", "reset", "draft_head", SLICE, "--json").stdout)["num_judged"] == 0
-    refused = run("drift", "reset", "suffix", SLICE)
+    assert run("drift", "reset", "draft_head", TRAFFIC_CLASS).exit_code == 0
+    assert json.loads(run("drift", "reset", "draft_head", TRAFFIC_CLASS, "--json").stdout)["num_judged"] == 0
+    refused = run("drift", "reset", "suffix", TRAFFIC_CLASS)
     assert refused.exit_code == 2
     assert "nothing is known" in refused.stderr
 
 
 def test_shadow(run: Run) -> None:
-    [one] = json.loads(run("shadow", "--json").stdout)["slices"]
-    assert (one["slice"], one["num_requests"]) == (SLICE, 1)
+    [one] = json.loads(run("shadow", "--json").stdout)["traffic_classes"]
+    assert (one["traffic_class"], one["num_requests"]) == (TRAFFIC_CLASS, 1)
     shown = run("shadow").stdout
     assert "suffix" in shown
     assert "0.500" in shown, "3 of 6"

@@ -14,8 +14,7 @@ from prolepsis.cli.bench.differences import first_difference, last_logits
 from prolepsis.cli.exact import Job, check
 from prolepsis.cli.main import app
 from prolepsis.cli.output import BAD_INPUT, FAILED
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.spec.divergence import Divergence
 from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 

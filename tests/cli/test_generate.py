@@ -11,8 +11,7 @@ from prolepsis.cli.generate import Answer, Ask, answer_to
 from prolepsis.cli.main import app
 from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.fake import FakeEngineClient, answer
 

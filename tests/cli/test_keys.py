@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from prolepsis.api.auth.key_file import KEY, KeyFile, default_key_file
 from prolepsis.cli.main import app
-from prolepsis.server.door.key_file import KEY, KeyFile, default_key_file
 
 
 @pytest.fixture(autouse=True)

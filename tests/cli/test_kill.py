@@ -9,11 +9,11 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.control.kill_file import KillFile
 from prolepsis.core.config import ServerConfig
+from prolepsis.safety.kill_switch import KillFile
 from prolepsis.telemetry.logs import configure_logs
-from tests.server.conftest import Served, served
-from tests.server.fakes import FakeEngine
+from tests.api.conftest import Served, served
+from tests.api.fakes import FakeEngine
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def test_breakers_of_a_server(home: Path, server: Served) -> None:
     done = breaker("set", "suffix", name, "forced_open")
     assert done.exit_code == 0, done.output
     [listed] = json.loads(breaker("list", "--json").stdout)["breakers"]
-    assert (listed["proposer"], listed["slice"], listed["state"]) == ("suffix", name, "forced_open")
+    assert (listed["proposer"], listed["traffic_class"], listed["state"]) == ("suffix", name, "forced_open")
     assert "suffix" in breaker("list").stdout
     assert "forced_open" in (home / "breakers.json").read_text()
     assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_kept"] is None

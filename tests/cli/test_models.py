@@ -12,12 +12,12 @@ from typer.testing import CliRunner, Result
 from prolepsis.cli.main import app
 from prolepsis.cli.models import download_bar
 from prolepsis.core.config import DEFAULT_MODEL
-from prolepsis.models import heads
-from prolepsis.models.head_file import load_head
-from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.files.store import MANIFEST, Manifest, Store
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads import registry as heads
+from prolepsis.models.heads.format import load_head
 from prolepsis.models.load import identity_of
-from prolepsis.models.store import MANIFEST, Manifest, Store
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.heads import save_random_head
 from tests.models.tiny import save_tiny
 

@@ -10,15 +10,15 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.control.rollouts.journal import MemoryJournal
-from prolepsis.server.policies import Policies
-from prolepsis.server.rollouts import Rollouts
-from prolepsis.server.stored_policy import StoredPolicy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.stored_policy import StoredPolicy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.server.conftest import served
-from tests.server.fakes import FakeEngine
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
 from tests.store.databases import opened, sqlite_setting
 
 Plan = Callable[..., Result]

@@ -9,13 +9,13 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.control.rollouts.journal import MemoryJournal
-from prolepsis.server.policies import Policies, open_policy
-from prolepsis.server.rollouts import Rollouts
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.server.conftest import served
-from tests.server.fakes import FakeEngine
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
 
 POLICY = """
 rules:

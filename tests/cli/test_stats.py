@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from prolepsis.cli.stats import figures, print_stats, tokens_per_s
+from prolepsis.cli.generate import figures, print_stats, tokens_per_s
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 
 

@@ -15,7 +15,7 @@ from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelError
 from prolepsis.engine.build import assemble
-from prolepsis.models.heads import find_head, head_for
+from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 
 pytestmark = pytest.mark.real_model

@@ -8,11 +8,11 @@ import pytest
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, MemoryPlanError
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, exactness_of, preparation, proposer_names
 from prolepsis.engine.profile import curve_file
+from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.tokenizer import Tokenizer
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.cost import flat_cost

@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.core.device_seconds import DeviceSeconds
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.core.stats import RequestStats
-from prolepsis.engine.charging import charge
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.stats import DeviceSeconds, RequestStats
+from prolepsis.engine.accounting import charge
 from prolepsis.engine.request import Sample, open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.step import Engine

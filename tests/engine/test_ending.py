@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.ending import Ending, cut_after_end, find_ending
 from prolepsis.engine.request import Sample, open_request
 from prolepsis.spec.draft import ROOT, Draft, chain

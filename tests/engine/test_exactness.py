@@ -7,8 +7,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.exactness import decide
-from prolepsis.models.batch import Batch
-from prolepsis.models.protocol import KVCache
+from prolepsis.models.protocol import Batch, KVCache
 from tests.fakes import TableModel
 
 

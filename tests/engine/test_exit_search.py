@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.calibration import MAX_DEPTH, Calibration
 from prolepsis.engine.exit_search import candidate_layers, figures, keep_layer, kept_layer, search, survivals
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.exits import make_exit
-from prolepsis.models.lean import LeanModel
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.protocol import SequenceInput, pack
+from prolepsis.models.targets.early_exit import make_exit
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.sampling.noise import gumbel, noise_key
 from prolepsis.spec.proposers.early_exit import EarlyExitProposer
 from tests.fakes import TableModel

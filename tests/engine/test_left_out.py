@@ -1,4 +1,4 @@
-"""Plans that leave proposers out by slice, in mid-request: other steps, the same tokens."""
+"""Plans that leave proposers out by traffic class, in mid-request: other steps, the same tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,8 +6,7 @@ from dataclasses import replace
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN, LeftOut, SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
@@ -31,7 +30,7 @@ class Named:
         return [self._draft(sample, min(3, limit)) for sample, limit in zip(samples, limits, strict=True)]
 
     def _draft(self, sample: SampleView, limit: int) -> Draft | None:
-        self.asked.append(sample.slice)
+        self.asked.append(sample.traffic_class)
         if limit == 0:
             return None
         shift = int(self._wrong(sample))
@@ -44,9 +43,9 @@ class Named:
         """Nothing to forget."""
 
 
-def sliced(request_id: str, slice_name: str, choice: SpeculationChoice | None = None) -> GenerateRequest:
+def sliced(request_id: str, traffic_class: str, choice: SpeculationChoice | None = None) -> GenerateRequest:
     source = request(request_id, [1, 2, 3], PARAMS)
-    return replace(source, slice=slice_name, speculation=choice or SpeculationChoice())
+    return replace(source, traffic_class=traffic_class, speculation=choice or SpeculationChoice())
 
 
 def plain() -> dict[tuple[str, int], list[int]]:
@@ -63,7 +62,7 @@ def stats_of(events: Sequence[Event], request_id: str) -> RequestStats:
     return terminal.stats
 
 
-def test_from_the_next_step_on_it_drafts_for_other_slices_only_and_the_next_one_takes_its_place() -> None:
+def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_next_one_takes_its_place() -> None:
     first, second = Named("first"), Named("second")
     engine = build(Room(proposers=[first, second]))
     apply(engine, proposers=("first",))
@@ -81,7 +80,7 @@ def test_from_the_next_step_on_it_drafts_for_other_slices_only_and_the_next_one_
     assert stats_of(events, "b").mode.reason == "speculating"
 
 
-def test_where_nobody_is_left_the_slice_is_decoded_plainly_and_says_why() -> None:
+def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why() -> None:
     engine = build(Room(proposers=[Named("first"), Named("second")]))
     apply(engine, version=4, left_out=(LeftOut("first", "chat"), LeftOut("second", "chat")))
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
@@ -113,12 +112,12 @@ def test_a_probe_round_ends_by_itself() -> None:
     assert outputs(events)["a", 0] == plain()["a", 0]
 
 
-def test_a_damaged_slice_shows_in_its_own_counts_only() -> None:
-    engine = build(Room(proposers=[Named("first", wrong=lambda sample: sample.slice == "code")]))
+def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
+    engine = build(Room(proposers=[Named("first", wrong=lambda sample: sample.traffic_class == "code")]))
     apply(engine)
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
     assert outputs(events) == plain()
-    chat, code = sorted(engine.speculation.proposers.ledger.counts(), key=lambda counts: counts.slice)
+    chat, code = sorted(engine.speculation.proposers.ledger.counts(), key=lambda counts: counts.traffic_class)
     assert chat.num_right == chat.num_judged > 10
     assert code.num_right == 0 < code.num_judged
 

@@ -10,10 +10,8 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Difference, Event, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.recording import Recording, recording
-from prolepsis.engine.replay import LAST, replay
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.correctness.replay import LAST, Recording, recording, replay
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient

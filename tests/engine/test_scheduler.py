@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from prolepsis.core.events import Aborted, Event, Finished
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView

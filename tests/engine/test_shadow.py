@@ -8,8 +8,7 @@ import pytest
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine

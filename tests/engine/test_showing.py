@@ -8,14 +8,11 @@ from torch import Tensor
 
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.engine.showing import Showing
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.step import Engine
-from prolepsis.models.batch import Batch
-from prolepsis.models.protocol import KVCache
-from prolepsis.spec.features import Shown
-from prolepsis.spec.proposer import SampleView
+from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.spec.proposer import SampleView, Shown
 from prolepsis.spec.proposers.scripted import Scripted
 from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
 

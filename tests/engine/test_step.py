@@ -8,8 +8,7 @@ from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, 
 from prolepsis.core.events import Aborted, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.observer import Outcome
 from prolepsis.engine.step import MAX_FAILED_STEPS

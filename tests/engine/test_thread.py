@@ -9,14 +9,12 @@ import pytest
 
 from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidGrammar, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished
-from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.plan import PANIC_PLAN
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
 from tests.fakes import EOS, VOCAB, Room, TableModel, build, outputs, reference, request

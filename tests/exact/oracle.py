@@ -14,18 +14,16 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.draft_head import Candidates, HeadInfo
-from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.base import Candidates, HeadInfo
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.native import NativeModel
-from prolepsis.models.protocol import PAGE_SIZE, KVCache
-from prolepsis.models.tokenizer import Tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
 from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, terminals
 from tests.models.tiny import save_tiny
 

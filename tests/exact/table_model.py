@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.verify import SampleStep, Verdict, verify_batch

@@ -10,14 +10,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.differences import first_difference
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.heads import head_for
+from prolepsis.models.files.store import resolve
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.store import resolve
-from prolepsis.models.weights import open_checkpoint
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
 from tests.exact.conftest import CONFIG

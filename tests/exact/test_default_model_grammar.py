@@ -9,9 +9,7 @@ import pytest
 
 from prolepsis.cli.bench.ask import Answer, ask
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel

@@ -15,11 +15,11 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.build import assemble
 from prolepsis.engine.exit_search import keep_layer, layer_file
 from prolepsis.engine.step import Engine
-from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.native import NativeModel
-from prolepsis.models.tokenizer import Tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG as TINY_CONFIG
 from tests.exact.oracle import PARAMS, ask
 from tests.exact.oracle import serve as serve_all

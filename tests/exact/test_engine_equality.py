@@ -12,8 +12,7 @@ import pytest
 from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView

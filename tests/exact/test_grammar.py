@@ -16,19 +16,16 @@ from hypothesis import strategies as st
 
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.events import Failed, Finished, Tokens
-from prolepsis.core.grammar import GrammarSpec
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.models.lean import LeanModel, LeanShape
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import TargetModel
-from prolepsis.models.weights import open_checkpoint
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.models.targets.lean import LeanModel, LeanShape
 from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView

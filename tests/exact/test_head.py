@@ -8,11 +8,10 @@ from torch import Tensor
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.batch import Batch
-from prolepsis.models.draft_head import Candidates, DraftHead
-from prolepsis.models.native import NativeModel
-from prolepsis.models.native_head import NativeHead
-from prolepsis.models.protocol import KVCache
+from prolepsis.models.heads.base import Candidates, DraftHead
+from prolepsis.models.heads.native import NativeHead
+from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, serve, target
 from tests.fakes import outputs, terminals
 from tests.models.heads import random_head, random_levels

@@ -17,9 +17,9 @@ from prolepsis.engine.build import assemble
 from prolepsis.engine.client import HeadSwapped
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.draft_head import DraftHead
-from prolepsis.models.head_file import WEIGHTS
-from prolepsis.models.native import NativeModel
+from prolepsis.models.heads.base import DraftHead
+from prolepsis.models.heads.format import WEIGHTS
+from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
 from tests.fakes import drain, outputs, submit, terminals
 from tests.models.heads import record_checksum, save_random_head

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import SampleStep, Verdict, verify_batch

@@ -10,9 +10,8 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
 from prolepsis.telemetry.logs import configure_logs

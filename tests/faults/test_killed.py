@@ -7,9 +7,9 @@ from benchmarks.control_crash import one
 SCRIPT = """
 import sys
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.server.run import StartedEngine, serve
+from prolepsis.api.run import StartedEngine, serve
 from prolepsis.telemetry.logs import configure_logs
-from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
 
 configure_logs("error")
 config = ServerConfig(port=int(sys.argv[2]), store=sys.argv[1], audit_sample=1.0, replay_sample=0.0)

@@ -9,10 +9,9 @@ import pytest
 from llguidance import LLParserLimits
 
 from prolepsis.core.errors import InvalidGrammar, UserError
-from prolepsis.core.grammar import GrammarKind, GrammarSpec
-from prolepsis.grammar import source
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.core.requests import GrammarKind, GrammarSpec
+from prolepsis.grammar import grammars as source
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from tests.grammar.tiny import EOS, all_bytes, grammars, token_id
 
 TOKENIZER = all_bytes()

@@ -10,10 +10,9 @@ import pytest
 from llguidance import LLParserLimits
 
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import MAX_SOURCE_BYTES, Grammars
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.grammar.source import MAX_SOURCE_BYTES
 from tests.grammar import tiny
 
 TOKENIZER = tiny.all_bytes()
@@ -21,8 +20,8 @@ TOKENIZER = tiny.all_bytes()
 CHAINS = """
 import json, sys
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.grammar.source import MAX_SOURCE_BYTES
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import MAX_SOURCE_BYTES
 from tests.grammar import tiny
 
 def rules(n): return "start: r0\\n" + "\\n".join(f"r{i}: r{i + 1}" for i in range(n)) + f'\\nr{n}: "a"'

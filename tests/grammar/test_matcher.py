@@ -12,9 +12,8 @@ from llguidance import LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from prolepsis.core.errors import GrammarFailed
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.grammar.matcher import Matcher
 from tests.grammar.tiny import EOS, RECORD, all_bytes, few_tokens, grammars, json_schema, text_of, token_id
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.grammars import Grammars
 
 EOS = 0

@@ -3,7 +3,7 @@
 import pytest
 
 from prolepsis.core.errors import ConfigError, MemoryPlanError
-from prolepsis.kv.plan import format_bytes, parse_bytes, plan_pages
+from prolepsis.kv.memory import format_bytes, parse_bytes, plan_pages
 
 
 @pytest.mark.parametrize(

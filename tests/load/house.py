@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
+from prolepsis.api.admission.controller import Gate
+from prolepsis.api.app import Door, build
+from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.app import Door, build
-from prolepsis.server.door.gate import Gate
-from prolepsis.server.output.chain import LoadedPolicy
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
 from prolepsis.telemetry.metrics import Metrics

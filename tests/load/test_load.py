@@ -9,7 +9,7 @@ import time
 import pytest
 
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
 from tests.fakes import Room, reference, request
 from tests.load.clients import NUM_TOKENS, Outcome, Target, rush, streamed, whole

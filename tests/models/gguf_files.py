@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prolepsis.models.gguf_checkpoint import transformers_name
+from prolepsis.models.files.gguf import transformers_name
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 

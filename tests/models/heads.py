@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_file import (
+from prolepsis.models.heads.format import (
     CONFIG,
     HeadConfig,
     HeadWeights,
@@ -18,8 +18,8 @@ from prolepsis.models.head_file import (
     tensor_shapes,
     weights_checksum,
 )
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.levels_file import LevelWeights
+from prolepsis.models.heads.levels import LevelWeights
+from prolepsis.models.targets.lean_shape import LeanShape
 
 DRAFT_VOCAB = 64
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from prolepsis.models.compiled import CompiledLean
-from prolepsis.models.lean import Dense, LeanModel, LeanShape
-from prolepsis.models.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.targets.compiled import CompiledLean
+from prolepsis.models.targets.lean import Dense, LeanModel, LeanShape
 from prolepsis.native.build import compiler_missing
 from tests.models.tiny import one, run, save_tiny
 

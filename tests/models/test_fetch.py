@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import FetchError
-from prolepsis.models.fetch import Downloader, RemoteFile, exclusive
+from prolepsis.models.files.hub import Downloader, RemoteFile, exclusive
 from tests.models.web import Web, serve
 
 BODY = bytes(range(256)) * 4096

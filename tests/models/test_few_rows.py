@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prolepsis.models.few_rows import FewRowsLinear, pick_decoder, replace_linears
+from prolepsis.models.targets.few_rows import FewRowsLinear, pick_decoder, replace_linears
 from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no few-row kernel here: {why_not()}")

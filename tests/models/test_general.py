@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.general import GeneralModel, general_fault, max_positions
-from prolepsis.models.weights import WEIGHTS, Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import WEIGHTS, Checkpoint, open_checkpoint
+from prolepsis.models.targets.general import GeneralModel, general_fault, max_positions
 from tests.models.gguf_files import write_gguf
 from tests.models.tiny import one, reference, run, save_tiny
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.graphs import Bucket, GraphedLean, lay_out
-from prolepsis.models.lean import LeanModel, LeanShape
-from prolepsis.models.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.protocol import Batch, SequenceInput, pack
+from prolepsis.models.targets.graphs import Bucket, GraphedLean, lay_out
+from prolepsis.models.targets.lean import LeanModel, LeanShape
 from tests.models.tiny import save_tiny
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.head_file import CONFIG, WEIGHTS, head_fault, load_head, weights_checksum
+from prolepsis.models.heads.format import CONFIG, WEIGHTS, head_fault, load_head, weights_checksum
 from tests.models.heads import save_random_head
 from tests.train.documents import SHAPE
 

@@ -10,17 +10,17 @@ import torch
 from structlog.testing import capture_logs
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
-from prolepsis.models import heads
 from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
-from prolepsis.models.head_exchange import export_head, import_head, remove_head
-from prolepsis.models.head_file import CONFIG, WEIGHTS, load_head, read_config
-from prolepsis.models.heads import find_head, fitting_head, head_folder, head_for, list_heads, open_head
-from prolepsis.models.lean import LeanModel
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.levels_file import LEVELS, save_levels
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads import registry as heads
+from prolepsis.models.heads.exchange import export_head, import_head, remove_head
+from prolepsis.models.heads.format import CONFIG, WEIGHTS, load_head, read_config
+from prolepsis.models.heads.levels import LEVELS, save_levels
+from prolepsis.models.heads.registry import find_head, fitting_head, head_folder, head_for, list_heads, open_head
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.tokenizer import Tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.fakes import Letters, TableModel
 from tests.models.heads import random_levels, record_checksum, save_random_head
 from tests.models.tiny import save_tiny

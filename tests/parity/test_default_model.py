@@ -8,12 +8,12 @@ import torch
 
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
-from prolepsis.models.general import GeneralModel
-from prolepsis.models.lean import LeanModel, LeanShape
-from prolepsis.models.sources import http_client
-from prolepsis.models.store import Store
-from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.hub import http_client
+from prolepsis.models.files.store import Store
+from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.targets.general import GeneralModel
+from prolepsis.models.targets.lean import LeanModel, LeanShape
 from tests.models.tiny import one, run
 
 pytestmark = pytest.mark.real_model

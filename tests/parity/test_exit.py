@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError, ModelLoadError
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.early_exit import EarlyExit
-from prolepsis.models.exits import make_exit
-from prolepsis.models.lean import LeanModel, rms_norm
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.native import NativeCache, NativeModel
-from prolepsis.models.plain_cache import PlainCache
-from prolepsis.models.protocol import KVCache
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.protocol import KVCache, SequenceInput, pack
+from prolepsis.models.targets.early_exit import EarlyExit, make_exit
+from prolepsis.models.targets.lean import LeanModel, rms_norm
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeCache, NativeModel
+from prolepsis.models.targets.paged_attention import PlainCache
 from tests.fakes import TableModel
 from tests.models.kernels import why_not
 from tests.models.tiny import one, save_tiny

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.head_file import HeadConfig, HeadWeights
-from prolepsis.models.lean import LeanModel
-from prolepsis.models.lean_head import LeanHead
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.native import NativeModel
-from prolepsis.models.native_head import NativeHead
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.format import HeadConfig, HeadWeights
+from prolepsis.models.heads.lean import LeanHead
+from prolepsis.models.heads.native import NativeHead
+from prolepsis.models.protocol import SequenceInput, pack
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
 from tests.models.heads import random_head
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny

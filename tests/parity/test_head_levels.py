@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.draft_head import SHORTLIST, LookingAhead, Outlook, TreeGrowing
-from prolepsis.models.head_file import HeadWeights
-from prolepsis.models.lean import LeanModel
-from prolepsis.models.lean_head import LeanHead
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.levels_file import LevelWeights
-from prolepsis.models.native import NativeModel
-from prolepsis.models.native_head import NativeHead
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.core.requests import SamplingParams
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.base import SHORTLIST, LookingAhead, Outlook, TreeGrowing
+from prolepsis.models.heads.format import HeadWeights
+from prolepsis.models.heads.lean import LeanHead
+from prolepsis.models.heads.levels import LevelWeights
+from prolepsis.models.heads.native import NativeHead
+from prolepsis.models.protocol import Batch, SequenceInput, pack
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow
 from tests.models.heads import DRAFT_VOCAB, random_head, random_levels

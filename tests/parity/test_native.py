@@ -11,11 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.native import NativeModel
-from prolepsis.models.protocol import KVCache
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.protocol import KVCache, SequenceInput, pack
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import why_not
 from tests.models.tiny import LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
 

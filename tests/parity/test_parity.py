@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prolepsis.models.batch import SequenceInput
-from prolepsis.models.general import GeneralModel
-from prolepsis.models.lean import LeanModel, LeanShape
-from prolepsis.models.protocol import TargetModel
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.protocol import SequenceInput, TargetModel
+from prolepsis.models.targets.general import GeneralModel
+from prolepsis.models.targets.lean import LeanModel, LeanShape
 from tests.models.tiny import GENERAL, LEAN, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
 
 CPU = torch.device("cpu")

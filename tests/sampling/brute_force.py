@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 
 
 def edited(

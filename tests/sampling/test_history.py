@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.processors import TokenHistory
 
 TOKENS = st.lists(st.integers(0, 9), max_size=30)
 

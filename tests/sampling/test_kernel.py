@@ -4,13 +4,13 @@ import sys
 import pytest
 import torch
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.kernel import native_kernel
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.noise import native_kernel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 
 WITHOUT_COMPILER = """
 import torch
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 sampler = Sampler(50, (0,))
 assert not sampler.is_native

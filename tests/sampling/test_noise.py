@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from prolepsis.sampling.kernel import native_kernel
-from prolepsis.sampling.noise import gumbel, noise_key, position_key, reference_gumbel
+from prolepsis.sampling.noise import gumbel, native_kernel, noise_key, position_key, reference_gumbel
 
 EULER = 0.5772156649015329
 

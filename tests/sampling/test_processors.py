@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.history import TokenHistory
-from prolepsis.sampling.processors import SamplingRow, edit, is_edited
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.processors import SamplingRow, TokenHistory, edit, is_edited
 from tests.sampling import brute_force
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, -0.25, 3.0])

@@ -6,10 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.history import TokenHistory
-from prolepsis.sampling.kernel import native_kernel
-from prolepsis.sampling.noise import noise_key
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.noise import native_kernel, noise_key
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from tests.sampling import brute_force
 

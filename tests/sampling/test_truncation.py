@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling import truncation
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling import sampler as truncation
 
 
 def kept_ids(logits: list[float], params: SamplingParams) -> list[int]:

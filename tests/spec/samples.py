@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
 
@@ -15,7 +15,7 @@ class FakeSample:
     num_prompt_tokens: int = 0
     key: str = "r0/0"
     scope: str = ""
-    slice: str = ""
+    traffic_class: str = ""
     prediction: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import bf16_spacing, classify

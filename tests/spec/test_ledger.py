@@ -1,11 +1,11 @@
-"""What is counted of proposers by slice, and who is left out by it."""
+"""What is counted of proposers by traffic class, and who is left out by it."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from prolepsis.core.plan import LeftOut, SpecPlan
-from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
@@ -20,8 +20,8 @@ from tests.spec.samples import VOCAB, FakeSample
 NAMES = ("head", "suffix")
 
 
-def of(counts: Sequence[SliceCounts], proposer: str, slice_name: str) -> SliceCounts:
-    [found] = [one for one in counts if (one.proposer, one.slice) == (proposer, slice_name)]
+def of(counts: Sequence[TrafficClassCounts], proposer: str, traffic_class: str) -> TrafficClassCounts:
+    [found] = [one for one in counts if (one.proposer, one.traffic_class) == (proposer, traffic_class)]
     return found
 
 
@@ -34,7 +34,7 @@ def test_time_is_shared_and_counted_at_its_price() -> None:
     assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0), "not weighed, not counted"
 
 
-def test_a_late_call_is_late_once_for_each_slice_that_took_part() -> None:
+def test_a_late_call_is_late_once_for_each_traffic_class_that_took_part() -> None:
     ledger = Ledger(NAMES, late_s=0.5)
     for seconds, row in ((0.6, 1), (0.7, 2), (0.4, 0)):
         ledger.ask("head", ["chat", "chat", "code"], seconds, None)
@@ -52,7 +52,7 @@ def test_rows_and_tokens_of_a_merged_draft_count_for_whom_they_are_of() -> None:
     assert [(one.num_rounds, one.gained, one.gained_squared) for one in (suffix, head)] == [(1, 1, 1), (1, 1, 1)]
 
 
-def test_faults_in_a_row_end_with_a_sound_draft_of_the_slice() -> None:
+def test_faults_in_a_row_end_with_a_sound_draft_of_the_traffic_class() -> None:
     ledger = Ledger(NAMES)
     for _ in range(2):
         ledger.fail("head", "chat")
@@ -79,11 +79,11 @@ def test_another_proposer_of_the_name_is_counted_anew() -> None:
 
 
 def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
-    """Rows so dear that nothing is verified: what is right is counted all the same, by slice."""
+    """Rows so dear that nothing is verified: what is right is counted all the same, by traffic class."""
     proposers = ProposerSet(
         [Scripted(lambda s, n: chain((7,), "scripted"))], Window(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
     )
-    samples = [FakeSample([1, 2], key="a", slice="chat"), FakeSample([1, 2], key="b", slice="code")]
+    samples = [FakeSample([1, 2], key="a", traffic_class="chat"), FakeSample([1, 2], key="b", traffic_class="code")]
     for _ in range(10):
         assert proposers.propose(samples, [4, 4], SpecPlan()) == [None, None]
         for sample, token in zip(samples, (7, 8), strict=True):
@@ -94,20 +94,20 @@ def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
     assert (code.num_judged, code.num_right) == (10, 0)
 
 
-def test_a_fault_is_counted_with_the_slice_whose_sample_it_was() -> None:
+def test_a_fault_is_counted_with_the_traffic_class_whose_sample_it_was() -> None:
     def script(sample: object, limit: int) -> Draft:
-        if isinstance(sample, FakeSample) and sample.slice == "code":
+        if isinstance(sample, FakeSample) and sample.traffic_class == "code":
             raise ValueError("not this one")
         return chain((7,), "scripted")
 
     proposers = ProposerSet([Scripted(script)], Window(flat_cost()), AcceptanceEstimator(), VOCAB)
-    samples = [FakeSample([1, 2], key="a", slice="chat"), FakeSample([1, 2], key="b", slice="code")]
+    samples = [FakeSample([1, 2], key="a", traffic_class="chat"), FakeSample([1, 2], key="b", traffic_class="code")]
     for _ in range(3):
         proposers.propose(samples, [4, 4], SpecPlan())
-    assert [(c.slice, c.errors_in_row) for c in proposers.ledger.counts() if c.num_errors] == [("code", 3)]
+    assert [(c.traffic_class, c.errors_in_row) for c in proposers.ledger.counts() if c.num_errors] == [("code", 3)]
 
 
-def test_those_left_out_of_a_slice_may_not_draft_there() -> None:
+def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
     leaving = LeavingOut(Ledger(NAMES))
     plan = SpecPlan(left_out=(LeftOut("head", "chat"),))
     assert leaving.allowed("code", None, plan, NAMES) is None

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from prolepsis.spec.level_cost import LevelCost
+from prolepsis.spec.effort import LevelCost
 
 
 def test_finds_the_line_under_noise() -> None:

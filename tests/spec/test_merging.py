@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from prolepsis.core.stats import ProposerCounts, count_draft
 from prolepsis.spec.acceptance import survivals
+from prolepsis.spec.candidate import MERGED, Rated, merge
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.merging import MERGED, merge
-from prolepsis.spec.turn import Rated
 from prolepsis.spec.verify import verify
 from tests.spec.drafts import paths, rates, trees
 from tests.spec.samples import VOCAB

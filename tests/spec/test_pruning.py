@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.errors import GrammarFailed
-from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.matcher import Matcher
+from prolepsis.spec.candidate import forced_nodes, within_grammar
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.pruning import forced_nodes, within_grammar
 from tests.grammar.tiny import EOS, few_tokens, grammars, token_id
 
 TOKENIZER = few_tokens()

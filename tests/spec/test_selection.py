@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
-from prolepsis.core.proposer_memory import ProposerMemory
+from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from prolepsis.spec.shadow_budget import ShadowBudget
+from prolepsis.spec.shadow import ShadowBudget
 
 PASS_S = 0.010
 

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import SampleStep, Verdict, verify, verify_batch

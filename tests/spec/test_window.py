@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.spec.acceptance import survivals
+from prolepsis.spec.candidate import Rated, merge
 from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.merging import merge
-from prolepsis.spec.turn import Rated
 from prolepsis.spec.window import StepLoad, Window
 from tests.spec.drafts import rates, trees
 from tests.spec.reference import best_pace, closed_sets, pace

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, update
 
-from prolepsis.store.audit.entry import START_OF_CHAIN
+from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.tables import audit_head, metadata, plan_current

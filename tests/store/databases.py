@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.store.database import Database
-from prolepsis.store.url import store_url
+from prolepsis.store.database import Database, store_url
 
 SERVER = "host=127.0.0.1 user=root dbname=postgres connect_timeout=2"
 

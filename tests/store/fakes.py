@@ -1,8 +1,7 @@
 """Records to write."""
 
-from prolepsis.core.device_seconds import DeviceSeconds
-from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.store.request_record import RequestAbout, RequestRecord, request_record
+from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.store.records import RequestAbout, RequestRecord, request_record
 
 STATS = RequestStats(
     num_prompt_tokens=7,

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, text
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act
+from prolepsis.audit.verify import Anchor, verify
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
-from prolepsis.store.audit.verify import Anchor, verify
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store, open_store
@@ -25,7 +25,7 @@ from tests.store.test_writer import QUICK, num_stored, wait_until
 
 KILLED = """
 import sys
-from prolepsis.store.audit.entry import Act
+from prolepsis.audit.entry import Act
 from prolepsis.store.store import open_store
 from prolepsis.store.writer import WriterSettings
 from prolepsis.telemetry.metrics import Metrics

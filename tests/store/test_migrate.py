@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.store.migrate import newest_revision, revision, upgrade
-from prolepsis.store.request_record import RequestRecord
+from prolepsis.store.records import RequestRecord
 from prolepsis.store.tables import metadata, request_records
 from tests.store.databases import opened
 
@@ -20,7 +20,7 @@ UPGRADE = """
 import sys
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
-from prolepsis.store.url import store_url
+from prolepsis.store.database import store_url
 print("ready", flush=True)
 sys.stdin.readline()
 upgrade(Database(store_url(sys.argv[1])))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from prolepsis.core.errors import InvalidParameter, StoreConflict
-from prolepsis.store import plans
+from prolepsis.policy import versions as plans
 from prolepsis.store.database import Database
 
 

@@ -8,7 +8,8 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import text
 
-from prolepsis.store import migrations, prices
+from prolepsis.cost import price_history as prices
+from prolepsis.store import migrations
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from tests.store.databases import opened

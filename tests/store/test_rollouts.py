@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from prolepsis.core.errors import StoreConflict
-from prolepsis.store import rollouts
+from prolepsis.rollout import stored as rollouts
+from prolepsis.rollout.stored import StoredState
 from prolepsis.store.database import Database
-from prolepsis.store.rollouts import StoredState
 
 
 def test_states_follow_each_other_with_their_events(database: Database) -> None:

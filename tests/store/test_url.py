@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.store.url import store_url
+from prolepsis.store.database import store_url
 
 
 def test_auto_is_a_file_in_the_data_directory_and_none_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

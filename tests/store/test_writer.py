@@ -7,14 +7,13 @@ from functools import partial
 
 import pytest
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act
+from prolepsis.audit.prepared import PendingAct
+from prolepsis.audit.verify import verify
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
-from prolepsis.store.audit.prepared import PendingAct
-from prolepsis.store.audit.verify import verify
-from prolepsis.store.database import LOCK_WAIT_S, Database
-from prolepsis.store.url import store_url
+from prolepsis.store.database import LOCK_WAIT_S, Database, store_url
 from prolepsis.store.writer import Writer, WriterSettings
 from prolepsis.telemetry.metrics import Metrics
 from tests.store.fakes import record

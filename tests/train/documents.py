@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from prolepsis.models.head_file import HeadConfig, HeadWeights
-from prolepsis.models.head_layer import HeadLayer
-from prolepsis.models.lean_shape import LeanShape
+from prolepsis.models.heads.format import HeadConfig, HeadWeights
+from prolepsis.models.heads.lean import HeadLayer
+from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.documents import Document
+from prolepsis.train.synthesis import Document
 from tests.models.heads import random_head
 
 HIDDEN, VOCAB = 32, 160

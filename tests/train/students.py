@@ -4,11 +4,10 @@ from pathlib import Path
 
 import torch
 
-from prolepsis.train.documents import Document
-from prolepsis.train.draft_model_training import DraftModelPlan
-from prolepsis.train.initial_draft_model import DraftModelSize
+from prolepsis.train.draft_model_training import DraftModelPlan, DraftModelSize
 from prolepsis.train.optimiser import Rates
 from prolepsis.train.shards import Manifest, ShardWriter
+from prolepsis.train.synthesis import Document
 from prolepsis.train.target import Target
 from prolepsis.train.trainer import TrainSettings
 from prolepsis.train.workplace import MODEL, Workplace

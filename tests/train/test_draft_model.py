@@ -11,15 +11,13 @@ from prolepsis.cli.drafters import described
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.models.draft_models import list_draft_models
-from prolepsis.models.head_file import weights_checksum
+from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.provenance import provenance_of
-from prolepsis.train.draft_model_training import DraftModelTraining
-from prolepsis.train.initial_draft_model import DraftModelSize, first_model, narrowed
+from prolepsis.train.draft_model_training import DraftModelSize, DraftModelTraining, first_model, narrowed
 from prolepsis.train.target import Target, open_target
 from prolepsis.train.workplace import Workplace
 from tests.exact.oracle import serve
@@ -73,7 +71,7 @@ def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftMo
 
 @pytest.mark.parametrize("forward", ["lean", "native"])
 def test_logits_of_the_export_are_the_trained_ones(trained: DraftModelTraining, forward: str) -> None:
-    from prolepsis.models.batch import SequenceInput, pack
+    from prolepsis.models.protocol import SequenceInput, pack
 
     if forward == "native" and why_not() is not None:
         pytest.skip(f"no native forward here: {why_not()}")

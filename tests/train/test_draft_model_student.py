@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from prolepsis.models.lean import rms_norm
-from prolepsis.train import draft_model_student
+from prolepsis.models.targets.lean import rms_norm
+from prolepsis.train import draft_model as draft_model_student
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.documents import Document
-from prolepsis.train.draft_model_student import DraftModelStudent
-from prolepsis.train.loss_vocabulary import LossVocabulary
-from prolepsis.train.student import Moment
+from prolepsis.train.draft_model import DraftModelStudent
+from prolepsis.train.synthesis import Document
+from prolepsis.train.trainer import Moment
+from prolepsis.train.vocabulary import LossVocabulary
 from tests.train.documents import HIDDEN, VOCAB, random_document
 
 

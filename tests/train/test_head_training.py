@@ -7,14 +7,12 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_file import head_fault, load_head
-from prolepsis.models.heads import find_head
-from prolepsis.models.levels_file import levels_report, load_levels
+from prolepsis.models.heads.format import head_fault, load_head
+from prolepsis.models.heads.levels import levels_report, load_levels
+from prolepsis.models.heads.registry import find_head
 from prolepsis.train.head_training import HeadPlan, HeadTraining
-from prolepsis.train.level_run import LevelRun
-from prolepsis.train.levels import LevelSettings
-from prolepsis.train.plan import StepCost
-from prolepsis.train.planning import predict, prediction_check, small_run
+from prolepsis.train.levels import LevelRun, LevelSettings
+from prolepsis.train.plan import StepCost, predict, prediction_check, small_run
 from prolepsis.train.shards import Manifest, ShardWriter
 from prolepsis.train.target import Target, open_target
 from prolepsis.train.trainer import TrainSettings

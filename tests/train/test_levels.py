@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_levels import HeadLevels
+from prolepsis.models.heads.levels import HeadLevels
 from prolepsis.train.acceptance import measure
 from prolepsis.train.batches import Library, lay_flat
-from prolepsis.train.drawn import draw
-from prolepsis.train.level_acceptance import drafted_ahead
-from prolepsis.train.levels import LevelSettings, LevelTraining, first_levels, level_loss
-from prolepsis.train.losses import soft_cross_entropy
+from prolepsis.train.levels import LevelSettings, LevelTraining, drafted_ahead, first_levels, level_loss
+from prolepsis.train.losses import draw, soft_cross_entropy
 from prolepsis.train.shards import ShardWriter
 from prolepsis.train.unroll import unroll
 from tests.models.heads import random_levels

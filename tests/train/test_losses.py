@@ -2,8 +2,7 @@
 
 import torch
 
-from prolepsis.train.fused_losses import fused_soft_cross_entropy
-from prolepsis.train.losses import feature_distance, soft_cross_entropy, trimmed
+from prolepsis.train.losses import feature_distance, fused_soft_cross_entropy, soft_cross_entropy, trimmed
 
 
 def test_fused_loss_and_gradients_are_those_of_the_formula() -> None:

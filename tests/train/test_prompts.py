@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.train.kinds import KINDS
-from prolepsis.train.prompts import Planner, read_prompts, whole_sentences
+from prolepsis.train.prompts import KINDS, Planner, read_prompts, whole_sentences
 
 
 def test_plans_are_the_same_for_the_same_number_and_cover_all_kinds() -> None:

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.lean import LeanModel
 from prolepsis.models.load import load_model
+from prolepsis.models.protocol import SequenceInput, pack
+from prolepsis.models.targets.lean import LeanModel
 from prolepsis.train import generation
-from prolepsis.train.documents import Document
 from prolepsis.train.generation import DataRequest, generate, plain
 from prolepsis.train.shards import read_manifest, shards_of
-from prolepsis.train.synthesis import SynthesisLimits
+from prolepsis.train.synthesis import Document, SynthesisLimits
 from tests.train.targets import config_of, save_target
 
 TAPS = (2, 2, 1, 4)

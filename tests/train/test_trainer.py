@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.acceptance import Counts, measure
 from prolepsis.train.batches import Library, TargetEnds
-from prolepsis.train.documents import Document
 from prolepsis.train.head_student import HeadStudent, Objective, drafted
 from prolepsis.train.optimiser import Rates
 from prolepsis.train.shards import ShardWriter
+from prolepsis.train.synthesis import Document
 from prolepsis.train.trainer import Trainer, TrainSettings
 from tests.train.documents import random_document, tiny_ends, tiny_head
 from tests.train.test_shards import MANIFEST

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.batches import lay_flat
 from prolepsis.train.unroll import unroll
 from tests.train.documents import SHAPE, random_document, tiny_ends, tiny_head

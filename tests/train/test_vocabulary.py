@@ -2,7 +2,7 @@
 
 import torch
 
-from prolepsis.models.head_file import offsets
+from prolepsis.models.heads.format import offsets
 from prolepsis.train.vocabulary import choose_vocabulary, count_tokens, coverage
 
 

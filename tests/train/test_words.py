@@ -5,8 +5,7 @@ import string
 
 import pytest
 
-from prolepsis.train.prompts import Planner
-from prolepsis.train.topics import TOPICS
+from prolepsis.train.prompts import TOPICS, Planner
 from prolepsis.train.words import Words, words_of
 
 WORDS = Words(("copper", "harbour"), ("Boyle", "Kenya"), ("mites", "sidewalks"))

@@ -1,25 +1,83 @@
-"""`prolepsis audit`: who did what, and whether the log still says what was written."""
+"""The audit log where it is not a store: in an export, or behind a running server."""
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TextIO
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
-from prolepsis.cli.audit_log import RemoteLog, exported
+from prolepsis.audit import chain
+from prolepsis.audit.entry import SERVED, AuditEntry, Told
+from prolepsis.audit.verify import Anchor, Verified, parse_anchor
+from prolepsis.audit.verify import verify as verify_entries
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, FAILED, note, print_error, print_facts, print_json, print_table
+from prolepsis.cli.output import (
+    EPILOG,
+    FAILED,
+    AsJson,
+    command_group,
+    note,
+    print_error,
+    print_facts,
+    print_json,
+    print_table,
+)
 from prolepsis.cli.servers import Key, ask
-from prolepsis.cli.stores import StoreOption, ready_database
-from prolepsis.core.errors import InvalidParameter
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import SERVED, AuditEntry
-from prolepsis.store.audit.verify import Anchor, Verified, parse_anchor
-from prolepsis.store.audit.verify import verify as verify_entries
+from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.core.errors import ConfigError, InvalidParameter
+
+_PAGE = 500
+
+
+class RemoteLog:
+    """Asks a server for entries; raises as `ask` does."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url
+        self._key = key
+        self._head: Anchor | None = None
+
+    @property
+    def head(self) -> Anchor:
+        """The end of the chain when this was first asked; entries are read up to it."""
+        if self._head is None:
+            self._head = parse_anchor(self._ask(last=1)["head"])
+        return self._head
+
+    def newest(self, number: int, *, action: str | None, tenant: str | None) -> list[AuditEntry]:
+        found = self._ask(last=number, action=action, tenant=tenant)["entries"]
+        return [_parsed(entry) for entry in found]
+
+    def entries(self, after: int = 0) -> Iterator[AuditEntry]:
+        """Yield entries in their order, from the one after number `after` on."""
+        while after < self.head.seq:
+            page = [_parsed(entry) for entry in self._ask(last=_PAGE, after=after)["entries"]]
+            yield from (entry for entry in page if entry.seq <= self.head.seq)
+            if not page:
+                return
+            after = page[-1].seq
+
+    def _ask(self, **query: object) -> Any:
+        given = urlencode({name: value for name, value in query.items() if value is not None})
+        return ask(self._url, self._key, "GET", f"/admin/audit?{given}")
+
+
+def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
+    """Yield the entries of an export; raises `ConfigError` naming the line that is none."""
+    for number, line in enumerate(lines, 1):
+        try:
+            yield _parsed(json.loads(line))
+        except (ValueError, TypeError, KeyError):
+            raise ConfigError(f"line {number} is no audit entry as `prolepsis audit export` writes it") from None
+
+
+def _parsed(fields: Mapping[str, Any]) -> AuditEntry:
+    told = None if fields["told"] is None else Told(**fields["told"])
+    return AuditEntry(**{**fields, "told": told, "erases": tuple(fields["erases"])})
+
 
 app = command_group("Verify, show and export the audit log, and decode its requests again.")
 

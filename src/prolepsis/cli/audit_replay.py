@@ -3,14 +3,13 @@
 import asyncio
 from typing import Any
 
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.audit.requests import recorded_in
+from prolepsis.audit.routes import replay_reply
 from prolepsis.cli.config import Settings
 from prolepsis.core.errors import ConfigError
+from prolepsis.correctness.replay import Recording, replay
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.recording import Recording
-from prolepsis.engine.replay import replay
-from prolepsis.server.audit_routes import replay_reply
-from prolepsis.server.request_audit import recorded_in
-from prolepsis.store.audit.entry import AuditEntry
 
 
 def replayed_here(entry: AuditEntry, settings: Settings, *, any_model: bool) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, note, print_json, print_table, warn
+from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, print_table, warn
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
-app = command_group("See and set the breakers of a running server, by proposer and slice of requests.")
+app = command_group("See and set the breakers of a running server, by proposer and traffic class of requests.")
 
 
 @app.command("list", epilog=EPILOG)
@@ -26,14 +25,16 @@ def list_breakers(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> 
 @app.command("set", epilog=EPILOG)
 def set_breaker(  # noqa: PLR0917  # typer names its options after parameters
     proposer: Annotated[str, typer.Argument(help="as `breaker list` shows it")],
-    slice_name: Annotated[str, typer.Argument(metavar="SLICE", help="as `breaker list` shows it")],
+    traffic_class: Annotated[str, typer.Argument(metavar="TRAFFIC_CLASS", help="as `breaker list` shows it")],
     state: Annotated[str, typer.Argument(help="forced_open, forced_closed, metrics_only; closed: by itself again")],
     url: Url = HERE,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Set one by hand: it holds from the next step on, after a restart too, until it is set to closed."""
-    document = ask(url, key, "PUT", "/admin/breakers", {"proposer": proposer, "slice": slice_name, "state": state})
+    document = ask(
+        url, key, "PUT", "/admin/breakers", {"proposer": proposer, "traffic_class": traffic_class, "state": state}
+    )
     if as_json:
         print_json(document)
         return
@@ -44,10 +45,16 @@ def set_breaker(  # noqa: PLR0917  # typer names its options after parameters
 
 def _show(title: str, breakers: list[dict[str, Any]]) -> None:
     rows = [
-        [one["proposer"], one["slice"], one["state"], _acceptance(one), f"{one['spent']:.4g} / {one['gained']:.4g}"]
+        [
+            one["proposer"],
+            one["traffic_class"],
+            one["state"],
+            _acceptance(one),
+            f"{one['spent']:.4g} / {one['gained']:.4g}",
+        ]
         for one in breakers
     ]
-    print_table(title, ["proposer", "slice", "state", "first tokens right", "tokens spent / gained"], rows)
+    print_table(title, ["proposer", "traffic_class", "state", "first tokens right", "tokens spent / gained"], rows)
 
 
 def _acceptance(one: dict[str, Any]) -> str:

@@ -1,12 +1,11 @@
 """`prolepsis contract`: what became of accepted tokens between verification and the client."""
 
-from prolepsis.cli.groups import AsJson
-from prolepsis.cli.output import print_json, print_table
+from prolepsis.cli.output import AsJson, print_json, print_table
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
 
 def contract(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
-    """Show drafted tokens accepted and delivered, by proposer and slice, and the output policies of a server."""
+    """Show accepted and delivered draft tokens by proposer and traffic class, and the output policies."""
     document = ask(url, key, "GET", "/admin/contract")
     if as_json:
         print_json(document)
@@ -17,7 +16,7 @@ def contract(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
     rows = [
         [
             one["proposer"],
-            one["slice"],
+            one["traffic_class"],
             str(one["num_verified"]),
             str(one["num_delivered"]),
             f"{100 * one['num_delivered'] / one['num_verified']:.1f}%" if one["num_verified"] else "-",
@@ -25,4 +24,4 @@ def contract(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
         ]
         for one in document["delivered"]
     ]
-    print_table(url, ["proposer", "slice", "accepted", "delivered", "share", "lost"], rows)
+    print_table(url, ["proposer", "traffic_class", "accepted", "delivered", "share", "lost"], rows)

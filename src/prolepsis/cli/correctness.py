@@ -4,8 +4,7 @@ from typing import Any
 
 import typer
 
-from prolepsis.cli.groups import AsJson
-from prolepsis.cli.output import FAILED, print_facts, print_json, print_table, shown_time
+from prolepsis.cli.output import FAILED, AsJson, print_facts, print_json, print_table, shown_time
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
 

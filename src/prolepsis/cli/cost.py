@@ -6,13 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, FAILED, note, print_facts, print_json, print_table, shown_time
+from prolepsis.cli.output import (
+    EPILOG,
+    FAILED,
+    AsJson,
+    command_group,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    shown_time,
+)
 from prolepsis.cli.servers import HERE, Key, Url, ask
-from prolepsis.cli.stores import StoreOption, ready_database
-from prolepsis.control.cost.price_file import InvalidPrices, read_prices
-from prolepsis.control.cost.prices import HOURS_PER_MONTH
-from prolepsis.store import prices as stored_prices
+from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.cost import price_history as stored_prices
+from prolepsis.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 
 app = command_group("See what requests cost and what speculation saves; check price books.")
 

@@ -8,7 +8,7 @@ from prolepsis.core.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from prolepsis.models.draft_models import DraftModelEntry
-    from prolepsis.models.heads import HeadEntry
+    from prolepsis.models.heads.registry import HeadEntry
 
 MEGABYTE = 1e6
 TITLE = "draft heads and draft models (chain of 3: tokens of a step, held out)"
@@ -19,7 +19,7 @@ HEAD, DRAFT_MODEL = "head", "draft-model"
 def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
     """Return all heads and draft models that are here."""
     from prolepsis.models.draft_models import list_draft_models
-    from prolepsis.models.heads import list_heads
+    from prolepsis.models.heads.registry import list_heads
 
     return [*list_heads(root), *list_draft_models(root)]
 
@@ -79,20 +79,20 @@ def facts(entry: "HeadEntry | DraftModelEntry") -> list[tuple[str, object]]:
 
 
 def _kind(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.models.heads import HeadEntry
+    from prolepsis.models.heads.registry import HeadEntry
 
     return HEAD if isinstance(entry, HeadEntry) else DRAFT_MODEL
 
 
 def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.models.heads import HeadEntry
+    from prolepsis.models.heads.registry import HeadEntry
 
     shipped = isinstance(entry, HeadEntry) and entry.shipped
     return "shipped" if shipped else entry.provenance.source or "here"
 
 
 def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.models.head_file import weights_checksum
+    from prolepsis.models.heads.format import weights_checksum
 
     recorded = entry.provenance.sha256
     if not recorded:

@@ -4,16 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, print_json, print_table, stdout
+from prolepsis.cli.output import EPILOG, AsJson, command_group, print_json, print_table, stdout
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
-app = command_group("See drift of acceptance by proposer and slice, and have it watched anew.")
+app = command_group("See drift of acceptance by proposer and traffic class, and have it watched anew.")
 
 
 @app.command(epilog=EPILOG)
 def show(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
-    """Show what is known of each proposer in each slice."""
+    """Show what is known of each proposer in each traffic class."""
     document = ask(url, key, "GET", "/admin/drift")
     if as_json:
         print_json(document)
@@ -26,13 +25,13 @@ def show(url: Url = HERE, key: Key = None, as_json: AsJson = False) -> None:
 @app.command(epilog=EPILOG)
 def reset(
     proposer: Annotated[str, typer.Argument(help="as `drift show` names it")],
-    slice_name: Annotated[str, typer.Argument(metavar="SLICE", help="as `drift show` names it")],
+    traffic_class: Annotated[str, typer.Argument(metavar="TRAFFIC_CLASS", help="as `drift show` names it")],
     url: Url = HERE,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Forget what is known of one and learn anew: its traffic is another from now on, or an alarm is dealt with."""
-    document = ask(url, key, "POST", "/admin/drift/reset", {"proposer": proposer, "slice": slice_name})
+    document = ask(url, key, "POST", "/admin/drift/reset", {"proposer": proposer, "traffic_class": traffic_class})
     if as_json:
         print_json(document)
     else:
@@ -40,11 +39,11 @@ def reset(
 
 
 def _show(title: str, streams: list[dict[str, Any]]) -> None:
-    columns = ["proposer", "slice", "status", "acceptance", "lately", "overestimated", "judged", "version"]
+    columns = ["proposer", "traffic_class", "status", "acceptance", "lately", "overestimated", "judged", "version"]
     rows = [
         [
             one["proposer"],
-            one["slice"],
+            one["traffic_class"],
             one["status"],
             _figure(one["acceptance"]),
             _figure(one["recent_acceptance"]),

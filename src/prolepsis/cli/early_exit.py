@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.output import note, print_facts, print_table
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 
 if TYPE_CHECKING:
     from prolepsis.engine.exit_search import ExitFigures, ExitSearch

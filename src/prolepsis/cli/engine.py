@@ -13,7 +13,7 @@ from prolepsis.core.config import EngineConfig
 if TYPE_CHECKING:
     from prolepsis.engine.observer import EngineObserver
     from prolepsis.engine.thread import ThreadEngineClient
-    from prolepsis.models.tokenizer import Tokenizer
+    from prolepsis.models.files.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Running:
 
 def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None) -> Running:
     """Load the model and put an engine and its client together."""
-    from prolepsis.models.store import resolve
-    from prolepsis.models.tokenizer import load_tokenizer
+    from prolepsis.models.files.store import resolve
+    from prolepsis.models.files.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
     from prolepsis.engine.build import build_engine

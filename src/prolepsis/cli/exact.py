@@ -14,12 +14,10 @@ from prolepsis.cli.bench.differences import Classify, Difference, classifier, fi
 from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.flags import configured
-from prolepsis.cli.groups import AsJson
-from prolepsis.cli.output import FAILED, note, print_json, print_table, stdout
+from prolepsis.cli.output import FAILED, AsJson, note, print_json, print_table, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient, EngineInfo
 
 PLAIN_SHARE = 4

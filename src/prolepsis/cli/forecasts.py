@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.cli.output import note, print_table
-from prolepsis.control.policy import Policy
-from prolepsis.control.rollouts.forecast import ASSUMED, Forecast, forecast
+from prolepsis.policy.model import Policy
+from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 
 
 @dataclass(frozen=True, slots=True)

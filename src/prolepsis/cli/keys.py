@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from prolepsis.api.auth.key_file import KeyFile, KeyRecord, default_key_file, new_key
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, stdout
+from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_facts, print_json, print_table, stdout
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.caller import ROLES
-from prolepsis.server.door.key_file import KeyFile, KeyRecord, default_key_file, new_key
+from prolepsis.web.caller import ROLES
 
 app = command_group("Create, list and revoke API keys.")
 

@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, note, print_json, stdout, warn
+from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
 from prolepsis.cli.servers import Key, ask
-from prolepsis.control.kill_file import NEVER, KillFile, KillState, default_kill_file
 from prolepsis.core.errors import ConfigError
+from prolepsis.safety.kill_switch import NEVER, KillFile, KillState, default_kill_file
 
 app = command_group("Stop all speculation of the servers here, or of one by its URL, between two steps, until told.")
 

@@ -7,8 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from prolepsis import __version__
-from prolepsis.cli.groups import HELP_FLAGS
-from prolepsis.cli.output import EPILOG, INTERRUPTED, exit_status, print_error
+from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -20,7 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
     "kill": ("prolepsis.cli.kill:app", "Stop all speculation of the servers here or at a URL, and let it go on."),
     "breaker": ("prolepsis.cli.breaker:app", "See and set the breakers of a running server."),
-    "plan": ("prolepsis.cli.plan:app", "Check, compare, explain, apply and take back policies."),
+    "plan": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and take back policies."),
     "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
     "correctness": ("prolepsis.cli.correctness:correctness", "Show what a server found decoding requests again."),
     "cost": ("prolepsis.cli.cost:app", "See what requests cost and what speculation saves."),

@@ -11,13 +11,23 @@ import typer
 from prolepsis.cli.config import Settings
 from prolepsis.cli.drafters import COLUMNS, MEGABYTE, TITLE, described, drafters, facts, find_drafter, row
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, note, print_facts, print_json, print_table, quiet_logs, stderr, stdout
+from prolepsis.cli.output import (
+    EPILOG,
+    AsJson,
+    command_group,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    quiet_logs,
+    stderr,
+    stdout,
+)
 from prolepsis.core.errors import InvalidParameter, ModelNotFound
 
 if TYPE_CHECKING:
-    from prolepsis.models.fetch import Progress
-    from prolepsis.models.store import Manifest, Store
+    from prolepsis.models.files.hub import Progress
+    from prolepsis.models.files.store import Manifest, Store
 
 app = command_group("Fetch, list and show models, draft heads and draft models.")
 
@@ -55,9 +65,9 @@ def export(
     A name that a known model shares with its head is the model's; the head is NAME@VERSION.
     """
     from prolepsis.cli.bench.export import export_model
-    from prolepsis.models.head_exchange import export_head
-    from prolepsis.models.heads import HeadEntry
-    from prolepsis.models.store import KNOWN, resolve
+    from prolepsis.models.files.store import KNOWN, resolve
+    from prolepsis.models.heads.exchange import export_head
+    from prolepsis.models.heads.registry import HeadEntry
 
     quiet_logs()
     root = settings_here(model_dir=model_dir).engine.model_dir
@@ -80,7 +90,7 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Check a draft head from elsewhere and copy it in: whole or not at all."""
-    from prolepsis.models.head_exchange import fitting_models, import_head
+    from prolepsis.models.heads.exchange import fitting_models, import_head
 
     quiet_logs()
     root = settings_here(model_dir=model_dir).engine.model_dir
@@ -101,7 +111,7 @@ def remove(
     model_dir: Directory = None,
 ) -> None:
     """Delete a draft head that was brought in."""
-    from prolepsis.models.head_exchange import remove_head
+    from prolepsis.models.heads.exchange import remove_head
 
     quiet_logs()
     entry = remove_head(name, settings_here(model_dir=model_dir).engine.model_dir)
@@ -111,7 +121,7 @@ def remove(
 @app.command("list", epilog=EPILOG)
 def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
     """List the models that are here, the names that can be pulled, and what drafts for them."""
-    from prolepsis.models.store import KNOWN
+    from prolepsis.models.files.store import KNOWN
 
     quiet_logs()
     settings = settings_here(model_dir=model_dir)
@@ -178,7 +188,7 @@ def download_bar() -> Iterator["Progress"]:
 
 def ensure_model(settings: Settings) -> None:
     """Fetch the configured model where it is a known name that is not here yet."""
-    from prolepsis.models.store import KNOWN
+    from prolepsis.models.files.store import KNOWN
 
     model, store = settings.engine.model, _store(settings)
     if model in KNOWN and not Path(model).exists() and store.show(model) is None:
@@ -188,7 +198,7 @@ def ensure_model(settings: Settings) -> None:
 
 
 def _store(settings: Settings) -> "Store":
-    from prolepsis.models.store import open_store
+    from prolepsis.models.files.store import open_store
 
     return open_store(settings.engine.model_dir)
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -151,3 +152,19 @@ def _plain(value: object) -> object:
 def _is_number(cell: str) -> bool:
     figure = cell.replace(".", "", 1).replace(",", "").removesuffix("%").removesuffix("x").strip()
     return figure.isdigit() or cell in ("", "-")
+
+
+HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+
+
+def command_group(help_text: str) -> typer.Typer:
+    """Return an empty group of subcommands."""
+    return typer.Typer(
+        help=help_text,
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings=HELP_FLAGS,
+    )

@@ -12,9 +12,8 @@ import typer
 from prolepsis.cli import early_exit
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
-from prolepsis.cli.groups import AsJson
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import note, print_facts, print_json, print_table, quiet_logs
+from prolepsis.cli.output import AsJson, note, print_facts, print_json, print_table, quiet_logs
 from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from urllib.parse import quote
 
 import typer
 
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, shown_time
+from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json, print_table, shown_time
 from prolepsis.cli.servers import HERE, Key, Url, ask
 
 app = command_group("See and steer the rollouts of a running server.")

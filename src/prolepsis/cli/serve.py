@@ -11,7 +11,7 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from prolepsis.server.run import StartedEngine
+    from prolepsis.api.run import StartedEngine
     from prolepsis.telemetry.metrics import Metrics
 
 ADDRESS_FIELDS = ("host", "port")
@@ -25,9 +25,9 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON for programs")] = False,
 ) -> None:
     """Serve a model over HTTP, in OpenAI's shape, until interrupted."""
+    from prolepsis.api import run
     from prolepsis.cli.engine import start_engine
     from prolepsis.cli.models import ensure_model
-    from prolepsis.server import run
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)

@@ -1,21 +1,57 @@
-"""`prolepsis store`: the database of request records, plans, rollouts and the audit log."""
+"""The store that commands work on: the configured one, or the one they are given."""
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from getpass import getuser
 from typing import Annotated
 
 import typer
 
-from prolepsis.cli.groups import AsJson, command_group
-from prolepsis.cli.output import EPILOG, print_facts, print_json
-from prolepsis.cli.stores import StoreOption, configured_database, ready_database
-from prolepsis.store import plans, records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act
+from prolepsis.cli.flags import settings_here
+from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json
+from prolepsis.core.errors import ConfigError
+from prolepsis.policy import versions as plans
+from prolepsis.store import records
+from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import newest_revision, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
 from prolepsis.store.store import forget_tenant
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="sqlite:///FILE or postgresql://...; default: as `serve` would use"),
+]
+
+
+@contextmanager
+def configured_database(given: str | None) -> Iterator[Database]:
+    """Hold the database that is meant, whatever its schema; raises `ConfigError` where that is none."""
+    url = store_url(settings_here(store=given).server.store)
+    if url is None:
+        raise ConfigError("store is none; name one with --store", param="store")
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+@contextmanager
+def ready_database(given: str | None) -> Iterator[Database]:
+    """Hold the database that is meant; raises `ConfigError` where it lacks the schema of this version."""
+    with configured_database(given) as database:
+        found = revision(database)
+        if found is None:
+            raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` makes it", param="store")
+        if found != newest_revision():
+            message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` renews it"
+            raise ConfigError(message, param="store")
+        yield database
+
 
 app = command_group("Look after the store of records, plans and the audit log.")
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.groups import AsJson, command_group
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import EPILOG, print_facts, print_json, print_table, quiet_logs
+from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json, print_table, quiet_logs
 from prolepsis.cli.training import (
     Text,
     count,
@@ -82,7 +81,7 @@ def head(
     threads: Threads = None,
 ) -> None:
     """Train a draft head (EAGLE-3): generate text, train on it, export the head with its report at each measurement."""
-    from prolepsis.models.heads import find_head
+    from prolepsis.models.heads.registry import find_head
     from prolepsis.native.processor import default_threads
     from prolepsis.train.head_student import Objective
     from prolepsis.train.head_training import HeadPlan
@@ -133,7 +132,7 @@ def train_levels(
     threads: Threads = None,
 ) -> None:
     """Train levels for a head that is there: its first pass then drafts all tokens. Takes minutes."""
-    from prolepsis.models.heads import find_head
+    from prolepsis.models.heads.registry import find_head
     from prolepsis.native.processor import default_threads
     from prolepsis.train.levels import LevelSettings
     from prolepsis.train.workplace import Workplace
@@ -182,8 +181,7 @@ def draft_model(
 ) -> None:
     """Train a draft model: distil the target into a small model with its tokenizer, on the same text as a head."""
     from prolepsis.native.processor import default_threads
-    from prolepsis.train.draft_model_training import MEASURE_EVERY, DraftModelPlan, DraftModelTraining
-    from prolepsis.train.initial_draft_model import DraftModelSize
+    from prolepsis.train.draft_model_training import MEASURE_EVERY, DraftModelPlan, DraftModelSize, DraftModelTraining
     from prolepsis.train.optimiser import Rates
     from prolepsis.train.trainer import TrainSettings
     from prolepsis.train.workplace import MODEL, Workplace
@@ -229,8 +227,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Predict acceptance at larger budgets from small runs, and the best depth and vocabulary for what steps cost."""
-    from prolepsis.train.plan import StepCost
-    from prolepsis.train.planning import predict, prediction_check, small_run
+    from prolepsis.train.plan import StepCost, predict, prediction_check, small_run
     from prolepsis.train.workplace import Workplace
 
     quiet_logs()
@@ -278,8 +275,8 @@ def _head_training(config: EngineConfig, workplace: "Workplace", plan: "HeadPlan
 
 
 def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: "LevelSettings") -> None:
-    from prolepsis.models.levels_file import LEVELS
-    from prolepsis.train.level_run import LevelRun
+    from prolepsis.models.heads.levels import LEVELS
+    from prolepsis.train.levels import LevelRun
 
     run = LevelRun(head, data, target_of(config), recipe)
     with progress_bar() as bar:

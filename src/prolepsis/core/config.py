@@ -144,7 +144,8 @@ class ServerConfig(BaseModel):
         default=None, description="where the kill switch is kept; default: kill.json in the user's data directory"
     )
     breaker: Literal["on", "metrics_only", "off"] = Field(
-        default="on", description="leave out a proposer for the slices of requests where it does harm, or say so only"
+        default="on",
+        description="leave out a proposer for the traffic classes of requests where it does harm, or say so only",
     )
     breaker_file: Path | None = Field(
         default=None,
@@ -163,7 +164,7 @@ class ServerConfig(BaseModel):
         default=None, description="name of the price that counts here; default: the book has only one"
     )
     drift: Literal["on", "off"] = Field(
-        default="on", description="watch acceptance of each proposer and slice for drift and cliffs"
+        default="on", description="watch acceptance of each proposer and traffic class for drift and cliffs"
     )
     drift_cliff: Literal["alarm", "open_breaker"] = Field(
         default="alarm", description="what a cliff of acceptance does: say so, or open that proposer's breaker too"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A proposer that drafts no more for the samples of one slice, those in flight included."""
+    """A proposer that drafts no more for the samples of one traffic class, those in flight included."""
 
     proposer: str
-    slice: str
+    traffic_class: str
     probes: int = 0
     """Drafts it may still be asked for, to see how it fares now."""
     probe_round: int = 0

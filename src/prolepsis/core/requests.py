@@ -1,9 +1,120 @@
-"""A generation request as it crosses from the HTTP room into the engine room: frozen, plain values only."""
+"""What a constrained answer must look like, as plain values; `prolepsis.grammar` compiles it against the tokenizer."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
-from prolepsis.core.grammar import GrammarSpec
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.errors import InvalidParameter
+
+GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
+
+JSON_STYLE: dict[str, bool | str] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""How JSON answers are spaced: on one line, as Python's `json.dumps` writes it, so whitespace cannot run away.
+
+It is applied to every `json_schema`. A schema embedded in a lark grammar carries it itself, as "x-guidance".
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A language the answer must belong to; equal specs share one compiled grammar."""
+
+    kind: GrammarKind
+    source: str
+    """json_schema: the schema as JSON; choice: a JSON list of strings; regex and lark: their own text.
+
+    lark is llguidance's dialect, in which `%json {...}` embeds a schema.
+    """
+
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one request's sampling; the defaults sample the target's own distribution.
+
+    Order of application, the same for plain decoding and for every node of a draft (ALGORITHMS 1.5): logit bias,
+    grammar, ban of end-of-sequence below `min_tokens`, repetition, presence and frequency penalties, temperature,
+    top-k, top-p, min-p.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy: the target's argmax, ties broken by the lowest token id."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    max_tokens: int = 128
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int = 0
+    """Keys the noise: the same seed and prompt give the same tokens. The server draws one where none is given."""
+    logprobs: int | None = None
+    """None: none; k: log-probability of each emitted token and of the k likeliest, from the target's raw logits."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise `InvalidParameter` for the first value outside its range, naming what was given and what is allowed."""
+        for name, allowed, accepts in _RANGES:
+            value = getattr(self, name)
+            if not math.isfinite(value) or not accepts(value):
+                raise InvalidParameter(f"{name} is {value}; allowed: {allowed}", param=name)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                f"min_tokens is {self.min_tokens}; allowed: at most max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidParameter(
+                f"top_logprobs is {self.logprobs}; allowed: 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
+            )
+        self._validate_tokens(vocab_size)
+
+    def _validate_tokens(self, vocab_size: int) -> None:
+        for token, bias in self.logit_bias:
+            if not 0 <= token < vocab_size:
+                raise InvalidParameter(
+                    f"logit_bias names token {token}; allowed: 0 to {vocab_size - 1}", param="logit_bias"
+                )
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidParameter(
+                    f"logit_bias of token {token} is {bias}; allowed: -100 to 100", param="logit_bias"
+                )
+        for token in self.stop_token_ids:
+            if not 0 <= token < vocab_size:
+                raise InvalidParameter(
+                    f"stop_token_ids names token {token}; allowed: 0 to {vocab_size - 1}", param="stop_token_ids"
+                )
+        if any(not text for text in self.stop):
+            raise InvalidParameter("stop holds an empty string; allowed: non-empty strings", param="stop")
+
+
+_RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
+    ("temperature", "0 to 2", lambda v: 0 <= v <= 2),
+    ("top_k", "0 (off) or more", lambda v: v >= 0),
+    ("top_p", "above 0, up to 1", lambda v: 0 < v <= 1),
+    ("min_p", "0 to 1", lambda v: 0 <= v <= 1),
+    ("repetition_penalty", "above 0, up to 10", lambda v: 0 < v <= 10),
+    ("presence_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
+    ("frequency_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
+    ("max_tokens", "1 or more", lambda v: v >= 1),
+    ("min_tokens", "0 or more", lambda v: v >= 0),
+    ("seed", "0 to 2^63 - 1", lambda v: 0 <= v < 2**63),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +153,8 @@ class GenerateRequest:
     """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
     scope: str = ""
     """Tenant scope: nothing drafted or cached for one scope is visible to another."""
-    slice: str = ""
-    """Requests of one slice are alike to whoever watches proposers (`control.slices`)."""
+    traffic_class: str = ""
+    """Requests of one traffic class are alike to whoever watches proposers (`control.traffic classes`)."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
     grammar: GrammarSpec | None = None

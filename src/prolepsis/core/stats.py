@@ -1,11 +1,105 @@
-"""Raw counts of one request; ratios are derived late, by whoever shows them."""
+"""What one request took of the device: the counts behind every statement about cost."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Literal
 
-from prolepsis.core.device_seconds import DeviceSeconds
+DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
+
+
+@dataclass(slots=True)
+class DeviceSeconds:
+    """Wall seconds of engine steps, a request's share of each (`engine.charging`), by what they went into."""
+
+    prefill: float = 0.0
+    """Passes over its prompt, and over tokens computed again after a preemption."""
+    plain: float = 0.0
+    """Of passes that decoded: what they had taken of it without drafts."""
+    verify: float = 0.0
+    """What its draft tokens added to them."""
+    propose: float = 0.0
+    """Making drafts, and what proposers learn."""
+    host: float = 0.0
+    """Scheduling and committing, while the device waits."""
+    predicted_plain: float = 0.0
+    """What decoding all of it plainly had taken, by the cost curve; no part of the total."""
+
+    @property
+    def total(self) -> float:
+        return self.prefill + self.plain + self.verify + self.propose + self.host
+
+    @property
+    def speculation(self) -> float:
+        """What it took more than its steps had taken without drafts."""
+        return self.verify + self.propose
+
+    def by_kind(self) -> dict[DeviceKind, float]:
+        """Return the parts of the total."""
+        return {
+            "prefill": self.prefill,
+            "plain": self.plain,
+            "verify": self.verify,
+            "propose": self.propose,
+            "host": self.host,
+        }
+
+    def add(self, other: "DeviceSeconds") -> None:
+        for name in _NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_NAMES = tuple(field.name for field in fields(DeviceSeconds))
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficClassCounts:
+    """Counts since the engine started; they only grow, but for those in a row."""
+
+    proposer: str
+    traffic_class: str
+    num_asked: int = 0
+    """Samples it was asked for, step by step."""
+    num_judged: int = 0
+    """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
+    num_right: int = 0
+    """Of these, those that were right."""
+    num_estimated: int = 0
+    """Of the judged ones, those for which the proposer had an estimate of its own."""
+    overestimated: float = 0.0
+    """Of these, the sum of the estimates less the number that were right."""
+    num_rounds: int = 0
+    """Verified drafts that had tokens of it."""
+    spent: float = 0.0
+    """What drafting and verifying took, in tokens that plain decoding emits in that time."""
+    gained: float = 0.0
+    """Tokens of it that were accepted."""
+    gained_squared: float = 0.0
+    """Sum over rounds of the square of what each gained."""
+    num_errors: int = 0
+    """Calls that raised, drafts that were nonsense."""
+    errors_in_row: int = 0
+    """Of these, those since its last sound draft."""
+    num_late: int = 0
+    """Calls that took too long."""
+    late_in_row: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerMemory:
+    """In bytes; what it shares with the target is not counted."""
+
+    proposer: str
+    weights: int = 0
+    kv: int = 0
+    """Keys and values of its own, allocated for good, and hidden states kept beside them."""
+    index: int = 0
+    """What it has learnt of texts: what it may grow to, where that is bounded."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.index
+
 
 Mode = Literal["on", "off", "shadow"]
 PlainReason = Literal[
@@ -13,7 +107,7 @@ PlainReason = Literal[
     "not_worth_it",  # there was a draft, but verifying it was not worth its rows
     "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
     "resting",  # nobody was asked: the proposers rest after failures
-    "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's slice
+    "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's traffic class
     "put_off",  # in shadow, nobody was asked for its request: others' drafts in shadow have their share of the time
     "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
 ]

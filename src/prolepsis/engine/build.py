@@ -10,34 +10,32 @@ from prolepsis.core.config import DRAFT_HEAD, PROPOSER_NAMES, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.draft_head_slot import HeadBay
 from prolepsis.engine.exactness import Exactness, decide
 from prolepsis.engine.exit_search import kept_layer, layer_file
-from prolepsis.engine.head_bay import HeadBay
+from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
 from prolepsis.engine.runner import Runner, require_features
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
-from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
+from prolepsis.kv.memory import parse_bytes, plan_pages
 from prolepsis.kv.pages import PagePool
-from prolepsis.kv.plan import parse_bytes, plan_pages
-from prolepsis.models.draft_head import DraftHead, HeadInfo
 from prolepsis.models.draft_models import warn_of_other_target
-from prolepsis.models.early_exit import EarlyExit
-from prolepsis.models.exits import make_exit
-from prolepsis.models.heads import head_for
+from prolepsis.models.heads.base import DraftHead, HeadInfo
+from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo, TargetModel
+from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import CostCurve, flat_cost
-from prolepsis.spec.features import FeatureConsumer
-from prolepsis.spec.proposer import Proposer
+from prolepsis.spec.proposer import FeatureConsumer, Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.spec.proposers.grammar import Grammar

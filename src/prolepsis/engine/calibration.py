@@ -12,10 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.early_exit import EarlyExit
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, TargetModel
+from prolepsis.core.requests import SamplingParams
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
+from prolepsis.models.targets.early_exit import EarlyExit
 from prolepsis.sampling.noise import gumbel, noise_key
 from prolepsis.spec.proposers.candidates import CANDIDATES, rank
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
@@ -36,7 +35,7 @@ class Text:
     noise_key: int
     key: str = ""
     scope: str = ""
-    slice: str = ""
+    traffic_class: str = ""
     prediction: Sequence[int] = ()
     matcher: None = None
 

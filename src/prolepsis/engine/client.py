@@ -6,9 +6,8 @@ from typing import Literal, Protocol
 
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +81,8 @@ class EngineClient(Protocol):
 
     def health(self) -> EngineHealth: ...
 
-    def proposer_counts(self) -> Sequence[SliceCounts]:
-        """Return how each proposer has fared with each slice since the engine started, or since it was put in."""
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        """Return the counts of each proposer and traffic class since the engine started or the proposer was loaded."""
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:
         """Return what each proposer takes beside the target's weights and K/V."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
 ROW_COUNTS = (2, 3, 8, 16, 32)

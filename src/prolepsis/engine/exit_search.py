@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.calibration import MAX_DEPTH, Calibration
 from prolepsis.engine.profile import curve_file
-from prolepsis.models.exits import make_exit
 from prolepsis.models.protocol import TargetModel
+from prolepsis.models.targets.early_exit import make_exit
 
 WORTH_IT = 1.05
 """A predicted speed-up below this is noise: ALGORITHMS 4.2."""

@@ -5,10 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.slice_counts import SliceCounts
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
@@ -38,7 +36,7 @@ class FakeEngineClient:
         self.stopped: list[str] = []
         self.swaps: list[str] = []
         self.closed = False
-        self.counts: Sequence[SliceCounts] = ()
+        self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
         self.reported = EngineHealth(alive=True, ready=True, detail="")
         self._script = script
@@ -85,7 +83,7 @@ class FakeEngineClient:
     def health(self) -> EngineHealth:
         return self.reported
 
-    def proposer_counts(self) -> Sequence[SliceCounts]:
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
         return self.counts
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:

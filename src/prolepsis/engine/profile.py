@@ -11,9 +11,8 @@ import structlog
 import torch
 
 from prolepsis import __version__
-from prolepsis.core.directories import cache_directory
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import PAGE_SIZE, TargetModel
+from prolepsis.core.files import cache_directory
+from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, TargetModel, pack
 from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve, profile_cost
 
 log = structlog.get_logger(__name__)

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, TextStream
-from prolepsis.grammar.compiled import CompiledGrammar
+from prolepsis.grammar.grammars import CompiledGrammar
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.sampling.history import TokenHistory
 from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.spec.shadow import ShadowDraft
 
 Rank = tuple[int, float, int, int]
@@ -44,9 +43,9 @@ class Sample:
         "running",
         "scope",
         "shadow",
-        "slice",
         "text",
         "tokens",
+        "traffic_class",
     )
 
     def __init__(
@@ -64,7 +63,7 @@ class Sample:
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
         self.params: SamplingParams = source.params
         self.scope = source.scope
-        self.slice = source.slice
+        self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.replays = source.emitted[index] if source.is_replay else None
         """Where the request is a replay: what this sample is held against."""

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.rows import Row, Verdict
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import ArgmaxModel, FeatureModel, KVCache, TargetModel
+from prolepsis.models.protocol import ArgmaxModel, FeatureModel, KVCache, SequenceInput, TargetModel, pack
 
 
 def require_features(model: TargetModel) -> None:

@@ -27,8 +27,7 @@ from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, Sample, open_request
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.text import Detokenizer
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 
 _by_rank = attrgetter("rank")
 

@@ -13,7 +13,7 @@ from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.leaving_out import LeavingOut
 from prolepsis.spec.selection import ProposerSet
-from prolepsis.spec.shadow_budget import ShadowBudget
+from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
 
 Allowed = list[tuple[str, ...] | None]
@@ -142,13 +142,13 @@ class Speculation:
         return compared
 
     def _allowed(self, rows: Sequence[Row], plan: SpecPlan) -> Allowed:
-        """Return who may draft for each row: as its request says, less those that the plan leaves out of its slice."""
+        """Return the proposers that may draft for each row: those of its request that the plan allows."""
         asked = [row.sample.request.source.speculation.proposers for row in rows]
         if not plan.left_out:
             return asked
         names = plan.proposers or self.proposers.names
-        slices = (row.sample.slice for row in rows)
-        return [self._leaving_out.allowed(*each, plan, names) for each in zip(slices, asked, strict=True)]
+        traffic_classes = (row.sample.traffic_class for row in rows)
+        return [self._leaving_out.allowed(*each, plan, names) for each in zip(traffic_classes, asked, strict=True)]
 
     def _plain(self, allowed: Allowed) -> list[PlainReason | None]:
         """Return why rows got no draft, those included for which nobody is left that may draft."""
@@ -178,7 +178,7 @@ class Speculation:
         if row.draft is not None:
             path = row.draft.follow(sample.tokens[row.start + row.num_tokens :])
             forced = sample.request.source.speculation.forced
-            self.proposers.observe(row.draft, path, None if forced else sample.slice)
+            self.proposers.observe(row.draft, path, None if forced else sample.traffic_class)
         self._commit(sample)
 
     def _commit(self, sample: Sample) -> None:

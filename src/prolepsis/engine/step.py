@@ -16,14 +16,14 @@ from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.charging import charge
+from prolepsis.engine.accounting import charge
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
-from prolepsis.engine.head_bay import HeadBay
+from prolepsis.engine.draft_head_slot import HeadBay
+from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
-from prolepsis.engine.showing import Showing
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import StepClock, Timings
 

@@ -9,10 +9,8 @@ from prolepsis.core.errors import EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.proposer_memory import ProposerMemory
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.slice_counts import SliceCounts
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.step import Engine
 
@@ -98,8 +96,8 @@ class ThreadEngineClient:
             return EngineHealth(alive=False, ready=False, detail="closed")
         return self.engine.health()
 
-    def proposer_counts(self) -> Sequence[SliceCounts]:
-        """Return how each proposer has fared with each slice."""
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        """Return how each proposer has fared with each traffic class."""
         return self.engine.speculation.proposers.ledger.counts()
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:

@@ -1,5 +1,6 @@
-"""Compiled grammars of one model: made once each, kept while they are used and as long as they fit."""
+"""From a spec to the text that llguidance compiles."""
 
+import json
 import threading
 import time
 from collections import OrderedDict
@@ -13,12 +14,103 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.grammar import GrammarKind, GrammarSpec
-from prolepsis.grammar.compiled import CompiledGrammar
-from prolepsis.grammar.deep_stack import on_deep_stack
-from prolepsis.grammar.source import llguidance_source
+from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
+from prolepsis.grammar.matcher import Matcher, on_deep_stack
 
 log = structlog.get_logger(__name__)
+
+MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
+    "json_schema": 128 << 10,
+    "choice": 128 << 10,
+    "regex": 32 << 10,
+    "lark": 64 << 10,
+}
+"""The library's time and stack grow with the chains of names that fit."""
+MAX_CHOICES = 4096
+
+
+def llguidance_source(spec: GrammarSpec) -> str:
+    """Return llguidance's form of `spec`; raises `InvalidGrammar` for what is not even of its kind's shape."""
+    size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
+    if size > limit:
+        raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
+    try:
+        return _made(spec)
+    except ValueError as error:  # a lone surrogate, which UTF-8 cannot carry
+        raise InvalidGrammar(f"the {spec.kind} is not usable text: {error}") from error
+
+
+def _made(spec: GrammarSpec) -> str:
+    match spec.kind:
+        case "json_schema":
+            return _json_schema(spec.source)
+        case "choice":
+            return _choice(spec.source)
+        case "regex":
+            return LLMatcher.grammar_from_regex(spec.source)
+        case "lark":
+            return LLMatcher.grammar_from_lark(spec.source)
+
+
+def _json_schema(source: str) -> str:
+    schema = _parsed(source, "json_schema")
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise InvalidGrammar(f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON")
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)  # type: ignore[arg-type]
+
+
+def _choice(source: str) -> str:
+    choices = _parsed(source, "choice")
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
+        raise InvalidGrammar(f"the choice is {_shown(choices)}; allowed: a JSON list of non-empty strings")
+    if not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidGrammar(f"the choice has {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
+    # lark reads string literals as JSON does; as one terminal they are one item of the parser, however many they are
+    return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices))
+
+
+def _parsed(source: str, kind: str) -> object:
+    try:
+        parsed: object = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the {kind} is not JSON: {error}") from error
+    return parsed
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+class CompiledGrammar:
+    """Holds the parser at the start of an answer; matchers work on copies, which share the tables of its lexer.
+
+    The tables grow with what copies read, up to a limit. Where they are full, `renew` starts with empty ones, so no
+    sample fails for what others made the lexer learn. A sample that fills empty ones by itself fails, and costs one
+    renewal. Matchers and `renew` belong to one thread.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.start = make()
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.can_rollback = True
+        """Whether the library can take tokens of this grammar back."""
+        self._make = make
+
+    def matcher(self, *, ignore_eos: bool = False) -> Matcher:
+        """Return a matcher at the start of an answer."""
+        return Matcher(self, ignore_eos=ignore_eos)
+
+    def renew(self, used: LLMatcher) -> LLMatcher:
+        """Return a start other than `used`, whose copies cannot go on: made now, or for another sample before."""
+        if self.start is used:
+            log.info("grammar_renewed")
+            self.start = on_deep_stack(self._make)
+        return self.start
+
 
 MAX_COMPILED = 128
 LIMITS = LLParserLimits(

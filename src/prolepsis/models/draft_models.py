@@ -6,9 +6,9 @@ from pathlib import Path
 import structlog
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.store import open_store, resolve
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.provenance import Provenance, provenance_of
-from prolepsis.models.store import open_store, resolve
 
 log = structlog.get_logger(__name__)
 

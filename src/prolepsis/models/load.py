@@ -9,11 +9,11 @@ import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.lean_shape import LeanShape, lean_fault
+from prolepsis.models.files.store import resolve
+from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
-from prolepsis.models.store import resolve
-from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
-from prolepsis.models.weights import Checkpoint, open_checkpoint
+from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
 from prolepsis.native.build import compiler_missing
 
 log = structlog.get_logger(__name__)
@@ -111,7 +111,7 @@ def _short_hash(*parts: str) -> str:
 
 
 def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None) -> TargetModel:
-    from prolepsis.models.native import NativeModel
+    from prolepsis.models.targets.native import NativeModel
 
     model: TargetModel = NativeModel(checkpoint, shape, name, threads)
     torch.set_num_threads(1)  # the pass has threads of its own; torch's would spin on their cores after every small op
@@ -119,8 +119,8 @@ def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | 
 
 
 def _lean(checkpoint: Checkpoint, shape: LeanShape, name: str) -> TargetModel:
-    from prolepsis.models.compiled import CompiledLean
-    from prolepsis.models.lean import LeanModel
+    from prolepsis.models.targets.compiled import CompiledLean
+    from prolepsis.models.targets.lean import LeanModel
 
     if compiler_missing() is not None:
         return LeanModel(checkpoint, shape, name, torch.device("cpu"))
@@ -128,12 +128,12 @@ def _lean(checkpoint: Checkpoint, shape: LeanShape, name: str) -> TargetModel:
 
 
 def _graphed(checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> TargetModel:
-    from prolepsis.models.graphs import GraphedLean
+    from prolepsis.models.targets.graphs import GraphedLean
 
     return GraphedLean(checkpoint, shape, name, device)
 
 
 def _general(checkpoint: Checkpoint, name: str, device: torch.device) -> TargetModel:
-    from prolepsis.models.general import GeneralModel
+    from prolepsis.models.targets.general import GeneralModel
 
     return GeneralModel(checkpoint, name, device, torch.bfloat16)

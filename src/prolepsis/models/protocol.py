@@ -1,12 +1,88 @@
-"""What the engine needs of a target (or draft) model, whichever forward runs it."""
+"""One step's input to a target model: a flat list of tokens. Prefill, decode and verify look the same.
 
+Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
+"""
+
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from prolepsis.models.batch import Batch
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tokens of sequence s are `starts[s] : starts[s + 1]`; its cached context is `cached[s]` tokens in `pages[s]`.
+
+    The K/V of token t of sequence s is written at slot `cached[s] + (t - starts[s])` of that sequence, whatever its
+    position. Token t attends to the cached context and to its ancestors (`parents`) among this step's tokens, itself
+    included. In a chain, slot and position are the same.
+    """
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32: cached[s] + depth of the token below the cached context (0 for the first)
+    parents: Tensor  # [T] int32: index of the parent among the sequence's own tokens of this step, -1 for none
+    starts: Tensor  # [S + 1] int32
+    cached: Tensor  # [S] int32
+    pages: Tensor  # [S, P] int32, rows padded with 0 beyond what the sequence has
+    logit_rows: Tensor  # [L] int32: the tokens whose logits are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cached.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInput:
+    """One sequence's part of a batch as plain values, from which `pack` makes the tensors."""
+
+    token_ids: list[int]
+    cached: int
+    pages: list[int]
+    parents: list[int] | None = None
+    """None: a chain."""
+    keep_last: int = 1
+    """Logits are kept for this many of the last tokens; 0 for a prefill chunk that is not the last."""
+
+
+def pack(sequences: list[SequenceInput]) -> Batch:
+    """Return the flat batch of `sequences`, on the CPU."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    parents: list[int] = []
+    starts = [0]
+    logit_rows: list[int] = []
+    width = max(len(s.pages) for s in sequences)
+    for s in sequences:
+        count = len(s.token_ids)
+        token_ids += s.token_ids
+        if s.parents is None:
+            positions += range(s.cached, s.cached + count)
+            parents += range(-1, count - 1)
+        else:
+            depths: list[int] = []
+            for parent in s.parents:
+                depths.append(0 if parent < 0 else depths[parent] + 1)
+            positions += [s.cached + depth for depth in depths]
+            parents += s.parents
+        starts.append(starts[-1] + count)
+        logit_rows += range(starts[-1] - s.keep_last, starts[-1])
+    page_rows = [page for s in sequences for page in (*s.pages, *(0,) * (width - len(s.pages)))]
+    cached = [s.cached for s in sequences]
+    parts = (token_ids, positions, parents, starts, cached, page_rows, logit_rows)
+    numbers = array("i", chain.from_iterable(parts))  # one tensor for all: each costs as much as filling it
+    tensors = torch.split_with_sizes(torch.frombuffer(numbers, dtype=torch.int32), [len(part) for part in parts])
+    token_row, position_row, parent_row, start_row, cached_row, page_row, logit_row = tensors
+    pages = page_row.view(len(sequences), width)
+    return Batch(token_row, position_row, parent_row, start_row, cached_row, pages, logit_row)
+
 
 PAGE_SIZE = 32
 """Tokens a page holds, in every forward: the contraction length of one AMX tile product over values."""

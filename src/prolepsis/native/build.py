@@ -9,7 +9,7 @@ from types import ModuleType
 
 import structlog
 
-from prolepsis.core.directories import cache_directory
+from prolepsis.core.files import cache_directory
 
 log = structlog.get_logger(__name__)
 

@@ -1,13 +1,34 @@
-"""Keyed Gumbel noise: a pure function of (key, output position, token), the same to the bit wherever it is computed.
+"""The compiled sampling kernel, or None where nothing can be compiled."""
 
-The hash is SplitMix64 (Steele, Lea, Flood 2014) used as a counter. The logarithm is written in IEEE double additions,
-multiplications and divisions in one order, so that torch, the compiled kernel and any device agree.
-"""
+import functools
+from types import ModuleType
 
+import structlog
 import torch
 from torch import Tensor
 
-from prolepsis.sampling.kernel import native_kernel
+from prolepsis.native import build
+
+log = structlog.get_logger(__name__)
+
+
+@functools.cache
+def native_kernel() -> ModuleType | None:
+    """Return `native/sampling.cpp`, built and loaded once for the process; None, and a warning, where that fails.
+
+    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, threads)`,
+    `probabilities(row, vocab, target)`, `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`,
+    all over addresses of contiguous rows; `key` is that of one position (`noise.position_key`).
+    """
+    if (missing := build.compiler_missing()) is not None:
+        log.warning("sampling_kernel_missing", reason=missing)
+        return None
+    try:
+        return build.load_extension("sampling", ("sampling.cpp",), ("-ffp-contract=off",))
+    except (OSError, RuntimeError, ImportError) as error:
+        log.warning("sampling_kernel_missing", reason=str(error))
+        return None
+
 
 _MASK = 2**64 - 1
 _STEP = 0x9E3779B97F4A7C15

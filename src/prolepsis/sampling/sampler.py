@@ -1,8 +1,10 @@
-"""From the target's logits to a token: the one place where sampling happens, for plain decoding and verification.
+"""Temperature, top-k, top-p and min-p of one row in torch: the readable reference of the compiled kernel.
 
-R: rows of logits, V: vocabulary.
+V: vocabulary. Likelier means a larger logit, or the same and a lower id. Each filter keeps a run of the likeliest, so
+together they keep the shortest of their runs.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +13,66 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.events import TokenLogprobs
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.sampling import processors, truncation
-from prolepsis.sampling.kernel import native_kernel
-from prolepsis.sampling.noise import gumbel, position_key
+from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling import processors
+from prolepsis.sampling.noise import gumbel, native_kernel, position_key
 from prolepsis.sampling.processors import SamplingRow
+
+_HEAD = 1024
+"""Tokens sorted at first; the whole row is sorted only where they do not hold the nucleus."""
+
+
+def scale(
+    logits: Tensor,  # [V]
+    temperature: float,
+) -> Tensor:  # [V] float64, at most 0
+    """Return (logits - max) / temperature; a temperature above 0, however small, neither overflows nor loses ties."""
+    values = logits.to(torch.float64)
+    return (values - values.max()) * (1.0 / max(temperature, 1e-300))
+
+
+def kept(
+    scaled: Tensor,  # [V] float64
+    params: SamplingParams,
+) -> Tensor:  # [V] bool
+    """Return which tokens stay: top-k, then the nucleus of what top-k left, then min-p.
+
+    The nucleus is the shortest run whose mass is at least `top_p` times the mass before it.
+    """
+    keep = torch.ones_like(scaled, dtype=torch.bool)
+    weights = scaled.exp()
+    if 0 < params.top_k < len(scaled):
+        keep = _mask(likeliest(scaled, params.top_k)[: params.top_k], keep)
+    if params.top_p < 1.0:
+        keep = keep & _nucleus(scaled, weights, params.top_p * float(weights[keep].sum()))
+    if params.min_p > 0.0:
+        keep = keep & (scaled >= math.log(params.min_p))
+    return keep
+
+
+def _nucleus(scaled: Tensor, weights: Tensor, mass: float) -> Tensor:
+    for head in (min(_HEAD, len(scaled)), len(scaled)):
+        ids = likeliest(scaled, head)
+        reached = weights[ids].cumsum(0)
+        if float(reached[-1]) >= mass:
+            size = int((reached < mass).sum()) + 1
+            return _mask(ids[:size], weights)
+    return torch.ones_like(scaled, dtype=torch.bool)
+
+
+def _mask(ids: Tensor, like: Tensor) -> Tensor:
+    mask = torch.zeros_like(like, dtype=torch.bool)
+    mask[ids] = True
+    return mask
+
+
+def likeliest(scaled: Tensor, count: int) -> Tensor:
+    """Return the `count` likeliest ids in order, and all that equal the last of them."""
+    least = torch.topk(scaled, count).values[-1]
+    ids = (scaled >= least).nonzero().squeeze(1)
+    order = torch.sort(scaled[ids], descending=True, stable=True).indices
+    return ids[order]
+
 
 __all__ = ["Sampler", "SamplingRow"]
 
@@ -98,8 +155,8 @@ class Sampler:
             elif (kernel := self._kernel_for(logits)) is not None:
                 kernel.probabilities(_kernel_row(kernel, values, row), self.vocab_size, result[i].data_ptr())
             else:
-                scaled = truncation.scale(values, row.params.temperature)
-                result[i] = scaled.masked_fill(~truncation.kept(scaled, row.params), -torch.inf).softmax(0)
+                scaled = scale(values, row.params.temperature)
+                result[i] = scaled.masked_fill(~kept(scaled, row.params), -torch.inf).softmax(0)
         return result
 
     def scores(
@@ -126,8 +183,8 @@ class Sampler:
         """Return the log-softmax of the raw logits at `token` and at the `top` likeliest (lowest id among equals)."""
         values = logits.to(torch.float64)
         total = float(torch.logsumexp(values, 0))
-        likeliest = truncation.likeliest(values, min(top, self.vocab_size))[:top].tolist() if top else []
-        return TokenLogprobs(float(values[token]) - total, tuple((i, float(values[i]) - total) for i in likeliest))
+        top_ids = likeliest(values, min(top, self.vocab_size))[:top].tolist() if top else []
+        return TokenLogprobs(float(values[token]) - total, tuple((i, float(values[i]) - total) for i in top_ids))
 
     def _pick_edited(self, logits: Tensor, rows: Sequence[SamplingRow], at: Sequence[int]) -> list[int]:
         values = [
@@ -142,8 +199,8 @@ class Sampler:
     def _scores(self, values: Tensor, row: SamplingRow) -> Tensor:
         if row.params.greedy:
             return values.to(torch.float64)
-        scaled = truncation.scale(values, row.params.temperature)
-        return (scaled + self.noise(row, values.device)).masked_fill(~truncation.kept(scaled, row.params), -torch.inf)
+        scaled = scale(values, row.params.temperature)
+        return (scaled + self.noise(row, values.device)).masked_fill(~kept(scaled, row.params), -torch.inf)
 
     def _kernel_for(self, logits: Tensor) -> Any:
         fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1

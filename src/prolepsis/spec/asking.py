@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.candidate import Rating, Turn, levels
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, Offer, Prices, Step
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.rating import Rating, levels
 from prolepsis.spec.scoring import Scoreboard
-from prolepsis.spec.turn import Turn
 
 _LEAST_RATE = 0.3  # below, a node's children are not expected to survive even less often
 
@@ -75,7 +74,7 @@ class Asking:
         drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
         seconds = self.proposer.seconds - before
         weighed = None if any(t.shadow or t.forced for t in turns) else prices
-        self._ledger.ask(self.proposer.name, [t.sample.slice for t in turns], seconds, weighed)
+        self._ledger.ask(self.proposer.name, [t.sample.traffic_class for t in turns], seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from prolepsis.core.proposer_memory import ProposerMemory
+from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView, Selective, TreeProposer
-from prolepsis.spec.taking_memory import TakesMemory
+from prolepsis.spec.proposer import Proposer, SampleView, Selective, TakesMemory, TreeProposer
 
 log = structlog.get_logger(__name__)
 
@@ -130,7 +129,7 @@ class ContainedProposer:
         except Exception as error:  # contained: nonsense may be of any shape
             fault = repr(error)
         if fault is None:
-            self._ledger.succeed(self.name, asked.sample.slice)
+            self._ledger.succeed(self.name, asked.sample.traffic_class)
             return draft if draft.tokens else None
         self._fail(asked.sample, f"draft: {fault}")
         return None
@@ -145,7 +144,7 @@ class ContainedProposer:
 
     def _fail(self, sample: SampleView, what: str) -> None:
         self.num_failures += 1
-        self._ledger.fail(self.name, sample.slice)
+        self._ledger.fail(self.name, sample.traffic_class)
         self._failed_in_row += 1
         excess = self._failed_in_row - _TOLERATED
         if excess >= 0:

@@ -1,18 +1,107 @@
-"""Whether and how deep a proposer that costs time is asked: draft a level deeper iff that gains more than it costs.
-
-A level costs G (tokens per ms) times its milliseconds, which a call shares over its samples, and the rows of what it
-brings: ALGORITHMS 4.1, sum of S > (samples * b + c_d) * G. G is that of this step, found together with the depth: a
-token gained where text is hard saves the time that hard text takes, whatever the pace before. What the proposer brings
-is merged with the free draft, so a depth gains where the free draft fails: survival there times the chance that no node
-of the free draft is accepted, as if both failed independently. How far real gains are from that is learnt as a factor.
-"""
+"""What a level of drafting costs, by how many samples share the call: a line, learnt online."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.spec.level_cost import LevelCost
-from prolepsis.spec.probing import Probes
-from prolepsis.spec.switch import Switch
+_LEVEL_DECAY = 0.95  # per call
+_RIDGE = 4.0  # weight of the prior slope, in (samples of difference)^2
+_PRIOR_SLOPE = 0.05  # of the mean: a further sample reads no weights again
+_OUTLIER = 2.0
+
+
+class LevelCost:
+    """Milliseconds of a level = `fixed_ms` + samples * `sample_ms`; 0 until the first call is known."""
+
+    def __init__(self) -> None:
+        self.fixed_ms = 0.0
+        self.sample_ms = 0.0
+        self._weight = self._n = self._nn = self._ms = self._nms = 0.0  # decayed sums
+
+    @property
+    def is_known(self) -> bool:
+        return self._weight > 0.0
+
+    def learn(self, num_samples: int, num_levels: int, ms: float) -> None:
+        """Learn that a call for so many samples that drafted `num_levels` deep took `ms`."""
+        if num_levels <= 0 or ms <= 0.0:
+            return
+        ms /= num_levels
+        known = self.fixed_ms + num_samples * self.sample_ms
+        if ms < known / _OUTLIER:  # what was learnt before was a start (a compile, cold pages): begin anew
+            self._weight = self._n = self._nn = self._ms = self._nms = 0.0
+        elif known > 0.0:
+            ms = min(ms, _OUTLIER * known)
+        self._weight = _LEVEL_DECAY * self._weight + 1.0
+        self._n = _LEVEL_DECAY * self._n + num_samples
+        self._nn = _LEVEL_DECAY * self._nn + num_samples * num_samples
+        self._ms = _LEVEL_DECAY * self._ms + ms
+        self._nms = _LEVEL_DECAY * self._nms + num_samples * ms
+        self._fit()
+
+    def _fit(self) -> None:
+        """Least squares with a ridge towards the prior slope; neither part below 0."""
+        mean_n, mean_ms = self._n / self._weight, self._ms / self._weight
+        spread = self._nn - self._n * mean_n
+        together = self._nms - self._n * mean_ms
+        slope = (together + _RIDGE * _PRIOR_SLOPE * mean_ms) / (spread + _RIDGE)
+        self.sample_ms = min(max(0.0, slope), mean_ms / mean_n)
+        self.fixed_ms = mean_ms - self.sample_ms * mean_n
+
+
+_GAIN = 0.045  # share of a step's tokens that a switch must gain, either way
+_DECISIONS = 8  # in a row
+_HOLD = 32  # decisions that it stays on at least
+
+
+class Switch:
+    """Starts on; `decide` is asked once a step."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self._streak = 0
+        self._held = 0
+
+    def decide(self, gain: float) -> bool:
+        """Return whether it is on; `gain`: what being on would gain now, as share of the tokens without."""
+        self._held += 1
+        against = gain < -_GAIN if self.on else gain > _GAIN
+        self._streak = self._streak + 1 if against else 0
+        if self._streak >= _DECISIONS and (not self.on or self._held >= _HOLD):
+            self.on = not self.on
+            self._streak = self._held = 0
+        return self.on
+
+
+_FIRST_BACKOFF = 16  # steps between two probes
+_LONGEST_BACKOFF = 512
+_DRIFT = 1.25  # promise over that at the last probe from which on waiting starts anew
+_NOISE = 0.02  # tokens
+
+
+class Probes:
+    """Grants a probe after 16 steps unasked, then after twice as many, up to 512; anew when the promise has risen."""
+
+    def __init__(self) -> None:
+        self._waited = 0
+        self._backoff = _FIRST_BACKOFF
+        self._promise: float | None = None
+
+    def due(self, promise: float) -> bool:
+        """Count a step unasked; return whether to probe. `promise`: tokens a sample that a probe may bring."""
+        if self._promise is None:
+            self._promise = promise
+        elif promise > _DRIFT * self._promise + _NOISE:  # other requests, another load
+            self._promise, self._backoff = promise, _FIRST_BACKOFF
+        self._waited += 1
+        if self._waited < self._backoff:
+            return False
+        self._waited, self._backoff, self._promise = 0, min(_LONGEST_BACKOFF, 2 * self._backoff), promise
+        return True
+
+    def restart(self) -> None:
+        """It was asked because it pays."""
+        self._waited, self._backoff, self._promise = 0, _FIRST_BACKOFF, None
+
 
 _PROBE_DEPTH = 3
 _DECAY = 0.9  # of gains, per call: they are estimates, so a few calls tell enough

@@ -1,4 +1,4 @@
-"""Who may draft for a sample under a plan that leaves proposers out by slice."""
+"""Who may draft for a sample under a plan that leaves proposers out by traffic class."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from prolepsis.core.plan import LeftOut, SpecPlan
 from prolepsis.spec.ledger import Ledger
 
 Grant = tuple[str, str, int]
-"""Proposer, slice, number of the probe round."""
+"""Proposer, traffic class, number of the probe round."""
 
 
 class LeavingOut:
@@ -16,10 +16,10 @@ class LeavingOut:
         self._ledger = ledger
         self._granted_at: dict[Grant, int] = {}
         self._plan: SpecPlan | None = None
-        self._by_slice: dict[str, list[LeftOut]] = {}
+        self._by_traffic_class: dict[str, list[LeftOut]] = {}
 
     def allowed(
-        self, slice_name: str, asked: tuple[str, ...] | None, plan: SpecPlan, names: Sequence[str]
+        self, traffic_class: str, asked: tuple[str, ...] | None, plan: SpecPlan, names: Sequence[str]
     ) -> tuple[str, ...] | None:
         """Return the proposers that may draft: those `asked` for (None: all of `names`) but those left out.
 
@@ -27,22 +27,22 @@ class LeavingOut:
         """
         if plan is not self._plan:
             self._take(plan)
-        entries = self._by_slice.get(slice_name)
+        entries = self._by_traffic_class.get(traffic_class)
         out = {entry.proposer for entry in entries if not self._probes(entry)} if entries else None
         return asked if not out else tuple(name for name in (names if asked is None else asked) if name not in out)
 
     def _take(self, plan: SpecPlan) -> None:
-        self._plan, self._by_slice = plan, {}
+        self._plan, self._by_traffic_class = plan, {}
         granted: dict[Grant, int] = {}
         for entry in plan.left_out:
-            self._by_slice.setdefault(entry.slice, []).append(entry)
-            key = (entry.proposer, entry.slice, entry.probe_round)
-            granted[key] = self._granted_at.get(key, self._ledger.num_asked(entry.proposer, entry.slice))
+            self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)
+            key = (entry.proposer, entry.traffic_class, entry.probe_round)
+            granted[key] = self._granted_at.get(key, self._ledger.num_asked(entry.proposer, entry.traffic_class))
         self._granted_at = granted
 
     def _probes(self, entry: LeftOut) -> bool:
         """Return whether a probe is left of the entry's grant."""
         if not entry.probes:
             return False
-        since = self._granted_at[entry.proposer, entry.slice, entry.probe_round]
-        return self._ledger.num_asked(entry.proposer, entry.slice) - since < entry.probes
+        since = self._granted_at[entry.proposer, entry.traffic_class, entry.probe_round]
+        return self._ledger.num_asked(entry.proposer, entry.traffic_class) - since < entry.probes

@@ -1,4 +1,4 @@
-"""What each proposer costs and brings with the requests of each slice: counts for whoever watches over proposers.
+"""Counts of what each proposer costs and brings, by traffic class.
 
 Acceptance is counted on every draft that is judged (`spec.scoring`), verified or not: how often a proposer is asked, or
 what the window cuts, does not select the trials. Time and rows are counted in tokens, at the prices of their own step.
@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from prolepsis.core.slice_counts import SliceCounts
+from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
 
-_MOST = 1024  # pairs of proposer and slice; others are not counted
+_MOST = 1024  # pairs of proposer and traffic class; others are not counted
 
 
 @dataclass(slots=True)
@@ -45,15 +45,15 @@ class Ledger:
         self._late_s = late_s
         self._tallies: dict[tuple[str, str], _Tally] = {}
 
-    def counts(self) -> tuple[SliceCounts, ...]:
+    def counts(self) -> tuple[TrafficClassCounts, ...]:
         """Return all counts, from any thread; one step's may be split over two readings."""
         return tuple(
-            SliceCounts(*key, **{name: getattr(tally, name) for name in _COUNTS})
+            TrafficClassCounts(*key, **{name: getattr(tally, name) for name in _COUNTS})
             for key, tally in list(self._tallies.items())
         )
 
-    def num_asked(self, proposer: str, slice_name: str) -> int:
-        tally = self._tallies.get((proposer, slice_name))
+    def num_asked(self, proposer: str, traffic_class: str) -> int:
+        tally = self._tallies.get((proposer, traffic_class))
         return tally.num_asked if tally else 0
 
     def exchange(self, proposer: str) -> None:
@@ -61,55 +61,57 @@ class Ledger:
         self._names.add(proposer)
         self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
 
-    def ask(self, proposer: str, slices: Sequence[str], seconds: float, prices: Prices | None) -> None:
-        """Count one call for samples of `slices`; its time is theirs in equal parts."""
+    def ask(self, proposer: str, traffic_classes: Sequence[str], seconds: float, prices: Prices | None) -> None:
+        """Count one call for samples of `traffic classes`; its time is theirs in equal parts."""
         late = seconds > self._late_s
-        spent = 1000.0 * seconds * prices.ms / len(slices) if prices else 0.0
-        for slice_name, number in Counter(slices).items() if len(slices) > 1 else ((slices[0], 1),):
-            if (tally := self._of(proposer, slice_name)) is not None:
+        spent = 1000.0 * seconds * prices.ms / len(traffic_classes) if prices else 0.0
+        for traffic_class, number in (
+            Counter(traffic_classes).items() if len(traffic_classes) > 1 else ((traffic_classes[0], 1),)
+        ):
+            if (tally := self._of(proposer, traffic_class)) is not None:
                 tally.num_asked += number
                 tally.spent += spent * number
                 tally.num_late += late
                 tally.late_in_row = tally.late_in_row + 1 if late else 0
 
-    def judge(self, proposer: str, slice_name: str, *, right: bool, estimate: float | None = None) -> None:
+    def judge(self, proposer: str, traffic_class: str, *, right: bool, estimate: float | None = None) -> None:
         """Count a draft whose first token was committed, or another in its place.
 
         `estimate`: the chance that the proposer itself gave its first token; None where it says nothing of it.
         """
-        if (tally := self._of(proposer, slice_name)) is not None:
+        if (tally := self._of(proposer, traffic_class)) is not None:
             tally.num_judged += 1
             tally.num_right += right
             if estimate is not None:
                 tally.num_estimated += 1
                 tally.overestimated += estimate - right
 
-    def verify(self, draft: Draft, path: Sequence[int], slice_name: str, prices: Prices | None) -> None:
+    def verify(self, draft: Draft, path: Sequence[int], traffic_class: str, prices: Prices | None) -> None:
         """Count a verified draft whose nodes `path` were emitted, each node with the proposer it is of."""
         sources = draft.sources
         rows = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
         for proposer, num_rows in rows.items():
-            if (tally := self._of(proposer, slice_name)) is not None:
+            if (tally := self._of(proposer, traffic_class)) is not None:
                 gained = sum(sources[node] == proposer for node in path) if sources else len(path)
                 tally.num_rounds += 1
                 tally.spent += num_rows * prices.row if prices else 0.0
                 tally.gained += gained
                 tally.gained_squared += gained * gained
 
-    def fail(self, proposer: str, slice_name: str) -> None:
+    def fail(self, proposer: str, traffic_class: str) -> None:
         """Count a fault of the proposer."""
-        if (tally := self._of(proposer, slice_name)) is not None:
+        if (tally := self._of(proposer, traffic_class)) is not None:
             tally.num_errors += 1
             tally.errors_in_row += 1
 
-    def succeed(self, proposer: str, slice_name: str) -> None:
+    def succeed(self, proposer: str, traffic_class: str) -> None:
         """It returned a sound draft."""
-        tally = self._tallies.get((proposer, slice_name))
+        tally = self._tallies.get((proposer, traffic_class))
         if tally is not None:
             tally.errors_in_row = 0
 
-    def _of(self, proposer: str, slice_name: str) -> _Tally | None:
-        tally = self._tallies.get((proposer, slice_name))
+    def _of(self, proposer: str, traffic_class: str) -> _Tally | None:
+        tally = self._tallies.get((proposer, traffic_class))
         if tally is None and proposer in self._names and len(self._tallies) < _MOST:
-            tally = self._tallies[proposer, slice_name] = _Tally()
+            tally = self._tallies[proposer, traffic_class] = _Tally()
         return tally

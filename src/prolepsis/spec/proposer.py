@@ -1,11 +1,23 @@
-"""The three verbs of every proposer, and what a proposer may see of a sample."""
+"""What a proposer says of the memory it takes, where that is worth telling."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from prolepsis.core.sampling_params import SamplingParams
+from torch import Tensor
+
+from prolepsis.core.requests import SamplingParams
+from prolepsis.core.stats import ProposerMemory
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
+
+
+@runtime_checkable
+class TakesMemory(Protocol):
+    """A proposer that takes memory beside the target's; one that is not says that it takes none."""
+
+    def memory(self) -> ProposerMemory:
+        """Return it as it is now; called from any thread."""
 
 
 class SampleView(Protocol):
@@ -31,7 +43,7 @@ class SampleView(Protocol):
         """Tenant scope; nothing learnt in one scope may be proposed in another."""
 
     @property
-    def slice(self) -> str:
+    def traffic_class(self) -> str:
         """The requests it is counted with (`spec.ledger`)."""
 
     @property
@@ -90,3 +102,44 @@ class TreeProposer(Proposer, Protocol):
 
         A level is worth drafting only below a node that survives with more than `threshold`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a pass computed for one sample: tokens that stand, and the target's hidden states at them."""
+
+    sample: SampleView
+    start: int
+    """Position of the first of `tokens` in the sample."""
+    tokens: Sequence[int]
+    """Prompt tokens, the last committed one, and accepted draft tokens; not yet in `sample.tokens` are the latter."""
+    features: Tensor  # [len(tokens), taps * hidden] bfloat16
+    drafts: bool = True
+    """Whether it may be drafted for; others are shown too since their pages may be shared."""
+
+
+class FeatureConsumer(Protocol):
+    """Sees the hidden states that enter the layers `taps`, for every token once its K/V stands."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def take(self, shown: Sequence[Shown]) -> None:
+        """Take in what a step computed. Called before the step is committed, while the samples still hold their pages.
+
+        Tokens of a sample come in order. A preempted sample starts over; tokens found in the prefix index are left out.
+        """
+
+
+@runtime_checkable
+class DraftingConsumer(FeatureConsumer, Protocol):
+    """A proposer that drafts from what it sees, and has no use for tokens of samples that it may not draft for."""
+
+    @property
+    def name(self) -> str: ...
+
+    def miss(self, sample: SampleView, start: int, end: int) -> None:
+        """The tokens `start : end` of a sample stand and are not shown. Called where `take` would be."""
+
+    def forget(self, sample: SampleView) -> None:
+        """The sample ended, or never drafted at all; may be called again."""

@@ -21,7 +21,7 @@ class _Pending:
     draft: Draft
     rates: Sequence[float]  # what was expected of each node
     tilt: Tilt
-    slice: str
+    traffic_class: str
     next_index: int  # of the sample's token that decides next
     node: int = ROOT
     depth: int = 0
@@ -48,7 +48,7 @@ class Scoreboard:
         """Judge `draft`, made for the sample as it stands now, by the tokens to come; `rates` were expected of it."""
         pending = self._pending.setdefault(sample.key, [])
         tilt = self.tilt(sample, draft.proposer)
-        pending.append(_Pending(draft, rates, tilt, sample.slice, len(sample.tokens)))
+        pending.append(_Pending(draft, rates, tilt, sample.traffic_class, len(sample.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sample: SampleView) -> None:
@@ -93,5 +93,5 @@ class Scoreboard:
                     follower = node
         if entry.depth == 0:
             right = follower is not None
-            self._ledger.judge(draft.proposer, entry.slice, right=right, estimate=draft.first_chance)
+            self._ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
         return follower

@@ -6,19 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.core.stats import PlainReason, ProposerCounts, count_draft
+from prolepsis.core.stats import PlainReason, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.asking import Asking
+from prolepsis.spec.candidate import MERGED, Turn
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.merging import MERGED
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.scoring import Scoreboard
-from prolepsis.spec.turn import Turn
 from prolepsis.spec.window import Cut, StepLoad, Window
 
 ShadowSpent = tuple[tuple[str, float, float], ...]
@@ -58,7 +56,7 @@ class ProposerSet:
         self.shadow_spent: list[ShadowSpent] = []
         """For each sample of the last call in shadow: what its draft cost."""
         self.ledger = Ledger(self.names)
-        """What each proposer costs and brings, by slice."""
+        """What each proposer costs and brings, by traffic class."""
         contained = [ContainedProposer(p, vocab_size, clock, self.ledger) for p in proposers]
         self._proposers = sorted(contained, key=lambda p: not p.free)  # whether the others pay depends on free drafts
         self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger)
@@ -184,14 +182,14 @@ class ProposerSet:
         drafting = {name: 1000.0 * spent * prices.ms / number for name, spent in seconds.items()}
         return [_spent(draft, drafting, prices.row) if draft is not None else () for draft in drafts]
 
-    def observe(self, draft: Draft, path: Sequence[int], slice_name: str | None = None) -> None:
+    def observe(self, draft: Draft, path: Sequence[int], traffic_class: str | None = None) -> None:
         """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
 
         `slice_name`: whose costs and gains it belongs to; None where it was verified whatever it is worth.
         """
         count_draft(self.counts, draft.credits(path), len(path))
-        if slice_name is not None:
-            self.ledger.verify(draft, path, slice_name, self._paid)
+        if traffic_class is not None:
+            self.ledger.verify(draft, path, traffic_class, self._paid)
 
     def observe_pass(self, num_rows: int, num_context: int, ms: float) -> None:
         """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""

@@ -27,3 +27,58 @@ class ShadowDraft:
                 return True
             self.path.append(child)
         return False
+
+
+_LONGEST_S = 0.002  # of credit: after a quiet time, not more than this is spent at once
+_WEIGHT = 0.05  # of the last step in the means
+
+
+class ShadowBudget:
+    """Lets drafting in shadow have `share` of the passes' time: passes fill a bucket, drafts empty it.
+
+    It is for whole requests to draft or not. Were single drafts left out, those made would begin at tokens that time
+    chose, where verification would have begun behind the last draft: long stretches of right drafts would be met too
+    often. Who drafts follows from when a request begins, never from what it or its drafts are.
+    """
+
+    def __init__(self, share: float) -> None:
+        """`share` 1: whatever it takes."""
+        self._share = share
+        self._credit_s = _LONGEST_S if share > 0.0 else 0.0
+        self._pass_s = 0.0
+        self._each_s = 0.0  # of a step, for a request that drafts
+        self._spent_s = 0.0  # since the last pass
+        self._active: set[str] = set()
+
+    def admit(self, request_id: str) -> bool:
+        """Return whether a request that begins may draft until it ends."""
+        if self._share < 1.0 and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
+            return False
+        self._active.add(request_id)
+        return True
+
+    @property
+    def _one_more_fits(self) -> bool:
+        """Whether the share is kept with one request more; where it is not known what one takes, the first shows it."""
+        return 0.0 < (len(self._active) + 1) * self._each_s <= self._share * self._pass_s
+
+    def end(self, request_id: str) -> None:
+        """A request ended, admitted or not."""
+        self._active.discard(request_id)
+
+    def spend(self, seconds: float) -> None:
+        """Drafts in shadow took so long."""
+        self._spent_s += seconds
+
+    def passed(self, pass_s: float) -> None:
+        """A pass took so many seconds, after what was spent for it."""
+        self._pass_s = _mean(self._pass_s, pass_s)
+        if self._active and (self._each_s or self._spent_s):
+            self._each_s = _mean(self._each_s, self._spent_s / len(self._active))
+        limit = max(_LONGEST_S, self._share * pass_s)
+        self._credit_s = min(limit, self._credit_s + self._share * pass_s - self._spent_s)
+        self._spent_s = 0.0
+
+
+def _mean(before: float, now: float) -> float:
+    return now if before == 0.0 else (1.0 - _WEIGHT) * before + _WEIGHT * now

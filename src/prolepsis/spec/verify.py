@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from prolepsis.core.errors import GrammarFailed
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.sampling.history import TokenHistory
+from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
 

@@ -1,18 +1,65 @@
-"""One database, SQLite or PostgreSQL: transactions, and its failures as errors of ours."""
+"""Which database a setting names."""
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.files import data_directory
+
+AUTO = "auto"
+NONE = "none"
+ALLOWED = "allowed: auto (SQLite in the user's data directory), none, sqlite:///FILE, postgresql://USER@HOST/DATABASE"
+FILE_NAME = "store.sqlite"
+
+
+def store_url(setting: str) -> URL | None:
+    """Return the database of a `store` setting, None for none; raises `ConfigError` naming what is allowed."""
+    if setting == NONE:
+        return None
+    if setting == AUTO:
+        return sqlite_url(data_directory() / FILE_NAME)
+    try:
+        url = make_url(setting)
+    except ArgumentError:
+        raise ConfigError(f"store is no database URL; {ALLOWED}", param="store") from None
+    if url.drivername == "sqlite" and url.database and url.database != ":memory:" and not url.query:
+        return url
+    if url.drivername == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    raise ConfigError(f"store is {url.render_as_string(hide_password=True)!r}; {ALLOWED}", param="store")
+
+
+def sqlite_url(path: Path) -> URL:
+    return URL.create("sqlite", database=str(path))
+
+
+Kind = Literal["request", "audit"]
+"""What is written behind the scenes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    ok: bool
+    """The last attempt to write went well."""
+    detail: str
+    """What the last attempt failed with, where it did."""
+    num_queued: int
+    written: Mapping[Kind, int]
+    """On disk, since the start of this process."""
+    dropped: Mapping[Kind, int]
+    """Lost, since the start of this process."""
+
 
 LOCK_WAIT_S = 5.0
 _STATEMENT_S = 30.0

@@ -1,13 +1,145 @@
-"""Request records in their table."""
+"""What is kept of one request that has ended: figures and names, no text of prompt or answer."""
 
-from collections.abc import Sequence
-from dataclasses import fields
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal
+from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
+from prolepsis.core.stats import DeviceSeconds, Mode, ProposerCounts, RequestStats
 from prolepsis.store.database import Database
-from prolepsis.store.request_record import RequestRecord
 from prolepsis.store.tables import request_records
+
+RequestEnd = Literal[
+    "finished",  # with all of its text
+    "failed",
+    "aborted",  # by the server
+    "left",  # the client went away
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAbout:
+    """Who asked what of whom, and what decided how it was served."""
+
+    request_id: str
+    """The engine's."""
+    answer_id: str
+    """The client's; prompts of one HTTP request share it."""
+    tenant: str
+    key_id: str
+    tier: str
+    route: str
+    model: str
+    policy_rule: str | None = None
+    policy_version: str | None = None
+    traffic_class: str | None = None
+    """Of requests that are alike to whoever watches proposers."""
+    rollout_run: str | None = None
+    """Where the policy's rule is rolled out; and the arm in it."""
+    arm: str | None = None
+    flags: Mapping[str, object] = field(default_factory=dict)
+    """By flag: variant and reason, plain JSON values."""
+    prices_version: str | None = None
+    """VERSION/NAME of the price in use; None: there are no prices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One row of `request_records`; times in seconds, `ended_at` of Unix time."""
+
+    record_id: str
+    ended_at: float
+    request_id: str
+    answer_id: str
+    tenant: str
+    key_id: str
+    tier: str
+    route: str
+    model: str
+    terminal: RequestEnd
+    error: str | None
+    """Code of the error where it failed."""
+    mode: Mode
+    reason: str
+    plan_version: int
+    policy_rule: str | None
+    policy_version: str | None
+    traffic_class: str | None
+    rollout_run: str | None
+    arm: str | None
+    flags: Mapping[str, object]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    num_steps: int
+    num_preemptions: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    queue_s: float
+    compute_s: float
+    first_token_s: float | None
+    total_s: float
+    proposers: Mapping[str, Mapping[str, object]]
+    """Counts of verified drafts by proposer, the fields of `ProposerCounts`; likewise those compared in shadow."""
+    shadow: Mapping[str, Mapping[str, object]]
+    device_prefill_s: float | None
+    """Device seconds by what they went into, the fields of `DeviceSeconds`; None: nobody waited to hear of them."""
+    device_plain_s: float | None
+    device_verify_s: float | None
+    device_propose_s: float | None
+    device_host_s: float | None
+    predicted_plain_s: float | None
+    prices_version: str | None
+
+
+def request_record(
+    about: RequestAbout,
+    terminal: RequestEnd,
+    stats: RequestStats,
+    *,
+    error: str | None = None,
+    device: DeviceSeconds | None = None,
+) -> RequestRecord:
+    """Return the record of a request that ends now; `device` None: its device seconds are not known."""
+    return RequestRecord(
+        record_id=uuid4().hex,
+        ended_at=time.time(),
+        terminal=terminal,
+        error=error,
+        mode=stats.mode.mode,
+        reason=stats.mode.reason,
+        plan_version=stats.mode.plan_version,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_cached_tokens=stats.num_cached_tokens,
+        num_output_tokens=stats.num_output_tokens,
+        num_steps=stats.num_steps,
+        num_preemptions=stats.num_preemptions,
+        num_drafts=stats.num_drafts,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted=stats.num_accepted,
+        queue_s=stats.queue_s,
+        compute_s=stats.compute_s,
+        first_token_s=stats.first_token_s,
+        total_s=stats.total_s,
+        proposers=_plain(stats.proposers),
+        shadow=_plain(stats.shadow),
+        device_prefill_s=device.prefill if device else None,
+        device_plain_s=device.plain if device else None,
+        device_verify_s=device.verify if device else None,
+        device_propose_s=device.propose if device else None,
+        device_host_s=device.host if device else None,
+        predicted_plain_s=device.predicted_plain if device else None,
+        **asdict(about),
+    )
+
+
+def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]:
+    return {name: asdict(count) for name, count in counts.items()}
+
 
 DELETED_AT_ONCE = 1000
 _COLUMNS = tuple(field.name for field in fields(RequestRecord))

@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act, AuditEntry
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act, AuditEntry
-from prolepsis.store.database import Database
+from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import upgrade
-from prolepsis.store.url import store_url
 from prolepsis.store.writer import Writer, WriterSettings
 from prolepsis.telemetry.store import StoreMetrics
 

@@ -26,7 +26,7 @@ request_records = Table(
     Column("plan_version", Integer, nullable=False),
     Column("policy_rule", Text),
     Column("policy_version", Text),
-    Column("slice", Text),
+    Column("traffic_class", Text),
     Column("rollout_run", Text),
     Column("arm", Text),
     Column("flags", JSON, nullable=False),

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection
 
+from prolepsis.audit import chain
+from prolepsis.audit.entry import Act
+from prolepsis.audit.prepared import PendingAct, Prepared
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.store import records
-from prolepsis.store.audit import chain
-from prolepsis.store.audit.entry import Act
-from prolepsis.store.audit.prepared import PendingAct, Prepared
-from prolepsis.store.database import Database
-from prolepsis.store.health import Kind, StoreHealth
+from prolepsis.store.database import Database, Kind, StoreHealth
 from prolepsis.store.migrate import upgrade
-from prolepsis.store.request_record import RequestRecord
+from prolepsis.store.records import RequestRecord
 from prolepsis.telemetry.store import DropReason, StoreMetrics
 
 Item = RequestRecord | Act | PendingAct

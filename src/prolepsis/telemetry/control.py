@@ -8,7 +8,7 @@ DRIFT_STATUSES = ("learning", "steady", "drifted", "cliff")
 
 
 class ControlMetrics:
-    """A slice is one of few by construction, so it may be a label."""
+    """A traffic class is one of few by construction, so it may be a label."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
@@ -21,30 +21,39 @@ class ControlMetrics:
         self.flags = counter("flag_evaluations", "Flags asked for requests", "flag", "variant", "reason", "error")
         self.flags_refused = counter("flag_file_refused", "Edits of the flag file that were not taken over")
         self.breaker_events = counter(
-            "breaker_events", "What happened to breakers", "proposer", "slice", "before", "after", "reason"
+            "breaker_events", "What happened to breakers", "proposer", "traffic_class", "before", "after", "reason"
         )
-        self.drift_alarms = counter("drift_alarms", "Alarms of drift and of cliffs", "proposer", "slice", "kind")
-        self._drift = gauge("drift_status", "1 for what is known of a proposer's drift", "proposer", "slice", "status")
+        self.drift_alarms = counter(
+            "drift_alarms", "Alarms of drift and of cliffs", "proposer", "traffic_class", "kind"
+        )
+        self._drift = gauge(
+            "drift_status", "1 for what is known of a proposer's drift", "proposer", "traffic_class", "status"
+        )
         self._acceptance = gauge(
-            "drift_acceptance", "Acceptance of first drafted tokens since its last change", "proposer", "slice"
+            "drift_acceptance", "Acceptance of first drafted tokens since its last change", "proposer", "traffic_class"
         )
         self._overestimated = gauge(
-            "drift_overestimated", "What the proposer gave its first tokens less what came true", "proposer", "slice"
+            "drift_overestimated",
+            "What the proposer gave its first tokens less what came true",
+            "proposer",
+            "traffic_class",
         )
-        self._breakers = gauge("breaker_state", "1 for the state that a breaker is in", "proposer", "slice", "state")
+        self._breakers = gauge(
+            "breaker_state", "1 for the state that a breaker is in", "proposer", "traffic_class", "state"
+        )
 
     def drift(
-        self, proposer: str, slice_name: str, status: str, acceptance: float | None, overestimated: float | None
+        self, proposer: str, traffic_class: str, status: str, acceptance: float | None, overestimated: float | None
     ) -> None:
-        """Show what is known of one proposer's drift in a slice; figures that are None are not known yet."""
+        """Show what is known of one proposer's drift in a traffic class; figures that are None are not known yet."""
         for other in DRIFT_STATUSES:
-            self._drift.labels(proposer, slice_name, other).set(other == status)
+            self._drift.labels(proposer, traffic_class, other).set(other == status)
         if acceptance is not None:
-            self._acceptance.labels(proposer, slice_name).set(acceptance)
+            self._acceptance.labels(proposer, traffic_class).set(acceptance)
         if overestimated is not None:
-            self._overestimated.labels(proposer, slice_name).set(overestimated)
+            self._overestimated.labels(proposer, traffic_class).set(overestimated)
 
-    def breaker(self, proposer: str, slice_name: str, state: str) -> None:
+    def breaker(self, proposer: str, traffic_class: str, state: str) -> None:
         """Show the state of one breaker."""
         for other in BREAKER_STATES:
-            self._breakers.labels(proposer, slice_name, other).set(other == state)
+            self._breakers.labels(proposer, traffic_class, other).set(other == state)

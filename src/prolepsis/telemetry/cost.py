@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from prolepsis.core.device_seconds import DeviceSeconds
-from prolepsis.core.proposer_memory import ProposerMemory
+from prolepsis.core.stats import DeviceSeconds, ProposerMemory
 
 
 class CostMetrics:

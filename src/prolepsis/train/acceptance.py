@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from prolepsis.train.documents import Document
+from prolepsis.train.synthesis import Document
 
 DEPTH = 5
 

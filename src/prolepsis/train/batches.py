@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.lean import rms_norm
-from prolepsis.train.documents import Document
+from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.losses import trimmed
 from prolepsis.train.shards import Shard, shards_of
+from prolepsis.train.synthesis import Document
 from prolepsis.train.unroll import FlatBatch, Passage
 
 HELD_OUT_EVERY = 40

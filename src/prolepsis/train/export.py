@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prolepsis.models.head_file import save_head, weights_checksum
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.files.tokenizer import save_tokenizer
+from prolepsis.models.heads.format import save_head, weights_checksum
+from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.provenance import KEY
-from prolepsis.models.tokenizer import save_tokenizer
 from prolepsis.train.acceptance import Counts
 from prolepsis.train.target import Target
 

@@ -9,9 +9,8 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.engine.build import assemble
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.train.prompts import Planner
-from prolepsis.train.recorder import Recorder
 from prolepsis.train.shards import Manifest, ShardWriter, shards_of
-from prolepsis.train.synthesis import Synthesiser, SynthesisLimits
+from prolepsis.train.synthesis import Recorder, Synthesiser, SynthesisLimits
 from prolepsis.train.words import words_of
 
 CONTEXT = 1280

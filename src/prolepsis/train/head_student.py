@@ -7,13 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
 from prolepsis.train.batches import Batch, TargetEnds, lay_flat
-from prolepsis.train.documents import Document
-from prolepsis.train.fused_losses import fused_soft_cross_entropy
-from prolepsis.train.losses import feature_distance
-from prolepsis.train.student import Moment
+from prolepsis.train.losses import feature_distance, fused_soft_cross_entropy
+from prolepsis.train.synthesis import Document
+from prolepsis.train.trainer import Moment
 from prolepsis.train.unroll import FlatBatch, unroll
 from prolepsis.train.workers import GradientWorkers, Result
 

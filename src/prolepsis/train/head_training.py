@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_file import HeadWeights, load_head
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.heads.format import HeadWeights, load_head
+from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.export import export_head
 from prolepsis.train.head_student import HeadStudent, Objective
 from prolepsis.train.initial import initial_weights

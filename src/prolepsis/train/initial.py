@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_file import HeadConfig, HeadWeights, offsets
-from prolepsis.models.lean import rms_norm
+from prolepsis.models.heads.format import HeadConfig, HeadWeights, offsets
+from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.batches import MAX_LENGTH, TargetEnds
-from prolepsis.train.documents import Document
+from prolepsis.train.synthesis import Document
 
 ROWS = 30_000
 RIDGE = 30.0

@@ -7,22 +7,26 @@ Legend: r anchors, d hidden size.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.head_layer import HeadLayer
-from prolepsis.models.head_levels import HeadLevels
-from prolepsis.models.levels_file import LevelWeights
-from prolepsis.train.acceptance import Counts, measure
+from prolepsis.models.heads.base import SHORTLIST
+from prolepsis.models.heads.lean import HeadLayer
+from prolepsis.models.heads.levels import HeadLevels, LevelWeights, save_levels
+from prolepsis.train.acceptance import Counts, Drafted, compared, measure
 from prolepsis.train.batches import Batch, Library, TargetEnds, groups, lay_flat, read
-from prolepsis.train.documents import Document
-from prolepsis.train.drawn import draw
-from prolepsis.train.level_acceptance import drafted_ahead
+from prolepsis.train.head_training import given_head
+from prolepsis.train.losses import draw
 from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
+from prolepsis.train.synthesis import Document
+from prolepsis.train.target import Target
+from prolepsis.train.training import check_data
 from prolepsis.train.unroll import unroll
 from prolepsis.train.workers import GradientWorkers, Result
 
@@ -149,3 +153,46 @@ def first_levels(settings: LevelSettings, hidden: int) -> LevelWeights:
         token=noise(w, hidden),
         out=torch.zeros(hidden, w),
     )
+
+
+def drafted_ahead(head: HeadLayer, levels: HeadLevels, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
+    """Yield, position by position, which greedy drafts of the first pass and of the levels are the document's."""
+    batch = lay_flat([document], ends, len(head.config.taps))
+    target_ids, tokens = head.weights.target_ids, batch.tokens
+    [step] = unroll(head, batch.flat, 1)
+    yield compared(target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)], tokens, step.slots)
+    for j, p in enumerate(levels.ahead(step.hidden), 1):
+        slots = step.slots[step.slots + j < len(tokens)] + j
+        guesses = _likeliest(head.weights.lm_head, levels, p[: len(slots)], batch.flat.embeddings[slots])
+        yield compared(target_ids[guesses], tokens, slots)
+
+
+def _likeliest(lm_head: Tensor, levels: HeadLevels, p: Tensor, embeddings: Tensor) -> Tensor:
+    """Return the draft ids [r] that a level with state `p` [r, d] expects after the tokens of `embeddings` [r, d]."""
+    shortlist = (levels.normed(p) @ lm_head.t()).topk(min(SHORTLIST, len(lm_head))).indices
+    told = levels.told(p, levels.entered(p), levels.of_tokens(embeddings))
+    scores = (lm_head[shortlist] @ levels.normed(told)[..., None])[..., 0]
+    return shortlist.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
+
+
+class LevelRun:
+    """Iterate over `steps`, then the folder holds the levels and `counts` their held-out acceptance."""
+
+    def __init__(self, head: Path, data: Path, target: Target, settings: LevelSettings) -> None:
+        """Raises `ConfigError` where head or data are of another target, `ModelLoadError` for a damaged head."""
+        check_data(data, target)
+        layer = given_head(head, target)
+        library = Library(data)
+        self.training = LevelTraining(layer, target.ends_for(layer.weights.target_ids), library, settings)
+        self.counts: Mapping[str, Counts] = {}
+        self._folder = head
+
+    def steps(self) -> Iterator[LevelStep]:
+        """Train, measure and write the file."""
+        yield from self.training.steps()
+        self.counts = self.training.measure()
+        save_levels(self._folder, self.training.levels.weights, self._report())
+
+    def _report(self) -> dict[str, Any]:
+        said = {name: v for name, v in asdict(self.training.settings).items() if name not in ("dtype", "workers")}
+        return {"settings": said, "acceptance": {kind: asdict(counts) for kind, counts in self.counts.items()}}

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.train.documents import Document
+from prolepsis.train.synthesis import Document
 
 MANIFEST = "manifest.json"
 
@@ -134,15 +134,15 @@ class Shard:
         """Read document `index`."""
         first, last = self.starts[index], self.starts[index + 1]
         with safe_open(str(self.file), framework="pt") as tensors:
-            tokens = tensors.get_slice("tokens")[first:last]
-            features = tensors.get_slice("features")[first:last]
+            tokens = tensors.get_traffic_class("tokens")[first:last]
+            features = tensors.get_traffic_class("features")[first:last]
         start, number = self.responses[index], self.numbers[index]
         return Document(number, self.kinds[index], self.greedy[index], tokens, start, features)
 
     def response(self, index: int) -> Tensor:
         """Read the response tokens of document `index`, [n] int32, without features."""
         with safe_open(str(self.file), framework="pt") as tensors:
-            tokens: Tensor = tensors.get_slice("tokens")[
+            tokens: Tensor = tensors.get_traffic_class("tokens")[
                 self.starts[index] + self.responses[index] : self.starts[index + 1]
             ]
         return tokens

@@ -1,26 +1,70 @@
-"""The target writes its own training text: user turns, then its answers, many at once through the engine.
-
-A document passes two requests: `turn-N`, in which the target writes on the user turn that the plan begins, and
-`answer-N`, its answer under the chat template, whose hidden states are recorded.
-"""
+"""One conversation as training sees it: what was asked, what the target said, and its hidden states."""
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, Submit
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.step import Engine
-from prolepsis.models.tokenizer import Tokenizer
-from prolepsis.train.documents import Document
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.spec.proposer import Shown
 from prolepsis.train.loops import loop_end
 from prolepsis.train.prompts import Planner, PromptPlan, chat, turn_prefix, whole_sentences
-from prolepsis.train.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Tokens of a prompt and its response, as far as the target computed them (all but the last one emitted)."""
+
+    number: int
+    """Of the prompt in its run: the split and resumption go by it."""
+    kind: str
+    greedy: bool
+    tokens: Tensor  # [n] int32
+    response_start: int
+    features: Tensor  # [n, taps * hidden] bfloat16
+
+
+class Recorder:
+    """A `FeatureConsumer` that keeps what was announced with `watch` until it is taken or dropped."""
+
+    def __init__(self, taps: Sequence[int]) -> None:
+        self.taps = tuple(taps)
+        self._kept: dict[str, list[Tensor]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def watch(self, key: str) -> None:
+        """Keep the features of the sample `key` from now on."""
+        self._kept[key], self._lengths[key] = [], 0
+
+    def take(self, shown: Sequence[Shown]) -> None:
+        """Keep what a step computed; a sample that starts over replaces what was kept of it."""
+        for part in shown:
+            key = part.sample.key
+            if key not in self._kept:
+                continue
+            if part.start == 0:
+                self.watch(key)
+            assert part.start == self._lengths[key], "features of a sample come in order and without gaps"
+            self._kept[key].append(part.features.clone())  # a view would keep the features of the whole step
+            self._lengths[key] += len(part.tokens)
+
+    def collect(self, key: str) -> Tensor:  # [tokens computed, taps * hidden] bfloat16
+        """Return what was kept of `key` and forget it."""
+        del self._lengths[key]
+        return torch.cat(self._kept.pop(key))
+
+    def drop(self, key: str) -> None:
+        """Forget `key`."""
+        self._kept.pop(key, None)
+        self._lengths.pop(key, None)
+
 
 LOOP_CHECK = 16
 """Tokens between two looks for a loop."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from prolepsis.models.head_file import HeadConfig
-from prolepsis.models.lean_shape import LeanEnds, LeanShape, lean_ends
+from prolepsis.models.files.store import resolve
+from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.format import HeadConfig
 from prolepsis.models.load import identity_of
-from prolepsis.models.store import resolve
-from prolepsis.models.tokenizer import Tokenizer, load_tokenizer
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.models.targets.lean_shape import LeanEnds, LeanShape, lean_ends
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.prompts import turn_prefix
 

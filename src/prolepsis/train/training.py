@@ -15,12 +15,10 @@ from torch import Tensor
 from prolepsis.core.errors import ConfigError
 from prolepsis.train.batches import Library
 from prolepsis.train.export import provenance
-from prolepsis.train.plots import draw
-from prolepsis.train.report import DataFigures, Outcome, Product, write_report, write_result
+from prolepsis.train.report import DataFigures, Outcome, Product, draw, write_report, write_result
 from prolepsis.train.shards import read_manifest
-from prolepsis.train.student import Student
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import StepDone, Trainer, TrainSettings
+from prolepsis.train.trainer import StepDone, Student, Trainer, TrainSettings
 from prolepsis.train.vocabulary import choose_vocabulary, count_tokens, coverage, needed_tokens
 from prolepsis.train.workplace import Workplace
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.models.head_layer import HeadLayer
+from prolepsis.models.heads.lean import HeadLayer
 
 
 @dataclass(frozen=True, slots=True)

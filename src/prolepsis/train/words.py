@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.models.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
 
 _SHARE = 0.7
 """Of the slots that are filled with such words, where there are any."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.train.documents import Document
+from prolepsis.train.synthesis import Document
 
 
 @dataclass(slots=True)

@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import VocabularyMismatch
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.models.batch import Batch
-from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.core.requests import SamplingParams
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.models.protocol import PAGE_SIZE, Batch, ModelInfo
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.draft_model import DraftModel
 from tests.spec.samples import FakeSample

@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.exits import make_exit
-from prolepsis.models.lean import LeanModel
-from prolepsis.models.lean_shape import LeanShape
-from prolepsis.models.native import NativeCache, NativeModel
-from prolepsis.models.plain_cache import PlainCache
-from prolepsis.models.protocol import PAGE_SIZE, KVCache
-from prolepsis.models.weights import open_checkpoint
+from prolepsis.core.requests import SamplingParams
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
+from prolepsis.models.targets.early_exit import make_exit
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeCache, NativeModel
+from prolepsis.models.targets.paged_attention import PlainCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.early_exit import MAX_DEPTH, SCRATCH_PAGES, EarlyExitProposer
 from tests.models.kernels import why_not

@@ -1,4 +1,4 @@
-from prolepsis.core.grammar import GrammarSpec
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.proposers.grammar import Grammar
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.core.sampling_params import SamplingParams
-from prolepsis.models.batch import Batch
-from prolepsis.models.draft_head import Candidates, HeadInfo, Outlook
-from prolepsis.models.protocol import KVCache
+from prolepsis.core.requests import SamplingParams
+from prolepsis.models.heads.base import Candidates, HeadInfo, Outlook
+from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.noise import gumbel
-from prolepsis.spec.features import Shown
+from prolepsis.spec.proposer import Shown
 from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.head_tree import GROWTH
 from tests.fakes import TableCache

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from prolepsis.models.protocol import PAGE_SIZE
-from prolepsis.spec.features import Shown
-from prolepsis.spec.proposers import parked
+from prolepsis.spec.proposer import Shown
+from prolepsis.spec.proposers import head_slots as parked
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.samples import FakeSample
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.proposers import suffix_index
-from prolepsis.spec.proposers.suffix_index import MAX_MATCH, LocalIndex, SharedIndex
+from prolepsis.spec.proposers import suffix as suffix_index
+from prolepsis.spec.proposers.suffix import MAX_MATCH, LocalIndex, SharedIndex
 
 words = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

@@ -24,7 +24,7 @@ from prolepsis.cli.flags import configured
 from prolepsis.cli.output import note
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, EngineDead, ProlepsisError
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
 
 READY_S = 1800.0
@@ -174,8 +174,8 @@ def _exported(settings: Settings) -> Path:
     """The configured model as safetensors, made at first use beside the other models."""
     from prolepsis.cli.bench.export import export_model
     from prolepsis.cli.models import ensure_model
-    from prolepsis.core.directories import cache_directory
-    from prolepsis.models.store import resolve
+    from prolepsis.core.files import cache_directory
+    from prolepsis.models.files.store import resolve
 
     ensure_model(settings)
     model = settings.engine.model

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,8 +65,7 @@ def last_logits(model: "TargetModel", context: Sequence[int]) -> "Tensor":  # [V
     """Return the target's logits after `context`."""
     import torch
 
-    from prolepsis.models.batch import SequenceInput, pack
-    from prolepsis.models.protocol import PAGE_SIZE
+    from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
 
     num_pages = -(-len(context) // PAGE_SIZE)
     cache, pages = model.make_cache(num_pages), list(range(num_pages))

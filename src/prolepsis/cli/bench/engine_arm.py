@@ -9,8 +9,7 @@ from prolepsis.cli.bench.arms import Arm
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
-from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.tokenizer import save_tokenizer
+from prolepsis.models.files.tokenizer import save_tokenizer
 
 
 def export_model(source: Path, directory: Path) -> Path:
@@ -35,7 +35,7 @@ def _write_weights(source: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from prolepsis.models.weights import open_checkpoint
+    from prolepsis.models.files.weights import open_checkpoint
 
     checkpoint = open_checkpoint(source, torch.bfloat16)
     model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.bfloat16)

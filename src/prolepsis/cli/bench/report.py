@@ -7,7 +7,7 @@ from prolepsis.cli.bench.arms import PLAIN
 from prolepsis.cli.bench.figures import ALL, Figures
 from prolepsis.cli.bench.measure import Measurement, Schedule
 from prolepsis.cli.bench.prompts import EncodedPrompt
-from prolepsis.core.sampling_params import SamplingParams
+from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineInfo
 
 FAIRNESS = (

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.protocol import TargetModel
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView

@@ -9,10 +9,9 @@ target reads is ever written.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.models.batch import SequenceInput, pack
-from prolepsis.models.early_exit import EarlyExit
-from prolepsis.models.protocol import KVCache
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.models.protocol import KVCache, SequenceInput, pack
+from prolepsis.models.targets.early_exit import EarlyExit
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from prolepsis.spec.candidate import FORCED_RATE
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.ngram_index import NgramIndexes, continuation
-from prolepsis.spec.pruning import FORCED_RATE
+from prolepsis.spec.proposers.prompt_lookup import NgramIndexes, continuation
 
 _SIZES = (5, 4, 3, 2)
 _FORCED_BUCKET = 0  # those behind the run: the length of the match

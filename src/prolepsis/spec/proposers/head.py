@@ -12,13 +12,11 @@ from dataclasses import dataclass, field
 import torch
 
 from prolepsis.core.config import DRAFT_HEAD
-from prolepsis.core.proposer_memory import ProposerMemory
-from prolepsis.models.batch import Batch, SequenceInput, pack
-from prolepsis.models.draft_head import DraftHead, LookingAhead, TreeGrowing
-from prolepsis.models.protocol import PAGE_SIZE, KVCache
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.models.heads.base import DraftHead, LookingAhead, TreeGrowing
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.features import Shown
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SampleView, Shown
 from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow, stack

@@ -1,26 +1,55 @@
-"""Which slots of which sample a draft head has written, and the target's hidden states that wait to be.
-
-Pages outlive heads: the target's prefix index finds pages that were filled before a head was put in, requests go on
-while heads are exchanged, and a request that may not draft is not shown. So each page is marked with the base of its
-slots: the page boundary from which on the head has seen all tokens up to there; or as foreign. A sample whose last page
-is foreign begins anew at the next page boundary: to the head, whose positions are relative to the base, that is a
-shorter context.
-
-Full pages of a sample that may not draft are not written but parked (`Parked`), until a sample that shares the page
-drafts and writes them.
-"""
+"""Hidden states of full pages that a draft head has not written: kept, within a bound, for whoever drafts from them."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from prolepsis.models.protocol import PAGE_SIZE
-from prolepsis.spec.features import Shown
-from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.parked import Parked
+from prolepsis.spec.proposer import SampleView, Shown
+
+MAX_BYTES = 64 << 20
+
+
+class Parked:
+    """By page, the features that its slots are written from, each [page size, feature_size] bfloat16.
+
+    What is given up first is what nobody began from for longest, and the end of a prefix before its front.
+    """
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._features: dict[int, Tensor] = {}
+
+    def __contains__(self, page: int) -> bool:
+        return page in self._features
+
+    def put(self, pages: Sequence[int], features: Iterable[Tensor]) -> list[int]:
+        """Keep what the pages, in their order, are written from; return the pages given up for that."""
+        self._features.update(reversed(list(zip(pages, features, strict=True))))
+        given_up: list[int] = []
+        while len(self._features) * self._page_bytes > MAX_BYTES:
+            given_up.append(next(iter(self._features)))
+            del self._features[given_up[-1]]
+        return given_up
+
+    def touch(self, pages: Sequence[int]) -> bool:
+        """Return whether any of the pages is kept; those are given up last."""
+        kept = [page for page in reversed(pages) if page in self._features] if self._features else []
+        for page in kept:
+            self._features[page] = self._features.pop(page)
+        return bool(kept)
+
+    def pop(self, page: int) -> Tensor | None:
+        """Return what a page is written from, and keep it no longer."""
+        return self._features.pop(page, None)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._features) * self._page_bytes
+
 
 _FOREIGN = -1
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from prolepsis.models.batch import SequenceInput
-from prolepsis.models.draft_head import GrownTree, Growth, TreeWish
+from prolepsis.models.heads.base import GrownTree, Growth, TreeWish
+from prolepsis.models.protocol import SequenceInput
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SampleView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows

@@ -1,13 +1,66 @@
-"""Prompt lookup: what followed the last n tokens when they occurred before, in the same prompt and output.
-
-An index per sample maps each n-gram (n = 5 to 2) to where its most recent occurrence continues.
-"""
+"""Where each n-gram of a sample's own tokens last went on: one dictionary entry per n and token."""
 
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.ngram_index import NgramIndexes, continuation
+
+
+class NgramIndex:
+    """Most recent continuation of each n-gram of one sample's tokens."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+        self._num_indexed = 0
+        self._continues: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index the tokens that are new; an n-gram counts once it has a continuation."""
+        continues = self._continues
+        for size in self._sizes:
+            for i in range(max(self._num_indexed, size), len(tokens)):
+                continues[tuple(tokens[i - size : i])] = i
+        self._num_indexed = len(tokens)
+
+    def find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """Return where the longest matching suffix last continued and its length; length 0 for no match."""
+        for size in self._sizes:
+            if size < len(tokens):
+                start = self._continues.get(tuple(tokens[-size:]))
+                if start is not None:
+                    return start, size
+        return 0, 0
+
+
+class NgramIndexes:
+    """An index per sample, built when it is first asked for, so a sample that never speculates costs nothing.
+
+    `sizes` are the lengths n of the n-grams, longest first.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self._sizes = sizes
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def of(self, sample: SampleView) -> NgramIndex:
+        """Return the sample's index, brought up to its last token."""
+        index = self._indexes.get(sample.key)
+        if index is None:
+            index = self._indexes[sample.key] = NgramIndex(self._sizes)
+        index.extend(sample.tokens)
+        return index
+
+    def forget(self, sample: SampleView) -> None:
+        self._indexes.pop(sample.key, None)
+
+
+def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
+    """Return `limit` tokens from `start` on; past the end the copy goes on with itself, as a loop does."""
+    copied = list(tokens[start : start + limit])
+    period = len(tokens) - start
+    while len(copied) < limit:
+        copied.append(copied[len(copied) - period])
+    return tuple(copied)
 
 
 class PromptLookup:

@@ -28,7 +28,7 @@ def upgrade() -> None:
         sa.Column("plan_version", sa.Integer, nullable=False),
         sa.Column("policy_rule", sa.Text),
         sa.Column("policy_version", sa.Text),
-        sa.Column("slice", sa.Text),
+        sa.Column("traffic_class", sa.Text),
         sa.Column("rollout_run", sa.Text),
         sa.Column("arm", sa.Text),
         sa.Column("flags", sa.JSON, nullable=False),

@@ -1,0 +1,311 @@
+"""Lets requests through to the engine: limits, queue, deadline, stored answers, and the accounts at the end."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+
+from starlette.requests import HTTPConnection
+
+from prolepsis.api.admission.fair_queue import FairQueue, Waiting
+from prolepsis.api.admission.group import Entry, Member, Party, Watched
+from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LadderSettings, Overload
+from prolepsis.api.admission.rate_limits import Limits, RateLimits, Reservation
+from prolepsis.api.admission.response_cache import ResponseCache, cache_key
+from prolepsis.api.auth.middleware import reply_headers
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.client import EngineClient
+from prolepsis.telemetry.door import DoorMetrics
+from prolepsis.web import refusals
+from prolepsis.web.caller import Caller, caller_of
+from prolepsis.web.errors import RequestAborted
+from prolepsis.web.refusals import Refused
+
+DEFAULT_IN_ENGINE = 64
+TICK_S = 0.2
+TIMEOUT_HEADER = "x-request-timeout-ms"
+CACHE_HEADER = "x-response-cache"
+_LONGEST_WAIT_TOLD_S = 60.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A place in the queue, and the future that is done when the engine has room for it."""
+
+    waiting: Waiting
+    granted: asyncio.Future[None]
+
+
+class Gate:
+    """Everything that generates goes through `receive` and `enter`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: EngineClient,
+        metrics: DoorMetrics,
+        base_plan: SpecPlan | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        apply_plan: Callable[[SpecPlan], None] | None = None,
+    ) -> None:
+        """`apply_plan` is told what load leaves of the plan; default: the engine.
+
+        Raises `ConfigError` for limits that mean nothing.
+        """
+        self.draining = False
+        self.num_inside = 0
+        """HTTP requests that wait or run."""
+        self._config = config
+        self._client = client
+        self._metrics = metrics
+        self._clock = clock
+        self._places = config.max_in_engine or DEFAULT_IN_ENGINE
+        self._taken = 0
+        self._queue = FairQueue()
+        self._turns: dict[int, _Turn] = {}
+        self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
+        self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
+        settings = LadderSettings(config.shed_after_s, config.shed_hold_s)
+        self.overload = Overload(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
+
+    @contextmanager
+    def receive(
+        self, http: HTTPConnection, requests: Sequence[GenerateRequest], *, deterministic: bool = False
+    ) -> Iterator[Party]:
+        """Let in all `requests` of one HTTP request or none, and charge them once; leave the block when all have ended.
+
+        `deterministic`: the same request gives the same tokens (temperature 0, or the caller gave the seed), so its
+        answer may be stored and be a stored one. Raises `Refused`, and `InvalidParameter` for more requests than could
+        ever come in together.
+        """
+        caller = caller_of(http)
+        deadline_s = self._deadline(http, requests[0])
+        members = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
+        party = Party(caller, members, deadline_s)
+        reservation = self._let_in(party)
+        headers = reply_headers(http)
+        headers.update(reservation.headers)
+        if any(member.key is not None for member in members):
+            headers[CACHE_HEADER] = "miss" if party.to_run else "hit"
+        self.num_inside += 1
+        try:
+            yield party
+        finally:
+            self.num_inside -= 1
+            self._rates.settle(reservation, party.num_used, self._clock())
+
+    @asynccontextmanager
+    async def enter(self, party: Party, number: int) -> AsyncIterator[Entry]:
+        """Wait until a request of `party` may run and yield what to ask of whom; leave the block when it has ended.
+
+        Raises `DeadlineExceeded` where the wait was too long.
+        """
+        member = party.members[number]
+        request, watched = member.request, member.watched
+        if watched.stored:
+            yield Entry(request, watched)
+            return
+        try:
+            async with self._place(party, member) as waited_s:
+                yield Entry(_as_let_in(party.caller, request, party.deadline_s, waited_s), watched)
+        finally:
+            if member.key is not None and watched.finished is not None:
+                self._cache.put(member.key, watched.kept, watched.finished.stats)
+                self._metrics.cache_bytes.set(self._cache.num_bytes)
+
+    def check_open(self, caller: Caller) -> None:
+        """Raise `Refused` where `receive` would now refuse whatever the caller asks; spares what is done before it."""
+        may_be_stored = bool(self._cache.max_bytes)  # such an answer takes no room in the queue
+        self._check_open(caller, 0 if may_be_stored else 1, 1)
+        self._rates.check(caller, self._clock())
+
+    def receive_small(self, http: HTTPConnection) -> None:
+        """Let in a request that asks nothing of the engine; it counts as a request of no tokens. Raises `Refused`."""
+        caller = caller_of(http)
+        self._check_open(caller, 0, 1)
+        reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()).headers)
+
+    def tick(self) -> None:
+        """Let the ladder see the queue's age, start what may run, set the gauges."""
+        now = self._clock()
+        oldest = self._queue.oldest(PATIENT)
+        age_s = 0.0 if oldest is None else now - oldest
+        self.overload.observe(age_s, now)
+        self._dispatch()
+        self._metrics.queue_age.set(age_s)
+        self._metrics.in_engine.set(self._taken)
+        for tier in TIERS:
+            self._metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+    def drain(self) -> None:
+        """Take nothing new; what waits or runs goes on."""
+        self.draining = True
+
+    def end_waiting(self) -> None:
+        """Fail what still waits: the server ends."""
+        for turn in self._turns.values():
+            if not turn.granted.done():
+                turn.granted.set_exception(RequestAborted("The request was aborted: shutdown."))
+
+    def has_room(self, beside: int | None) -> bool:
+        """Return whether work that nobody waits for may run: places are free, nothing waits and nothing is shed.
+
+        `beside`: only beside so many samples at most; None: beside any number.
+        """
+        most = self._places - 1 if beside is None else min(beside, self._places - 1)
+        return self._taken <= most and not self._queue and self.overload.rung == 0 and not self.draining
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def _let_in(self, party: Party) -> Reservation:
+        number, samples = len(party.to_run), party.members[0].request.n
+        self._check_size(party.caller.tier, number, samples)
+        try:
+            self._check_open(party.caller, number, samples)
+            return self._rates.reserve(party.caller, party.cost, self._clock())
+        except Refused as refused:  # a stream answers it by itself, past the error handler
+            refusals.count_refusal(refused, self._metrics)
+            raise
+
+    def _check_open(self, caller: Caller, number: int, samples: int) -> None:
+        """Raise `Refused` where `number` requests of so many samples may not come in together."""
+        tier = caller.tier
+        if self.draining:
+            raise refusals.draining()
+        if self.overload.refuses(tier):
+            raise refusals.shed(tier, self._config.shed_hold_s)
+        num_to_wait = number - self._num_at_once(tier, samples)
+        if num_to_wait > 0:
+            self._check_room(caller, num_to_wait)
+
+    def _check_size(self, tier: str, number: int, samples: int) -> None:
+        """Raise `InvalidParameter` where `number` requests do not fit even while nobody else is here."""
+        most = max(1, self._places // samples) + min(self._room(tier))
+        if number > most:
+            message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
+            raise InvalidParameter(message, param="prompt")
+
+    def _num_at_once(self, tier: str, samples: int) -> int:
+        """Return how many requests of so many samples are next in turn for a free place."""
+        held, num_free = self.overload.held, self._places - self._taken
+        if tier in held or num_free <= 0 or self._queue.peek(held) is not None:
+            return 0
+        return max(1, num_free // samples)
+
+    def _check_room(self, caller: Caller, number: int) -> None:
+        """Raise `Refused` where `number` more do not fit into the queue."""
+        tiers = PATIENT if caller.tier in PATIENT else TIERS.keys() - PATIENT
+        limit, tenant_limit = self._room(caller.tier)
+        if sum(map(self._queue.num_of_tier, tiers)) + number > limit:
+            raise refusals.server_full(limit, self._wait_guess_s(tiers))
+        if self._queue.num_of_tenant(caller.tenant, tiers) + number > tenant_limit:
+            raise refusals.queue_full(tenant_limit, self._wait_guess_s(tiers))
+
+    def _room(self, tier: str) -> tuple[int, int]:
+        """Return how many requests may wait of tiers as patient as `tier`, and how many of these of one tenant.
+
+        Patient tiers have half as much room again for themselves: however long they wait, they lock nobody out.
+        """
+        room = self._config.max_queued, self._config.max_queued_per_tenant
+        return ((room[0] + 1) // 2, (room[1] + 1) // 2) if tier in PATIENT else room
+
+    def _wait_guess_s(self, tiers: Collection[str]) -> float:
+        """Who waits longest has waited this long, so room is not to be expected much sooner."""
+        oldest = self._queue.oldest(TIERS.keys() - tiers)
+        return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
+
+    def _deadline(self, http: HTTPConnection, request: GenerateRequest) -> float | None:
+        """Return the seconds the request may take: the shortest of configuration, header and what it says itself."""
+        limits = [self._config.request_timeout_s, request.deadline_s]
+        given = http.headers.get(TIMEOUT_HEADER)
+        if given is not None:
+            if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given)):
+                message = f"{TIMEOUT_HEADER} is {given[:32]!r}; allowed: 1 to 999999999 (milliseconds)"
+                raise InvalidParameter(message, param=TIMEOUT_HEADER)
+            limits.append(int(given) / 1000)
+        return min((seconds for seconds in limits if seconds is not None), default=None)
+
+    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Member:
+        """Return the request with its stored answer, or with the client to ask."""
+        if not deterministic or not self._cache.max_bytes:
+            return Member(request, Watched(self._client), None)
+        key = cache_key(request, caller.tenant, self._client.info.fingerprint)
+        stored = self._cache.get(key)
+        self._metrics.cache.labels("hit" if stored else "miss").inc()
+        return Member(request, Watched(self._client, stored=stored, keep=True), key)
+
+    @asynccontextmanager
+    async def _place(self, party: Party, member: Member) -> AsyncIterator[float]:
+        """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
+        since, caller, cost, request = self._clock(), party.caller, member.cost, member.request
+        size = min(request.n, self._places)
+        waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
+        await self._wait_for_turn(waiting, party.deadline_s)
+        waited_s = self._clock() - since
+        self._metrics.wait.labels(caller.tier).observe(waited_s)
+        try:
+            yield waited_s
+        finally:
+            self._taken -= size
+            self._queue.correct(waiting, cost - member.watched.num_used(request))
+            self._dispatch()
+
+    async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.push(waiting)
+        self._turns[waiting.serial] = _Turn(waiting, granted)
+        self._dispatch()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await granted
+        except TimeoutError:
+            self._give_up(waiting, granted)
+            self._metrics.refused.labels("deadline").inc()
+            raise DeadlineExceeded(f"not started {deadline_s:g} s after its arrival") from None
+        except BaseException:
+            self._give_up(waiting, granted)
+            raise
+
+    def _give_up(self, waiting: Waiting, granted: asyncio.Future[None]) -> None:
+        """The request does not run: take it out of the queue, or give its places back where it had just got them."""
+        if self._turns.pop(waiting.serial, None) is not None:
+            self._queue.drop(waiting)
+        elif granted.done() and not granted.cancelled() and granted.exception() is None:
+            self._taken -= waiting.size
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
+        held = self.overload.held
+        while (head := self._queue.peek(held)) is not None and head.size <= self._places - self._taken:
+            turn = self._turns.pop(head.serial)
+            if turn.granted.done():
+                self._queue.drop(head)  # cancelled a moment ago
+                continue
+            self._queue.start(head)
+            self._taken += head.size
+            turn.granted.set_result(None)
+
+
+def _as_let_in(caller: Caller, request: GenerateRequest, deadline_s: float | None, waited_s: float) -> GenerateRequest:
+    """Return the request with what is left of its time.
+
+    A client's priority orders its own tenant's queue. In the engine, where a better priority preempts whoever runs, it
+    counts only from operators; batch work runs behind the rest.
+    """
+    left_s = None if deadline_s is None else max(0.001, deadline_s - waited_s)
+    priority = request.priority if caller.has("operator") else int(caller.tier == "batch")
+    return replace(request, deadline_s=left_s, priority=priority)

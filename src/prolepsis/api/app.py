@@ -1,0 +1,239 @@
+"""The one place that puts the HTTP parts together."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+from fastapi import APIRouter, FastAPI
+from openfeature.provider import FeatureProvider
+
+from prolepsis.api.admission.controller import Gate
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.auth.middleware import Guard
+from prolepsis.api.connections import check_exposure
+from prolepsis.api.evidence import evidence_routes
+from prolepsis.api.health import status_routes
+from prolepsis.api.openai.routes import generation_routes
+from prolepsis.api.openai.tokenization import tokenization_routes
+from prolepsis.api.openapi import openapi_routes
+from prolepsis.api.output.boundary import Boundary
+from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
+from prolepsis.api.recorder import Recorder
+from prolepsis.api.room import Room
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.api.tracing import RequestIds, Traces
+from prolepsis.audit.events import Acts
+from prolepsis.audit.requests import RequestAudit
+from prolepsis.audit.routes import audit_routes
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.plan import SpecPlan
+from prolepsis.correctness.routes import correctness_routes
+from prolepsis.correctness.runtime import Replays, ReplaySettings
+from prolepsis.cost.prices import PriceFile
+from prolepsis.cost.routes import cost_routes
+from prolepsis.cost.runtime import Costs
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.routes import policy_routes
+from prolepsis.policy.runtime import Policies
+from prolepsis.rollout.live import Pin
+from prolepsis.rollout.routes import admin_routes
+from prolepsis.rollout.shadow import ShadowWatch
+from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker_watch import BreakerWatch, ByHandFile, default_breaker_file
+from prolepsis.safety.drift import DriftBoard
+from prolepsis.safety.drift_watch import DriftWatch
+from prolepsis.safety.feature_flags import FeatureFlags
+from prolepsis.safety.kill_switch import KillFile, KillSwitch, default_kill_file
+from prolepsis.safety.routes import shown_kill, watch_routes
+from prolepsis.safety.watch import PlanInEffect, Watch
+from prolepsis.store.store import Store
+from prolepsis.telemetry.control import ControlMetrics
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.telemetry.replays import ReplayMetrics
+from prolepsis.web.errors import install_error_handlers
+from prolepsis.web.refusals import count_refusal
+
+REPLAYS = "replays"
+"""Who turns the kill switch where replays do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What decides who comes in and what is shed; without a key file, callers on this machine are the developer."""
+
+    keys: Keys = field(default_factory=lambda: Keys(None))
+    base_plan: SpecPlan = field(default_factory=SpecPlan)
+    """The engine's plan while nothing is shed."""
+
+
+def build(
+    config: ServerConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    door: Door | None = None,
+    *,
+    policies: Policies | None = None,
+    flags: FeatureProvider | None = None,
+    prices: PriceFile | None = None,
+    store: Store | None = None,
+    output: Sequence[LoadedPolicy] = (),
+) -> FastAPI:
+    """Return the application around a running engine; when it shuts down it closes `client`.
+
+    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
+    cost is in money; without `store` no requests are recorded, and who opened one closes it. Every answer passes
+    `output` before its client sees it. The application's `state.gate` is what a server drains, its `state.watch` what
+    may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where
+    the address asks for keys and there are none.
+    """
+    door = door or Door()
+    check_exposure(config, door.keys)
+    plan = PlanInEffect(door.base_plan, client.apply_plan)
+    gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
+    acts = Acts(store)
+    version_of = partial(_version_of, client, policies)
+    watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts)
+    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
+    audit = _audit(config, client, tokenizer, store) if store is not None else None
+    room = Room(
+        config=config,
+        client=client,
+        tokenizer=tokenizer,
+        gate=gate,
+        started=int(time.time()),
+        watch=watch,
+        policies=policies,
+        recorder=Recorder(store, config.store_sample, costs=costs, audit=audit),
+        acts=acts,
+        boundary=Boundary(OutputPolicies(output, metrics.contract), metrics.contract),
+        shadow=ShadowWatch(partial(version_of, DRAFT_HEAD)),
+        replays=_replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts),
+    )
+    info = client.info
+    metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
+    lifespan = partial(_while_serving, room, costs)
+    app = FastAPI(title="Prolepsis", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.gate = gate
+    app.state.watch = watch
+    app.state.door_metrics = metrics.door
+    for router in _routers(room, metrics, costs, store):
+        app.include_router(router)
+    install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
+    app.add_middleware(Guard, keys=door.keys, config=config, metrics=metrics.door)
+    app.add_middleware(RequestIds, metrics=metrics)
+    app.add_middleware(Traces)
+    return app
+
+
+@asynccontextmanager
+async def _while_serving(room: Room, costs: Costs, _: FastAPI) -> AsyncGenerator[None, None]:
+    """Run what looks at clocks and files beside the requests; close the engine at the end."""
+    watch, policies = room.watch, room.policies
+    await watch.look(drift=False)
+    parts = [room.gate.run(), watch.run(), costs.run()]
+    parts += [policies.run(), policies.rollouts.run()] if policies else []
+    parts += [room.replays.run()] if room.replays.enabled else []
+    running = [asyncio.create_task(part) for part in parts]
+    yield
+    for task in running:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    room.gate.end_waiting()
+    if watch.flags is not None:
+        watch.flags.close()
+    await room.client.close()
+
+
+def _routers(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> Sequence[APIRouter]:
+    return (
+        generation_routes(room),
+        tokenization_routes(room),
+        status_routes(room, metrics),
+        admin_routes(room),
+        policy_routes(room),
+        watch_routes(room),
+        correctness_routes(room),
+        audit_routes(room, store),
+        cost_routes(costs),
+        evidence_routes(room),
+        openapi_routes(),
+    )
+
+
+def _audit(config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, store: Store) -> RequestAudit:
+    sample, content = config.audit_sample, config.audit_content
+    return RequestAudit(store.writer, tokenizer, lambda: client.info, sample=sample, content=content)
+
+
+def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
+    """Return what a proposer's figures belong to: a new head, model or policy is another version of it."""
+    info = client.info
+    weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    return f"{weights} {policies.version}" if policies else weights
+
+
+def _watch(
+    config: ServerConfig,
+    client: EngineClient,
+    plan: PlanInEffect,
+    metrics: ControlMetrics,
+    provider: FeatureProvider | None,
+    *,
+    version_of: Callable[[str], str],
+    acts: Acts,
+) -> Watch:
+    """Return what may turn speculation off; a kill switch that is on has been applied."""
+    file = KillFile(config.kill_file or default_kill_file())
+    kill = KillSwitch(file, lambda on: plan.kill(on=on), metrics)
+    flags = None if provider is None else FeatureFlags(provider, metrics)
+    breakers = None if config.breaker == "off" else _breakers(config, client, plan, metrics, acts=acts)
+    drift = None
+    if config.drift == "on":
+        opens = config.drift_cliff == "open_breaker"
+        on_cliff = partial(breakers.trip, reason="cliff") if breakers is not None and opens else None
+        board, told = DriftBoard(), acts.drift_noticed
+        drift = DriftWatch(board, client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
+    return Watch(kill, flags, breakers, drift)
+
+
+def _breakers(
+    config: ServerConfig, client: EngineClient, plan: PlanInEffect, metrics: ControlMetrics, *, acts: Acts
+) -> BreakerWatch:
+    least = config.breaker_min_acceptance
+    settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
+    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
+    by_hand = ByHandFile(config.breaker_file or default_breaker_file())
+    told, counts = acts.breaker_changed, client.proposer_counts
+    return BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told)
+
+
+def _replays(
+    config: ServerConfig,
+    client: EngineClient,
+    metrics: ReplayMetrics,
+    gate: Gate,
+    *,
+    policies: Policies | None,
+    kill: KillSwitch,
+    acts: Acts,
+) -> Replays:
+    """Return what decodes requests again; what it finds counts for rollouts, and may turn the kill switch on."""
+
+    def trip(reason: str) -> None:
+        before = kill.status
+        if not before.operator.on:
+            kill.turn(on=True, by=REPLAYS, reason=reason)
+            acts.kill_turned(REPLAYS, shown_kill(before), shown_kill(kill.status), on=True)
+
+    def count(pin: Pin, right: bool) -> None:
+        if policies is not None:
+            policies.rollouts.observe_more(pin, {"correctness": float(right)})
+
+    settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
+    has_room = partial(gate.has_room, config.replay_beside)
+    return Replays(client, settings, metrics, has_room, acts=acts, count=count, trip=trip)

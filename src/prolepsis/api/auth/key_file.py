@@ -1,0 +1,164 @@
+"""API keys at rest: a JSON file of hashes that only its owner may read. Secrets are shown once and never stored."""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from argon2 import PasswordHasher
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import write_whole
+from prolepsis.web.caller import Caller, Role
+
+PREFIX = "plps"
+"""Begins every key, so that scanners for leaked secrets know one when they see it."""
+KEY = re.compile(rf"{PREFIX}_([0-9a-f]{{12}})_([A-Za-z0-9_-]{{43}})")
+"""Public id and secret."""
+HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
+"""argon2id with OWASP's least parameters (19 MiB, 2 passes): the secrets have 256 random bits."""
+_OWNER_ONLY = 0o600
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+
+
+class KeyRecord(BaseModel):
+    """What is stored of one key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    hash: str
+    tenant: Name
+    tier: TierName = DEFAULT_TIER
+    roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
+    models: tuple[str, ...] = ()
+    """Models the key may use; empty: all."""
+    note: str = ""
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(self.id, self.tenant, frozenset(self.roles), self.tier, frozenset(self.models))
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires is not None and now >= self.expires
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keys: tuple[KeyRecord, ...] = ()
+
+
+class KeyFile:
+    """Reads and writes the store; a write is whole or not at all, and two writers wait for each other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> tuple[KeyRecord, ...]:
+        """Return the keys, none where there is no file; raises `ConfigError` for a file that cannot be used."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise ConfigError(f"key file {self.path} cannot be read: {error.strerror}", param="keys_file") from None
+        try:
+            return _Stored.model_validate_json(text).keys
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the file"
+            message = f"key file {self.path} is not usable: {where}: {error.errors()[0]['msg'].lower()}"
+            raise ConfigError(message, param="keys_file") from None
+
+    def version(self) -> tuple[int, ...] | None:
+        """Return what changes when the file does, empty where it cannot be looked at; None without a file."""
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            return None
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+
+    def add(self, record: KeyRecord) -> None:
+        """Append a key; raises `ConfigError` where the file cannot be used or written."""
+        with self._writing():
+            self._write([*self.read(), record])
+
+    def remove(self, key_id: str) -> KeyRecord:
+        """Delete a key and return what it was; raises `ConfigError` for an id that is not there."""
+        with self._writing():
+            keys = self.read()
+            found = next((key for key in keys if key.id == key_id), None)
+            if found is None:
+                raise ConfigError(
+                    f"key {key_id[:64]!r} is not in {self.path}; `prolepsis keys list` shows those that are"
+                )
+            self._write([key for key in keys if key.id != key_id])
+            return found
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with open(self.path.with_name(self.path.name + ".lock"), "w", opener=_private) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ConfigError(f"key file {self.path} cannot be written: {error.strerror}", param="keys_file") from None
+
+    def _write(self, keys: Sequence[KeyRecord]) -> None:
+        text = json.dumps({"keys": [key.model_dump(mode="json") for key in keys]}, indent=2) + "\n"
+        write_whole(self.path, text.encode())
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, _OWNER_ONLY)
+
+
+def new_key(
+    tenant: str,
+    *,
+    tier: str = DEFAULT_TIER,
+    roles: Sequence[str] = ("client",),
+    models: Sequence[str] = (),
+    note: str = "",
+    expires: datetime | None = None,
+) -> tuple[KeyRecord, str]:
+    """Return a record and the key itself, which is nowhere else; raises `ConfigError` for values not allowed."""
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    values = {
+        "id": key_id,
+        "hash": HASHER.hash(secret),
+        "tenant": tenant,
+        "tier": tier,
+        "roles": tuple(dict.fromkeys(roles)),
+        "models": tuple(models),
+        "note": note,
+        "created": datetime.now(UTC).replace(microsecond=0),
+        "expires": expires,
+    }
+    try:
+        record = KeyRecord.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        message = f"{name} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise ConfigError(message, param=name) from None
+    return record, f"{PREFIX}_{key_id}_{secret}"
+
+
+def default_key_file() -> Path:
+    """Return where keys are kept where nothing else is said (XDG)."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "prolepsis" / "keys.json"

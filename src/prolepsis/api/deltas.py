@@ -1,0 +1,204 @@
+"""From the engine's events to text: one `Choice` per sample, one `Delta` per step that has something to show."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from prolepsis.api.openai.prepared import Showing
+from prolepsis.api.pacing import paced
+from prolepsis.api.tokenizer import Tokenizer, Verbatim
+from prolepsis.core.events import Aborted, Failed, FinishReason, Terminal, TokenLogprobs, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.text import TextStream
+from prolepsis.web.errors import RequestAborted
+
+if TYPE_CHECKING:
+    from prolepsis.api.output.contract import Contract
+
+ShownReason = FinishReason | Literal["content_filter"]
+"""Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
+LOWEST_LOGPROB = -9999.0
+"""Shown for a token of probability 0; JSON has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One token's text and log-probability."""
+
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLogprobs:
+    """An emitted token, the likeliest in its place, and where its text starts in the sample's token texts."""
+
+    token: ShownToken
+    top: tuple[ShownToken, ...]
+    offset: int
+
+
+class SaidToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
+    """One token, the text it makes certain, and how far its own text reaches in the sample's (characters)."""
+
+    token_id: int
+    text: str
+    end: int
+    by: str
+    """Whose drafted and accepted token it is; empty: the target's own."""
+    logprobs: ShownLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step adds to what the client sees of sample `index`."""
+
+    index: int
+    text: str
+    first: bool
+    logprobs: tuple[ShownLogprobs, ...] | None = None
+    finish_reason: ShownReason | None = None
+    stop_reason: str | int | None = None
+    token_ids: tuple[int, ...] = ()
+    said: tuple[SaidToken, ...] = ()
+    """The same tokens one by one; none once what is shown is no longer what they say (output policies)."""
+    num_tokens: int = 0
+    """Tokens of the answer that this accounts for, those included that are not shown."""
+    delivered: tuple[str, ...] = ()
+    """The proposers whose drafted tokens reach the client with this, a name for each token; before the contract
+    boundary, those of its tokens."""
+
+
+class Choice:
+    """One sample's text as it grows; tokens without text yet are held back with their ids and log-probabilities."""
+
+    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer, showing: Showing) -> None:
+        self.finished = False
+        self._index = index
+        self._tokenizer = tokenizer
+        decoder = tokenizer if showing.skip_special_tokens else Verbatim(tokenizer)
+        self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
+        self._include_stop = showing.include_stop
+        self._with_logprobs = request.params.logprobs is not None
+        self._held: list[SaidToken] = []
+        self._offset = 0
+        self._first = True
+
+    def take(self, event: Tokens) -> Delta | None:
+        """Return what `event` adds, or None where there is nothing to show yet.
+
+        A stop string ends the sample here even where the engine has not said so.
+        """
+        if self.finished:
+            return None
+        text = self._read(event)
+        if event.finish_reason is not None:
+            text += self._stream.finish()
+        reason, stop_reason = event.finish_reason, event.stop_reason
+        if self._stream.matched is not None:
+            reason, stop_reason = "stop", self._stream.matched
+            text += self._stream.matched if self._include_stop else ""
+        self.finished = reason is not None
+        if not text and not self.finished:
+            return None
+        said, self._held = tuple(self._held), []
+        logprobs = tuple(one.logprobs for one in said if one.logprobs) if self._with_logprobs else None
+        token_ids = tuple([one.token_id for one in said])
+        by = tuple([one.by for one in said if one.by])
+        delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, said, len(said), by)
+        self._first = False
+        return delta
+
+    def _read(self, event: Tokens) -> str:
+        """Hold the event's tokens, up to one that completes a stop string, and return the text they make certain."""
+        text, stream, accepted_by = "", self._stream, event.accepted_by
+        for i, token in enumerate(event.token_ids):
+            if stream.matched is not None:
+                break
+            added = stream.take(token)
+            logprobs = None
+            if self._with_logprobs and event.logprobs is not None:
+                logprobs = self._shown(token, event.logprobs[i], self._offset)
+                self._offset += len(logprobs.token.text)
+            by = accepted_by[i] if i < len(accepted_by) else ""
+            self._held.append(SaidToken(token, added, stream.num_characters, by, logprobs))
+            text += added
+        return text
+
+    def _shown(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> ShownLogprobs:
+        top = tuple(self._token(i, value) for i, value in logprobs.top)
+        return ShownLogprobs(self._token(token_id, logprobs.logprob), top, offset)
+
+    def _token(self, token_id: int, logprob: float) -> ShownToken:
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return ShownToken(text, max(logprob, LOWEST_LOGPROB))
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How one prompt's samples are told: the index of its first choice, what is shown, and whether token by token."""
+
+    first_index: int
+    showing: Showing
+    emit_tokens: bool
+    at_boundary: Callable[[int], "Contract"]
+    """What stands between a choice, by its index, and the client."""
+    see: Callable[[Tokens], None]
+    """Hears of all that is emitted."""
+
+
+async def generate_deltas(
+    client: EngineClient, request: GenerateRequest, tokenizer: Tokenizer, telling: Telling
+) -> AsyncGenerator[Delta | RequestStats, None]:
+    """Yield every sample's deltas, last the request's stats; ending it early aborts the request.
+
+    Raises `UserError` or `EngineError` where the engine refuses or fails the request.
+    """
+    first = telling.first_index
+    choices = [Choice(first + i, request, tokenizer, telling.showing) for i in range(request.n)]
+    contracts = [telling.at_boundary(first + i) for i in range(request.n)]
+    events = client.generate(request)
+    if telling.emit_tokens:
+        events = paced(events)
+    ended = False
+    try:
+        async for event in events:
+            if isinstance(event, Tokens):
+                choice, contract = choices[event.index], contracts[event.index]
+                telling.see(event)
+                delta = choice.take(event)
+                shown = None if delta is None else await contract.take(delta)
+                choice.finished |= contract.stopped
+                if shown is not None:
+                    yield shown
+                if choice.finished and _is_over(choices, contracts, event):
+                    client.abort(request.request_id)
+            else:
+                ended = True
+                stats = _stats_of(event, complete=all(choice.finished for choice in choices))
+                if any(contract.stopped for contract in contracts):  # what came after it is not the client's
+                    num_tokens = sum(contract.num_tokens for contract in contracts)
+                    stats = replace(stats, num_output_tokens=min(stats.num_output_tokens, num_tokens))
+                yield stats
+    finally:
+        if not ended:
+            client.abort(request.request_id)
+        if isinstance(events, AsyncGenerator):
+            await events.aclose()
+
+
+def _is_over(choices: Sequence[Choice], contracts: Sequence["Contract"], event: Tokens) -> bool:
+    """Return whether all is told that will be, with an event of which the engine does not say so."""
+    is_cut = event.finish_reason is None or any(contract.stopped for contract in contracts)
+    return is_cut and all(choice.finished for choice in choices)
+
+
+def _stats_of(event: Terminal, *, complete: bool) -> RequestStats:
+    """Return the stats of a request whose text is `complete`, or raise what ended it before."""
+    if isinstance(event, Failed):
+        raise event.error
+    if isinstance(event, Aborted) and not complete:
+        raise RequestAborted(f"The request was aborted: {event.reason}.")
+    return event.stats

@@ -1,0 +1,218 @@
+"""Shapes of /admin/contract, /admin/drift and /admin/shadow."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from prolepsis.api.output.boundary import Boundary
+from prolepsis.api.replies import Reply
+from prolepsis.api.room import Room
+from prolepsis.core.facts import TRAFFIC_CLASS
+from prolepsis.core.stats import LossReason
+from prolepsis.rollout.shadow import Estimate, ShadowEvidence
+from prolepsis.safety.drift import Key, Status, Stream
+from prolepsis.safety.drift_watch import DriftWatch
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import caller_of
+from prolepsis.web.errors import RequestRefused
+from prolepsis.web.fields import Body
+
+
+class OutputPolicyReply(Reply):
+    name: str
+    on_fault: str
+    timeout_ms: float
+    max_held: int
+
+
+class DeliveredReply(Reply):
+    """Drafted tokens of ended requests, by proposer and traffic class."""
+
+    proposer: str
+    traffic_class: str
+    num_verified: int
+    num_delivered: int
+    lost: dict[LossReason, int]
+
+
+class ContractReply(Reply):
+    policies: list[OutputPolicyReply]
+    """In the order in which they read."""
+    delivered: list[DeliveredReply]
+
+
+def contract_reply(boundary: Boundary) -> ContractReply:
+    """Return what is configured, and what came of drafted tokens since the server started."""
+    return ContractReply(
+        policies=[
+            OutputPolicyReply(
+                name=one.name,
+                on_fault="open" if one.fails_open else "closed",
+                timeout_ms=1000.0 * one.timeout_s,
+                max_held=one.max_held,
+            )
+            for one in boundary.policies.loaded
+        ],
+        delivered=[
+            DeliveredReply(
+                proposer=proposer,
+                traffic_class=traffic_class,
+                num_verified=counts.verified,
+                num_delivered=counts.delivered,
+                lost={reason: number for reason, number in counts.lost.items() if number},
+            )
+            for (proposer, traffic_class), counts in sorted(boundary.counts.items())
+        ],
+    )
+
+
+class DriftResetBody(Body):
+    proposer: Annotated[str, Field(max_length=64)]
+    traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
+
+
+class DriftStreamReply(Reply):
+    """What is known of one proposer in one traffic class since its version was put in; None: not yet."""
+
+    proposer: str
+    traffic_class: str
+    version: str
+    status: Status
+    acceptance: float | None
+    """Of first drafted tokens, since the last change."""
+    recent_acceptance: float | None
+    """Over the window in which cliffs are seen."""
+    overestimated: float | None
+    """What the proposer gave its first token less what came true, lately."""
+    num_judged: int
+    seconds: float
+
+
+class DriftReply(Reply):
+    enabled: bool
+    streams: list[DriftStreamReply]
+
+
+def drift_reply(watch: DriftWatch | None) -> DriftReply:
+    """Return what is known of all."""
+    streams = (
+        []
+        if watch is None
+        else [stream_reply(key, one, watch) for key, one in sorted(watch.streams.items(), key=lambda item: item[0])]
+    )
+    return DriftReply(enabled=watch is not None, streams=streams)
+
+
+def stream_reply(key: Key, stream: Stream, watch: DriftWatch) -> DriftStreamReply:
+    return DriftStreamReply(
+        proposer=key[0],
+        traffic_class=key[1],
+        version=stream.version,
+        status=stream.status,
+        acceptance=stream.acceptance,
+        recent_acceptance=stream.recent,
+        overestimated=stream.overestimated,
+        num_judged=stream.num_judged,
+        seconds=round(watch.seconds_of(stream), 1),
+    )
+
+
+class EstimateReply(Reply):
+    """With its 95 % interval, the request as the unit; no bounds below 20 requests."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class ShadowProposerReply(Reply):
+    proposer: str
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    """Would have been accepted."""
+    acceptance_rate: EstimateReply | None
+    saved: EstimateReply | None
+    """Share of the requests' time: tokens accepted, less what drafting and verifying cost, over tokens emitted."""
+
+
+class ShadowTrafficClassReply(Reply):
+    traffic_class: str
+    num_requests: int
+    num_tokens: int
+    expected_speedup: EstimateReply | None
+    """Tokens per second with speculation over without."""
+    cost: EstimateReply | None
+    """Share of the requests' time that drafting in shadow took."""
+    proposers: list[ShadowProposerReply]
+
+
+class ShadowReply(Reply):
+    version: str
+    """Of draft head and policy; the figures are of it alone."""
+    traffic_classes: list[ShadowTrafficClassReply]
+
+
+def shadow_reply(evidence: ShadowEvidence) -> ShadowReply:
+    """Return what requests in shadow showed."""
+    return ShadowReply(
+        version=evidence.version,
+        traffic_classes=[
+            ShadowTrafficClassReply(
+                traffic_class=name,
+                num_requests=one.saved.number,
+                num_tokens=one.num_tokens,
+                expected_speedup=_estimate(one.speedup),
+                cost=_estimate(one.drafting.estimate),
+                proposers=[
+                    ShadowProposerReply(
+                        proposer=proposer,
+                        num_drafts=known.counts.num_drafts,
+                        num_draft_tokens=known.counts.num_draft_tokens,
+                        num_accepted=known.counts.num_accepted,
+                        acceptance_rate=_estimate(known.accepted.estimate),
+                        saved=_estimate(known.saved.estimate),
+                    )
+                    for proposer, known in sorted(one.proposers.items())
+                ],
+            )
+            for name, one in sorted(evidence.traffic_classes.items())
+        ],
+    )
+
+
+def _estimate(found: Estimate | None) -> EstimateReply | None:
+    return None if found is None else EstimateReply(value=found.value, low=found.low, high=found.high)
+
+
+def evidence_routes(room: Room) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/admin/contract")
+    async def contract() -> JSONResponse:
+        return JSONResponse(contract_reply(room.boundary).model_dump())
+
+    @router.get("/admin/shadow")
+    async def shadow() -> JSONResponse:
+        return JSONResponse(shadow_reply(room.shadow.evidence).model_dump())
+
+    @router.get("/admin/drift")
+    async def drift() -> JSONResponse:
+        return JSONResponse(drift_reply(room.watch.drift).model_dump())
+
+    @router.post("/admin/drift/reset")
+    async def reset_drift(request: Request) -> JSONResponse:
+        body = await read_body(request, DriftResetBody, room.config.max_body_bytes)
+        key, watch = (body.proposer, body.traffic_class), room.watch.drift
+        before = None if watch is None else watch.streams.get(key)
+        if watch is None or before is None:
+            message = f"nothing is known of {body.proposer!r} in {body.traffic_class!r}; GET /admin/drift has what is"
+            raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
+        shown = stream_reply(key, before, watch).model_dump()
+        fresh = watch.reset(*key)
+        room.acts.drift_reset(caller_of(request).actor, *key, shown)
+        return JSONResponse(stream_reply(key, fresh, watch).model_dump())
+
+    return router

@@ -1,0 +1,272 @@
+"""OpenAI's strict subset of JSON schema: what `strict: true` asks of a schema."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prolepsis.api.openai.bodies import (
+    FunctionBody,
+    GenerationBody,
+    ResponseFormat,
+    SharedBody,
+    StructuredOutputs,
+    ToolBody,
+    ToolChoiceBody,
+)
+from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking, read_json
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+
+_MAX_DEPTH = 64
+_LISTS = ("anyOf", "prefixItems")
+_MAPS = ("properties", "$defs", "definitions")
+_SINGLE = ("items",)
+_REFUSED = ("allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties")
+
+
+def check_strict(schema: dict[str, object], param: str) -> None:
+    """Raise `InvalidParameter` naming the first place where `schema` leaves the strict subset.
+
+    The root is an object; every object lists all its properties in `required` and has `additionalProperties: false`.
+    """
+    if schema.get("type") != "object":
+        raise InvalidParameter(f"{param}: the root of a strict schema must have type 'object'", param=param)
+    for path, part in _parts(schema, param, 0):
+        _check_part(path, part, param)
+
+
+def _parts(schema: dict[str, object], path: str, depth: int) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield every schema inside `schema`, itself first, with where it is."""
+    if depth > _MAX_DEPTH:
+        raise InvalidParameter(f"{path} is nested deeper than {_MAX_DEPTH} levels, the most allowed", param=path[:200])
+    yield path, schema
+    for name in (*_LISTS, *_MAPS, *_SINGLE):
+        inner = schema.get(name)
+        parts: list[tuple[str, object]] = []
+        if name in _LISTS and isinstance(inner, list):
+            parts = [(f"{path}.{name}[{i}]", part) for i, part in enumerate(inner)]
+        elif name in _MAPS and isinstance(inner, dict):
+            parts = [(f"{path}.{name}.{key[:64]}", part) for key, part in inner.items()]
+        elif name in _SINGLE:
+            parts = [(f"{path}.{name}", inner)]
+        for where, part in parts:
+            if isinstance(part, dict):
+                yield from _parts(part, where, depth + 1)
+
+
+def _check_part(path: str, schema: dict[str, object], param: str) -> None:
+    refused = next((name for name in _REFUSED if name in schema), None)
+    if refused is not None:
+        raise InvalidParameter(f"{path}: strict schemas do not take {refused!r}; allowed: anyOf", param=param)
+    kinds = schema.get("type")
+    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds) or "properties" in schema
+    if not is_object:
+        return
+    if schema.get("additionalProperties") is not False:
+        raise InvalidParameter(f"{path}: strict objects must have 'additionalProperties': false", param=param)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        raise InvalidParameter(f"{path}: 'properties' must be an object and 'required' a list", param=param)
+    listed = {name for name in required if isinstance(name, str)}
+    missing = next((name for name in properties if name not in listed), None)
+    if missing is not None:
+        message = f"{path}: strict objects must list every property in 'required'; {missing[:64]!r} is missing"
+        raise InvalidParameter(message, param=param)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """Tools the model is told of, those it may call, and how."""
+
+    shown: tuple[FunctionBody, ...]
+    callable: tuple[FunctionBody, ...]
+    """Empty: none may be called."""
+    required: bool
+    parallel: bool
+    """Several calls in one answer are allowed."""
+
+
+NO_TOOLS = ToolUse((), (), required=False, parallel=False)
+
+
+def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoiceBody | None, parallel: bool | None) -> ToolUse:
+    """Read tools and tool choice together; raises `InvalidParameter`."""
+    functions = tuple(tool.function for tool in tools or ())
+    kind = choice.type if choice else "auto"
+    if not functions:
+        if kind not in ("auto", "none"):
+            raise InvalidParameter(f"tool_choice is {kind!r}, but tools is empty; allowed: none", param="tool_choice")
+        return NO_TOOLS
+    _check(functions)
+    if kind == "none":
+        return ToolUse(functions, (), required=False, parallel=False)
+    named = _named(choice, functions)
+    required = kind in ("required", "function") or (
+        choice is not None and choice.allowed_tools is not None and choice.allowed_tools.mode == "required"
+    )
+    return ToolUse(functions, named, required=required, parallel=parallel is not False and kind != "function")
+
+
+def _check(functions: Sequence[FunctionBody]) -> None:
+    names = [function.name for function in functions]
+    double = next((name for name in names if names.count(name) > 1), None)
+    if double is not None:
+        raise InvalidParameter(f"tools names {double!r} twice; allowed: different names", param="tools")
+    for i, function in enumerate(functions):
+        if function.strict:
+            check_strict(function.parameters or {}, f"tools[{i}].function.parameters")
+
+
+def _named(choice: ToolChoiceBody | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:
+    if choice is None or choice.type in ("auto", "required"):
+        return functions
+    if choice.function is not None:
+        names = [choice.function.name]
+    else:
+        names = [tool.function.name for tool in choice.allowed_tools.tools] if choice.allowed_tools else []
+    known = {function.name: function for function in functions}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+        message = f"tool_choice names {unknown!r}; allowed: the names in tools ({', '.join(known)})"
+        raise InvalidParameter(message[:600], param="tool_choice")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+_ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+_TEXT = r"TEXT: /(.|\n)*/"
+_PLAIN = rf"PLAIN: /(.|\n)*/ & ~/(.|\n)*{CALL}(.|\n)*/"
+"""Text that opens no call."""
+_SPACE = r"SPACE: /[ \n]*/"
+
+
+def asked_form(body: SharedBody) -> GrammarSpec | None:
+    """Return the grammar that the body asks for by name, or None; raises `InvalidParameter`."""
+    wanted = body.response_format if isinstance(body, GenerationBody) else None
+    by_format = _of_response_format(wanted) if wanted else None
+    if body.structured_outputs is None:
+        return by_format
+    if by_format is not None:
+        message = "structured_outputs and response_format are given; allowed: one of them"
+        raise InvalidParameter(message, param="structured_outputs")
+    return _of_structured_outputs(body.structured_outputs)
+
+
+def constraint(
+    form: GrammarSpec | None, tools: ToolUse = NO_TOOLS, thinking: Thinking = Thinking.NONE
+) -> GrammarSpec | None:
+    """Join the asked form, tool calls and reasoning into one grammar; None leaves the answer free."""
+    if not tools.callable:
+        return form if form is None or thinking is Thinking.NONE else _behind_thinking(form, thinking)
+    if form is not None and form.kind == "lark":
+        message = "structured_outputs.grammar and tools are given; allowed: one of them"
+        raise InvalidParameter(message, param="structured_outputs.grammar")
+    if form is None and not tools.required:
+        return GrammarSpec("lark", _free_text_and_calls(tools))
+    answer = "calls" if tools.required or form is None else "(calls | form)"
+    rules = [*_calls(tools), "calls: call" + (" (SPACE call)*" if tools.parallel else "")]
+    if form is not None and not tools.required:
+        rules.append(f"form: {_as_rule(form)}")
+    return GrammarSpec("lark", _lark(answer, [*rules, _SPACE], thinking))
+
+
+def _of_response_format(wanted: ResponseFormat) -> GrammarSpec | None:
+    if wanted.type == "json_object":
+        return _json(_ANY_OBJECT)
+    if wanted.json_schema is None:
+        return None
+    param = "response_format.json_schema.schema"
+    schema = wanted.json_schema.schema_
+    if wanted.json_schema.strict:
+        check_strict(schema or {}, param)
+    return _json(_ANY_OBJECT if schema is None else schema)
+
+
+def _of_structured_outputs(wanted: StructuredOutputs) -> GrammarSpec:
+    if wanted.regex is not None:
+        return GrammarSpec("regex", wanted.regex)
+    if wanted.choice is not None:
+        return GrammarSpec("choice", json.dumps(wanted.choice, ensure_ascii=False))
+    if wanted.grammar is not None:
+        return GrammarSpec("lark", wanted.grammar)
+    if wanted.json_object:
+        return _json(_ANY_OBJECT)
+    return _json(_read_schema(wanted.json_))
+
+
+def _read_schema(value: object) -> Mapping[str, object]:
+    if isinstance(value, str):
+        try:
+            value = read_json(value, "structured_outputs.json")
+        except ValueError as error:
+            message = f"structured_outputs.json is no JSON: {error}"
+            raise InvalidParameter(message, param="structured_outputs.json") from None
+    if not isinstance(value, dict):
+        raise InvalidParameter("structured_outputs.json must be a JSON schema", param="structured_outputs.json")
+    return value
+
+
+def _json(schema: Mapping[str, object]) -> GrammarSpec:
+    return GrammarSpec("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def _free_text_and_calls(tools: ToolUse) -> str:
+    """Any text; from an opening mark on, a call. What a model thinks is such text."""
+    rules = [*_calls(tools), f"open[lazy]: TEXT {_quoted(CALL)}", _TEXT]
+    if tools.parallel:
+        return _lark("(open call_body)* TEXT", rules, Thinking.NONE)
+    return _lark("PLAIN | open call_body PLAIN", [*rules, _PLAIN], Thinking.NONE)
+
+
+def _calls(tools: ToolUse) -> list[str]:
+    names = [f"tool_{i}" for i in range(len(tools.callable))]
+    rules = [
+        f"{name}: {_quoted(_head(function))} %json {_arguments(function)}"
+        for name, function in zip(names, tools.callable, strict=True)
+    ]
+    body = f"call_body: ({' | '.join(names)}) {_quoted('}' + chr(10) + CALL_END)}"
+    return [*rules, body, f"call: {_quoted(CALL)} call_body"]
+
+
+def _head(function: FunctionBody) -> str:
+    return f'\n{{"name": "{function.name}", "arguments": '
+
+
+def _arguments(function: FunctionBody) -> str:
+    """The schema of a call's arguments; keywords that cannot be enforced are ignored unless the tool is strict."""
+    schema = function.parameters
+    if not schema:
+        schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    if "type" not in schema and "$ref" not in schema:
+        schema = {"type": "object", **schema}
+    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not function.strict}})
+
+
+def _behind_thinking(form: GrammarSpec, thinking: Thinking) -> GrammarSpec:
+    if form.kind == "lark":
+        return form
+    return GrammarSpec("lark", _lark("form", [f"form: {_as_rule(form)}", _SPACE, _TEXT], thinking))
+
+
+def _as_rule(form: GrammarSpec) -> str:
+    if form.kind == "json_schema":
+        return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
+    if form.kind == "choice":
+        return " | ".join(_quoted(choice) for choice in json.loads(form.source))
+    return "/" + form.source.replace("\\/", "/").replace("/", "\\/") + "/"
+
+
+def _lark(answer: str, rules: list[str], thinking: Thinking) -> str:
+    start = answer
+    if thinking is Thinking.POSSIBLE:
+        start = f"(think SPACE)? {answer}"
+        rules = [*rules, f"think[lazy]: {_quoted(THINK)} TEXT {_quoted(THINK_END)}"]
+    elif thinking is Thinking.OPENED:
+        start = f"think SPACE {answer}"
+        rules = [*rules, f"think[lazy]: TEXT {_quoted(THINK_END)}"]
+    if thinking is not Thinking.NONE and _TEXT not in rules:
+        rules = [*rules, _TEXT]
+    return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

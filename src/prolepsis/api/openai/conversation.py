@@ -1,0 +1,187 @@
+"""JSON that comes as a string inside a request's body."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Literal
+
+from pydantic_core import from_json
+
+from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.core.errors import InvalidParameter
+
+MAX_DEPTH = 200
+"""pydantic-core's own limit; it holds for the body itself too."""
+
+
+def read_json(text: str, param: str) -> object:
+    """Return the value of `text`; raises `ValueError`, and `InvalidParameter` where it is nested too deeply."""
+    try:
+        value: object = from_json(text)
+    except ValueError as error:
+        if "recursion limit" in str(error):
+            message = f"{param} is nested too deeply; allowed: {MAX_DEPTH} levels"
+            raise InvalidParameter(message, param=param) from None
+        raise
+    return value
+
+
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+RESULT, RESULT_END = "<tool_response>", "</tool_response>"
+
+
+THINK, THINK_END = "<think>", "</think>"
+_TAIL = 8
+"""Tokens at the prompt's end that can hold an opening mark."""
+
+ReasoningOption = Literal["auto", "on", "off"]
+
+
+class Thinking(Enum):
+    NONE = "none"
+    """The text is shown as it is."""
+    POSSIBLE = "possible"
+    """The answer may open with `<think>`."""
+    OPENED = "opened"
+    """The prompt ends with `<think>`: the answer begins inside."""
+
+
+def thinking_of(option: ReasoningOption, prompt: list[int], tokenizer: Tokenizer) -> Thinking:
+    """Return what to expect of the answer to `prompt`; auto: where the chat template knows the marks."""
+    knows = THINK_END in (tokenizer.chat_template or "")
+    if option == "off" or (option == "auto" and not knows):
+        return Thinking.NONE
+    tail = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
+    return Thinking.OPENED if tail.endswith(THINK) else Thinking.POSSIBLE
+
+
+TemplateMessage = dict[str, object]
+_MANY_CHARACTERS = 1 << 20
+"""Counted for a value too costly to measure."""
+
+
+def prompt_tokens(
+    messages: Sequence[Message],
+    tools: Sequence[FunctionBody],
+    tokenizer: Tokenizer,
+    variables: Mapping[str, object] | None = None,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
+    knows_tools = _knows_tools(tokenizer.chat_template or "")
+    shown = [_native(message, i) for i, message in enumerate(messages)] if knows_tools else _plain(messages, tools)
+    return tokenizer.apply_chat_template(
+        shown,
+        add_generation_prompt=add_generation_prompt,
+        tools=[_tool(tool) for tool in tools] if tools and knows_tools else None,
+        variables=variables,
+    )
+
+
+def size(messages: Sequence[Message], variables: Mapping[str, object] | None = None) -> int:
+    """Return about how many characters a template renders; lists and objects in `variables` count as many."""
+    values = sum(len(name) + _value_size(value) for name, value in (variables or {}).items())
+    return values + sum(_message_size(message) for message in messages)
+
+
+def _message_size(message: Message) -> int:
+    texts = (message.content, message.reasoning_content, message.name, message.tool_call_id)
+    calls = sum(
+        len(call.function.arguments) + len(call.function.name) + len(call.id) + 100 for call in message.tool_calls or ()
+    )
+    return sum(len(text or "") for text in texts) + calls + 100
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, list | dict):
+        return _MANY_CHARACTERS
+    return len(value) if isinstance(value, str) else 0
+
+
+def _knows_tools(template: str) -> bool:
+    return re.search(r"\btools\b", template) is not None
+
+
+def _role(message: Message) -> str:
+    return "system" if message.role == "developer" else message.role
+
+
+def _native(message: Message, number: int) -> TemplateMessage:
+    """For templates that write tool calls and results themselves; they want arguments as objects."""
+    shown: TemplateMessage = {"role": _role(message), "content": message.content or ""}
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            _call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        value = getattr(message, name)
+        if value is not None:
+            shown[name] = value
+    return shown
+
+
+def _call(call: ToolCall, field: str) -> TemplateMessage:
+    function = {"name": call.function.name, "arguments": _arguments(call, field)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(call: ToolCall, field: str) -> object:
+    """Return the arguments as an object; what is no JSON, such as a call cut short, as it is."""
+    try:
+        return read_json(call.function.arguments, f"{field}.function.arguments")
+    except ValueError:
+        return call.function.arguments
+
+
+def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
+    """For templates that know roles and text only: calls and results are written into the text."""
+    shown: list[TemplateMessage] = []
+    for i, message in enumerate(messages):
+        follows_result = i > 0 and messages[i - 1].role == "tool"
+        if message.role == "tool" and follows_result:
+            shown[-1]["content"] = f"{shown[-1]['content']}\n{_result(message)}"
+        elif message.role == "tool":
+            shown.append({"role": "user", "content": _result(message)})
+        else:
+            calls = [_written(call) for call in message.tool_calls or ()]
+            content = "\n".join([*([message.content or ""] if message.content or not calls else []), *calls])
+            shown.append({"role": _role(message), "content": content})
+    return _with_explanation(shown, tools) if tools else shown
+
+
+def _with_explanation(messages: list[TemplateMessage], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": explanation(tools)}, *messages]
+    first: TemplateMessage = {"role": "system", "content": f"{messages[0]['content']}\n\n{explanation(tools)}"}
+    return [first, *messages[1:]]
+
+
+def _result(message: Message) -> str:
+    return f"{RESULT}\n{message.content}\n{RESULT_END}"
+
+
+def _written(call: ToolCall) -> str:
+    return f'{CALL}\n{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}\n{CALL_END}'
+
+
+def _tool(function: FunctionBody) -> TemplateMessage:
+    shown: TemplateMessage = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    shown["parameters"] = function.parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": shown}
+
+
+def explanation(tools: Sequence[FunctionBody]) -> str:
+    """Return the system text for models whose template says nothing of tools."""
+    listed = "\n".join(json.dumps(_tool(tool), ensure_ascii=False) for tool in tools)
+    return (
+        "You can call functions. Each line describes one, with a JSON schema of its arguments:\n"
+        f"{listed}\n"
+        "To call a function, write its name and arguments as JSON between these marks:\n"
+        f'{CALL}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n{CALL_END}\n'
+        f"What it returns is given to you between {RESULT} and {RESULT_END}."
+    )

@@ -1,0 +1,79 @@
+"""A request as policies see it: facts of its body, its headers and its caller."""
+
+import math
+from datetime import datetime
+
+from prolepsis.api.openai.bodies import STRUCTURED_FORMS, ChatBody, CompletionBody, GenerationBody
+from prolepsis.core.facts import RequestFacts, stated_language
+from prolepsis.web.caller import Asker
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
+GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
+"""No rule may depend on what they hold."""
+
+
+def request_facts(
+    body: GenerationBody, asker: Asker, *, prompt_tokens: int | None, time: datetime, targeting_key: str | None = None
+) -> RequestFacts:
+    """Return the facts of a checked body; a /v1/responses body is read as the chat it stands for.
+
+    `prompt_tokens` are those of the longest prompt, None where they were not counted.
+    """
+    caller, headers = asker.caller, {k: v for k, v in asker.headers.items() if k not in _SECRET_HEADERS}
+    return RequestFacts(
+        route=asker.route,
+        model=body.model,
+        tenant=caller.tenant,
+        tier=caller.tier,
+        key=caller.key_id,
+        roles=frozenset(caller.roles),
+        tools=_may_call(body),
+        structured_output=_structured_output(body),
+        stream=bool(body.stream),
+        n=body.n or 1,
+        prompt_tokens=prompt_tokens,
+        max_tokens=_max_tokens(body),
+        temperature=_given(body.temperature, 1.0),
+        top_p=_given(body.top_p, 1.0),
+        top_k=max(0, body.top_k or 0),
+        min_p=_given(body.min_p, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        language=stated_language(body.metadata, headers),
+        headers=headers,
+        time=time,
+        targeting_key=targeting_key,
+    )
+
+
+def _may_call(body: GenerationBody) -> bool:
+    if not isinstance(body, ChatBody) or not body.tools:
+        return False
+    return body.tool_choice is None or body.tool_choice.type != "none"
+
+
+def _structured_output(body: GenerationBody) -> str:
+    if (wanted := body.structured_outputs) is not None:
+        form = next(name for name, attribute in STRUCTURED_FORMS.items() if getattr(wanted, attribute) is not None)
+        return "json_schema" if form == "json" else form
+    if body.response_format is None or body.response_format.type == "text":
+        return "none"
+    return body.response_format.type
+
+
+def _max_tokens(body: GenerationBody) -> float:
+    asked = body.max_tokens
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        asked = body.max_completion_tokens
+    if asked is not None:
+        return asked
+    if isinstance(body, CompletionBody):
+        return max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
+    return math.inf
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,253 @@
+"""From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
+
+import secrets
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
+from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
+from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts
+from prolepsis.api.openai.prepared import Admitted, Showing
+from prolepsis.api.openai.speculation import AskedSpeculation, asked_speculation, under_flag, under_policy
+from prolepsis.api.room import Room
+from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
+from prolepsis.core.errors import ContextTooLong, InvalidParameter
+from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.client import EngineInfo
+from prolepsis.policy.runtime import Ruling
+from prolepsis.web.caller import Asker
+from prolepsis.web.fields import MAX_SAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A tokenised prompt, and how many tokens the answer may have (None: all that fit)."""
+
+    token_ids: list[int]
+    max_tokens: int | None
+    predicted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """All prompts of a request, the field they came from, their parameters, and the language of the answers."""
+
+    field: str
+    params: SamplingParams
+    prompts: list[_Prompt]
+    grammar: GrammarSpec | None
+
+
+async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "messages") -> Admitted:
+    """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
+    speculation = _check_common(body, asker, room)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
+    params = _sampling_params(body, (body.top_logprobs or 0) if body.logprobs else None)
+    max_tokens = _chat_max_tokens(body)
+    _check_params(params, max_tokens, room.client.info)
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    form = asked_form(body)
+    characters = size(body.messages, body.chat_template_kwargs) if not tools.shown else INLINE_CHARACTERS + 1
+    token_ids = await off_loop(
+        characters,
+        lambda: prompt_tokens(body.messages, tools.shown, room.tokenizer, body.chat_template_kwargs),
+    )
+    thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
+    prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
+    prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
+    admitted = await _admit(body, prompts, asker, speculation, room)
+    showing = replace(
+        admitted.showing,
+        thinking=thinking,
+        tools=bool(tools.callable),
+        parallel=tools.parallel,
+        has_prediction=body.prediction is not None,
+    )
+    return replace(admitted, showing=showing, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
+
+
+async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Admitted:
+    """Check `body` against the engine and tokenise it; raises `UserError`."""
+    speculation = _check_common(body, asker, room)
+    if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
+        message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
+        raise InvalidParameter(message, param="n")
+    params = _sampling_params(body, body.logprobs)
+    info = room.client.info
+    _check_params(params, body.max_tokens, info)
+    form = constraint(asked_form(body))
+    prompts = []
+    characters = sum(len(text) for text in body.prompt if isinstance(text, str))
+    for text in body.prompt:
+        token_ids = await _completion_tokens(text, characters, room)
+        prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
+    admitted = await _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
+    return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
+
+
+async def _completion_tokens(text: str | list[int], characters: int, room: Room) -> list[int]:
+    """Return one prompt's tokens; all prompts of the request have `characters` together."""
+    if isinstance(text, str):
+        return await off_loop(characters, lambda: room.tokenizer.encode(text))
+    return _checked_ids(text, room.client.info.vocab_size)
+
+
+def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
+    if body.max_tokens is not None:
+        return body.max_tokens
+    return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
+
+
+async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
+    if body.prediction is None:
+        return ()
+    text = body.prediction.content
+    return tuple(await off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
+
+
+def _check_common(body: GenerationBody, asker: Asker, room: Room) -> AskedSpeculation:
+    room.check_model(body.model, asker.caller)
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
+    speculation = asked_speculation(body.speculation, asker.spec_mode, asker.caller, room.client.info.proposers)
+    room.gate.check_open(asker.caller)
+    return speculation
+
+
+def _chat_max_tokens(body: ChatBody) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = f"max_tokens is {old} and max_completion_tokens is {new}; allowed: one of them, or equal values"
+        raise InvalidParameter(message, param="max_completion_tokens")
+    return old if new is None else new
+
+
+def _check_params(params: SamplingParams, max_tokens: int | None, info: EngineInfo) -> None:
+    """Check before the prompt is tokenised; an answer of no stated length is checked at its longest."""
+    longest = max(info.max_model_len, params.min_tokens) if max_tokens is None else max_tokens
+    replace(params, max_tokens=longest).validate(info.vocab_size)
+
+
+def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidParameter(f"prompt holds token {str(wrong)[:24]}; allowed: 0 to {vocab_size - 1}", param="prompt")
+    return token_ids
+
+
+def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    if body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return "tools" if has_tools else None
+
+
+async def _admit(
+    body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room
+) -> Admitted:
+    prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
+    params, length = asked.params, room.client.info.max_model_len
+    lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
+    longest = max(len(prompt.token_ids) for prompt in asked.prompts)
+    now = room.policies.now() if room.policies is not None else datetime.now(UTC)
+    facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
+    ruling = await _ruling(facts, room)
+    if ruling is not None:
+        speculation = under_policy(speculation, ruling, own)
+    if room.watch.flags is not None:
+        speculation = under_flag(speculation, await room.watch.flags.enabled(facts))
+    requests = tuple(
+        GenerateRequest(
+            request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
+            prompt_token_ids=tuple(prompt.token_ids),
+            params=replace(params, max_tokens=lengths[i]),
+            n=body.n or 1,
+            priority=body.priority or 0,
+            scope=scope(asker.caller.tenant, body.cache_salt),
+            traffic_class=traffic_class_of(facts),
+            prediction_token_ids=prompt.predicted,
+            grammar=asked.grammar,
+            speculation=speculation.choice,
+        )
+        for i, prompt in enumerate(asked.prompts)
+    )
+    return Admitted(
+        requests=requests,
+        caller=asker.caller,
+        answer_id=f"{prefix}-{body.request_id or own}",
+        model=body.model,
+        stream=bool(body.stream),
+        speculation=speculation,
+        showing=_showing(body),
+        deterministic=params.greedy or body.seed is not None,
+    )
+
+
+async def _ruling(facts: RequestFacts, room: Room) -> Ruling | None:
+    """Return what the policy says, once the flags have been asked that its rules name; None without a policy."""
+    if room.policies is None:
+        return None
+    names, flags = room.policies.flag_names, room.watch.flags
+    said = await flags.named(names, facts) if names and flags is not None else ()
+    return room.policies.ruling(facts, said)
+
+
+def scope(tenant: str, salt: str | None) -> str:
+    """Return the scope of one tenant's requests with one salt; no two pairs share one."""
+    return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
+
+
+def _showing(body: GenerationBody) -> Showing:
+    options = body.stream_options
+    return Showing(
+        skip_special_tokens=body.skip_special_tokens is not False,
+        include_stop=bool(body.include_stop_str_in_output),
+        token_ids=bool(body.return_token_ids),
+        thinking=Thinking.NONE,
+        usage=bool(options and options.include_usage),
+        running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
+
+
+def _fitting(prompt: _Prompt, field: str, min_tokens: int, max_model_len: int) -> int:
+    """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
+    length = len(prompt.token_ids)
+    if not length:
+        raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
+    answer = max(1, min_tokens) if prompt.max_tokens is None else prompt.max_tokens
+    if length + answer > max_model_len:
+        raise ContextTooLong(
+            f"This model's context holds {max_model_len} tokens; given: {length} in {field} and "
+            f"{answer} for the answer ({length + answer} in all).",
+            param=field,
+        )
+    return max_model_len - length if prompt.max_tokens is None else answer
+
+
+def _sampling_params(body: GenerationBody, logprobs: int | None) -> SamplingParams:
+    """Fill in the defaults; `max_tokens` is set later, when the prompt's length is known."""
+    return SamplingParams(
+        temperature=_given(body.temperature, 1.0),
+        top_k=max(0, body.top_k or 0),
+        top_p=_given(body.top_p, 1.0),
+        min_p=_given(body.min_p, 0.0),
+        repetition_penalty=_given(body.repetition_penalty, 1.0),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
+        min_tokens=body.min_tokens or 0,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        logprobs=logprobs,
+    )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

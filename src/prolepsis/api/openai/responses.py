@@ -1,0 +1,146 @@
+"""The answer of /v1/responses: one document, or a stream of typed events. Nothing is stored."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from prolepsis.api.deltas import Delta
+from prolepsis.api.openai.completions import Parts, counting
+from prolepsis.api.openai.prepare import admit_chat
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.response_items import ResponseItems
+from prolepsis.api.openai.responses_bodies import ResponsesBody, renamed, to_chat
+from prolepsis.api.openai.usage import Json, metrics
+from prolepsis.api.room import Room
+from prolepsis.core.errors import UserError
+from prolepsis.core.stats import RequestStats
+from prolepsis.web.caller import Asker
+from prolepsis.web.errors import describe_error
+
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finish reasons of answers that are not complete, as this endpoint calls them."""
+
+
+async def admit_response(body: ResponsesBody, asker: Asker, room: Room) -> Admitted:
+    """Check `body` as the chat it stands for; raises `UserError`."""
+    try:
+        admitted = await admit_chat(to_chat(body), asker, room, field="input")
+    except UserError as error:
+        raise renamed(error) from None
+    field = "text.format" if admitted.grammar_field == "response_format" else admitted.grammar_field
+    return replace(admitted, answer_id=admitted.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
+
+
+class ResponseShape:
+    """The response object of one request, as far as it is known."""
+
+    def __init__(self, body: ResponsesBody, admitted: Admitted, room: Room) -> None:
+        self.items = ResponseItems(admitted.showing)
+        self._admitted = admitted
+        self._room = room
+        self._frame: Json = {
+            "id": admitted.answer_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": admitted.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": _shown_format(body)},
+            "tool_choice": _shown_choice(body),
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        }
+
+    def begun(self) -> Json:
+        return self._shown("in_progress")
+
+    async def ended(self, stats: RequestStats) -> Json:
+        cut = _CUT.get(self.items.finish_reason or "")
+        shown = self._shown("incomplete" if cut else "completed")
+        shown["incomplete_details"] = {"reason": cut} if cut else None
+        shown["usage"] = await self._usage(stats)
+        if self._admitted.speculation.metrics:
+            asked = self._admitted.speculation
+            shown["metrics"] = metrics(stats, asked.ruling, asked.flag)
+        return shown
+
+    def failed(self, error: Exception) -> Json:
+        reply = describe_error(error)
+        return {**self._shown("failed"), "error": {"code": "server_error", "message": reply.message}}
+
+    def _shown(self, status: str) -> Json:
+        state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._frame, **state, "output": list(self.items.output)}
+
+    async def _usage(self, stats: RequestStats) -> Json:
+        counted = await counting(self._admitted, self._room, self.items.reasoning)
+        return {
+            "input_tokens": stats.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.num_output_tokens,
+            "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens or 0},
+            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
+        }
+
+
+async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
+    """Return the response object and the request's stats."""
+    stats = RequestStats()
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Delta):
+                shape.items.take(part)
+            else:
+                stats = part
+    return await shape.ended(stats), stats
+
+
+async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
+    """Yield the typed events, numbered; a failure after the first is the last event, `response.failed`.
+
+    A failure before the first delta is raised, so that it can have its own status.
+    """
+    number = 0
+    async with aclosing(_events(parts, shape)) as events:
+        async for event in events:
+            yield {**event, "sequence_number": number}
+            number += 1
+
+
+async def _events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
+    async with aclosing(parts):
+        part = await anext(parts)
+        yield {"type": "response.created", "response": shape.begun()}
+        yield {"type": "response.in_progress", "response": shape.begun()}
+        try:
+            while isinstance(part, Delta):
+                for event in shape.items.take(part):
+                    yield event
+                part = await anext(parts)
+            kind = "response.incomplete" if shape.items.finish_reason in _CUT else "response.completed"
+            yield {"type": kind, "response": await shape.ended(part)}
+        except Exception as error:  # the status is out: the stream itself says what failed
+            yield {"type": "response.failed", "response": shape.failed(error)}
+
+
+def _shown_format(body: ResponsesBody) -> Json:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True, exclude_none=True)
+
+
+def _shown_choice(body: ResponsesBody) -> Json | str:
+    choice = body.tool_choice
+    if choice is None:
+        return "auto"
+    return choice.type if choice.type in ("none", "auto", "required") else choice.model_dump(exclude_none=True)

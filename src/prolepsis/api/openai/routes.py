@@ -1,0 +1,151 @@
+"""POST /v1/chat/completions, /v1/completions and /v1/responses."""
+
+from collections.abc import Coroutine
+from contextlib import aclosing
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from prolepsis.api.admission.group import Party
+from prolepsis.api.deltas import Delta, Telling, generate_deltas
+from prolepsis.api.observation import observed
+from prolepsis.api.openai.bodies import ChatBody, CompletionBody
+from prolepsis.api.openai.completions import Parts, completion_chunks, whole_completion
+from prolepsis.api.openai.prepare import admit_chat, admit_completion
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.responses import ResponseShape, admit_response, response_events, whole_response
+from prolepsis.api.openai.responses_bodies import ResponsesBody
+from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat, summed
+from prolepsis.api.output.boundary import Delivery
+from prolepsis.api.output.policy import AnswerFacts
+from prolepsis.api.room import Room
+from prolepsis.api.stream import ClientDisconnected, EventStream, merged, until_disconnect
+from prolepsis.core.errors import InvalidGrammar
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import Asker, caller_of
+from prolepsis.web.errors import RequestRefused
+
+CLIENT_CLOSED_REQUEST = 499
+"""For logs and counters only: the client is gone and reads no status."""
+
+
+def generation_routes(room: Room) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, ChatBody, room.config.max_body_bytes)
+        return await _completion(request, await admit_chat(body, _asker(request), room), room, ChatFormat)
+
+    @router.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, CompletionBody, room.config.max_body_bytes)
+        return await _completion(request, await admit_completion(body, _asker(request), room), room, CompletionFormat)
+
+    @router.post("/v1/responses")
+    async def responses(request: Request) -> Response:
+        body = await read_body(request, ResponsesBody, room.config.max_body_bytes)
+        admitted = await admit_response(body, _asker(request), room)
+        shape = ResponseShape(body, admitted, room)
+        if admitted.stream:
+            events = response_events(_answer(request, admitted, room), shape)
+            return EventStream(events, headers=_at_start(admitted), named=True)
+        return await _whole(request, admitted, whole_response(_answer(request, admitted, room), shape))
+
+    @router.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        message = "Embeddings are not served here; this server generates text."
+        raise RequestRefused(message, code="not_implemented", status=501)
+
+    return router
+
+
+async def _completion(request: Request, admitted: Admitted, room: Room, make_form: MakeFormat) -> Response:
+    parts, form = _answer(request, admitted, room), make_form(admitted.showing)
+    if admitted.stream:
+        return EventStream(completion_chunks(parts, admitted, room, form), headers=_at_start(admitted))
+    return await _whole(request, admitted, whole_completion(parts, admitted, room, form))
+
+
+async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
+    """Yield the deltas of all samples, last the stats; an invalid grammar is named as the body calls it."""
+    try:
+        with (
+            observed(room.policies.rollouts if room.policies else None, admitted) as observation,
+            room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party,
+        ):
+            route = http.scope["path"]
+            streams = [_one_prompt(party, i, route, admitted, room) for i in range(len(admitted.requests))]
+            async with aclosing(merged(streams)) as parts:
+                async for part in parts:
+                    observation.see(part)
+                    if isinstance(part, Delta):
+                        yield part
+    except InvalidGrammar as error:
+        error.param = admitted.grammar_field or error.param
+        raise
+    yield summed(observation.stats)
+
+
+async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted, room: Room) -> Parts:
+    """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
+    request = admitted.requests[number]
+    answer = _facts(route, admitted, request)
+    async with room.gate.enter(party, number) as entry:
+        delivery = Delivery(whole=not admitted.stream)
+        telling = Telling(
+            number * admitted.n,
+            admitted.showing,
+            admitted.speculation.emit_tokens,
+            lambda index: room.boundary.contract(replace(answer, index=index), delivery),
+            delivery.see,
+        )
+        async with (
+            room.recorder.record(route, admitted, entry, delivery),
+            room.replays.watched(route, admitted, entry, counts=number == 0),
+            aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
+        ):
+            with room.boundary.counting(entry, delivery), room.shadow.follow(entry):  # so records say what is counted
+                async for part in parts:
+                    if isinstance(part, Delta):
+                        yield part
+                        delivery.passed(part)
+                    else:
+                        yield delivery.filled(part)
+
+
+def _facts(route: str, admitted: Admitted, request: GenerateRequest) -> AnswerFacts:
+    caller = admitted.caller
+    return AnswerFacts(
+        request_id=request.request_id,
+        index=0,
+        route=route,
+        tenant=caller.tenant,
+        tier=caller.tier,
+        key_id=caller.key_id,
+        model=admitted.model,
+        structured=request.grammar is not None or admitted.showing.tools,
+    )
+
+
+async def _whole(
+    request: Request, admitted: Admitted, work: Coroutine[object, object, tuple[Json, RequestStats]]
+) -> Response:
+    try:
+        reply, stats = await until_disconnect(request.receive, work)
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    mode = stats.mode
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{admitted.speculation.ruled_by}"
+    return JSONResponse(reply, headers={"x-spec-effective": effective})
+
+
+def _asker(request: Request) -> Asker:
+    return Asker(caller_of(request), request.scope["path"], dict(request.headers))
+
+
+def _at_start(admitted: Admitted) -> dict[str, str]:
+    return {"x-spec-effective": admitted.speculation.known_at_start}

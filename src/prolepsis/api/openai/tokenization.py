@@ -1,0 +1,90 @@
+"""Request bodies of /tokenize and /detokenize, in vLLM's shapes."""
+
+from typing import Annotated, Self
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field, model_validator
+
+from prolepsis.api.openai.bodies import Message, Tools
+from prolepsis.api.openai.conversation import prompt_tokens
+from prolepsis.api.openai.usage import Json
+from prolepsis.api.room import Room
+from prolepsis.api.tokenizer import in_thread
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import caller_of
+from prolepsis.web.fields import Body, Count
+
+
+class TokenizeBody(Body):
+    """Either a text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a text, false for a conversation, whose template has them."""
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("needs either 'prompt' or 'messages'")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: Annotated[list[Count], Field(max_length=2**20)]
+
+
+def tokenization_routes(room: Room) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize")
+    async def tokenize(request: Request) -> JSONResponse:
+        body = await read_body(request, TokenizeBody, room.config.max_body_bytes)
+        if body.model is not None:
+            room.check_model(body.model, caller_of(request))
+        room.gate.receive_small(request)
+        return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
+
+    @router.post("/detokenize")
+    async def detokenize(request: Request) -> JSONResponse:
+        body = await read_body(request, DetokenizeBody, room.config.max_body_bytes)
+        if body.model is not None:
+            room.check_model(body.model, caller_of(request))
+        largest = room.client.info.vocab_size - 1
+        wrong = next((token for token in body.tokens if token > largest), None)
+        if wrong is not None:
+            raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
+        room.gate.receive_small(request)
+        text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return JSONResponse({"prompt": text})
+
+    return router
+
+
+def _tokenized(body: TokenizeBody, room: Room) -> Json:
+    if body.prompt is not None:
+        tokens = room.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    else:
+        if body.add_special_tokens:
+            message = "add_special_tokens is true with messages; allowed: false, as the chat template has them"
+            raise InvalidParameter(message, param="add_special_tokens")
+        tokens = prompt_tokens(
+            body.messages or [],
+            [tool.function for tool in body.tools or ()],
+            room.tokenizer,
+            body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+        )
+    texts = None
+    if body.return_token_strs:
+        texts = [room.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    length = room.client.info.max_model_len
+    return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": texts}

@@ -1,0 +1,286 @@
+"""The two answer shapes of OpenAI's completions API, streamed and whole: chat and text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from prolepsis.api.deltas import Delta, ShownLogprobs, ShownToken
+from prolepsis.api.openai.answer import ChatAnswer, Piece
+from prolepsis.api.openai.prepared import Showing
+from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.policy.runtime import Ruling
+from prolepsis.safety.flags import FlagDecision
+
+Json = dict[str, object]
+
+
+class Format(Protocol):
+    """How one endpoint shows the samples of one request; it follows each sample from its first delta on."""
+
+    object: str
+    chunk_object: str
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        """Return the chunk's choice, or None where there is nothing to show yet."""
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        """Return one sample as a whole, from all its deltas."""
+
+    @property
+    def reasoning(self) -> str:
+        """What was thought so far, over all samples."""
+
+
+MakeFormat = Callable[[Showing], Format]
+
+
+class ChatFormat:
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, showing: Showing) -> None:
+        self._showing = showing
+        self._answers: dict[int, ChatAnswer] = {}
+        self._reasoning: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        answer, pieces = self._take(delta)
+        shown: Json = {"role": "assistant"} if delta.first else {}
+        for kind, name in (("content", "content"), ("reasoning", "reasoning_content")):
+            text = "".join(piece.text for piece in pieces if piece.kind == kind)
+            if text or (delta.first and kind == "content"):
+                shown[name] = text
+        calls = _call_deltas(pieces, answer)
+        if calls:
+            shown["tool_calls"] = calls
+        if not shown and delta.finish_reason is None and not (delta.logprobs or self._showing.token_ids):
+            return None
+        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._showing)}
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        parts = [self._take(delta) for delta in deltas]
+        answer = parts[-1][0]
+        pieces = [piece for _, some in parts for piece in some]
+        content = _text(pieces, "content")
+        calls = [_whole_call(i, call_id, pieces) for i, call_id in enumerate(answer.call_ids)]
+        message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+        if reasoning := _text(pieces, "reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._showing)}
+
+    def _take(self, delta: Delta) -> tuple[ChatAnswer, Sequence[Piece]]:
+        answer = self._answers.get(delta.index)
+        if answer is None:
+            answer = self._answers[delta.index] = ChatAnswer(self._showing)
+        pieces = answer.take(delta)
+        self._reasoning += [piece.text for piece in pieces if piece.kind == "reasoning"]
+        return answer, pieces
+
+
+class CompletionFormat:
+    object = "text_completion"
+    chunk_object = "text_completion"
+    reasoning = ""
+
+    def __init__(self, showing: Showing) -> None:
+        self._showing = showing
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        return self.choice([delta])
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        last = deltas[-1]
+        shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
+        shown |= {"logprobs": _completion_logprobs(deltas), "finish_reason": last.finish_reason}
+        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._showing)}
+
+
+def _text(pieces: Sequence[Piece], kind: str) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+def _call_deltas(pieces: Sequence[Piece], answer: ChatAnswer) -> list[Json]:
+    """Return one delta a call: id and name where it begins, then arguments only."""
+    deltas: dict[int, Json] = {}
+    for piece in pieces:
+        if piece.kind == "call":
+            function: Json = {"name": piece.text, "arguments": ""}
+            call_id = answer.call_ids[piece.call]
+            deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
+        elif piece.kind == "arguments":
+            known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+            function = known["function"]  # type: ignore[assignment]  # built above
+            function["arguments"] = f"{function['arguments']}{piece.text}"
+    return list(deltas.values())
+
+
+def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:
+    mine = [piece for piece in pieces if piece.kind in ("call", "arguments") and piece.call == index]
+    function = {"name": mine[0].text, "arguments": _text(mine, "arguments")}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _chat_ending(deltas: Sequence[Delta], answer: ChatAnswer, showing: Showing) -> Json:
+    last = deltas[-1]
+    logprobs = None
+    if last.logprobs is not None:
+        content = [chat_logprobs(shown) for delta in deltas for shown in delta.logprobs or ()]
+        logprobs = {"content": content, "refusal": None}
+    ending: Json = {"logprobs": logprobs, "finish_reason": answer.finish_reason(last)}
+    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, showing)}
+
+
+def _token_ids(deltas: Sequence[Delta], showing: Showing) -> Json:
+    return {"token_ids": [token for delta in deltas for token in delta.token_ids]} if showing.token_ids else {}
+
+
+def chat_logprobs(shown: ShownLogprobs) -> Json:
+    return {**_chat_token(shown.token), "top_logprobs": [_chat_token(token) for token in shown.top]}
+
+
+def _chat_token(token: ShownToken) -> Json:
+    """`bytes` is null where the token is part of a character, whose bytes its text cannot hold."""
+    known = None if "\ufffd" in token.text else list(token.text.encode())
+    return {"token": token.text, "logprob": token.logprob, "bytes": known}
+
+
+def _completion_logprobs(deltas: Sequence[Delta]) -> Json | None:
+    if deltas[-1].logprobs is None:
+        return None
+    all_shown = [shown for delta in deltas for shown in delta.logprobs or ()]
+    return {
+        "tokens": [shown.token.text for shown in all_shown],
+        "token_logprobs": [shown.token.logprob for shown in all_shown],
+        "top_logprobs": [{token.text: token.logprob for token in shown.top} for shown in all_shown],
+        "text_offset": [shown.offset for shown in all_shown],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What of an answer is counted besides prompt and completion."""
+
+    has_prediction: bool = False
+    count_rejected: bool = True
+    """Rejected tokens of the caller's prediction count as completion tokens, as OpenAI bills them."""
+    reasoning_tokens: int | None = None
+    """None: the answer has no reasoning."""
+
+
+def usage(stats: RequestStats, counting: Counting) -> Json:
+    """OpenAI's `usage`; the prediction's counts are there only where the request carried a prediction.
+
+    Tokens drafted by the engine itself are never counted.
+    """
+    completion = stats.num_output_tokens
+    if counting.has_prediction and counting.count_rejected:
+        completion += stats.prediction_rejected
+    details: Json = {}
+    if counting.has_prediction:
+        details["accepted_prediction_tokens"] = stats.prediction_accepted
+        details["rejected_prediction_tokens"] = stats.prediction_rejected
+    if counting.reasoning_tokens is not None:
+        details["reasoning_tokens"] = counting.reasoning_tokens
+    shown: Json = {
+        "prompt_tokens": stats.num_prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": stats.num_prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+    }
+    return {**shown, "completion_tokens_details": details} if details else shown
+
+
+def summed(parts: Sequence[RequestStats]) -> RequestStats:
+    """Return the counts of several prompts' answers as one; times are those of the longest, the mode is the last's."""
+    if len(parts) == 1:
+        return parts[0]
+    total = RequestStats(mode=parts[-1].mode, total_s=max(stats.total_s for stats in parts))
+    for stats in parts:
+        total.num_prompt_tokens += stats.num_prompt_tokens
+        total.num_cached_tokens += stats.num_cached_tokens
+        total.num_output_tokens += stats.num_output_tokens
+        total.num_steps += stats.num_steps
+        total.device.add(stats.device)
+    return total
+
+
+def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecision | None = None) -> Json:
+    """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
+
+    `ruling`: the policy's, where there is a policy. `flag`: the flag's, where flags are asked.
+
+    What drafts in shadow would have brought has figures of its own, where there were any.
+    """
+    first = stats.first_token_s
+    generation_s = stats.total_s - stats.queue_s
+    intervals = stats.num_output_tokens - 1
+    decode_s = stats.total_s - first if first is not None else None
+    ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
+    if ruling and ruling.pin:
+        ruled |= {"rollout": ruling.pin.rollout_id, "arm": ruling.pin.place}
+    asked = {"policy_flags": [asdict(one) for one in ruling.flags]} if ruling and ruling.flags else {}
+    shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
+    return {
+        "time_to_first_token_ms": _ms(first),
+        "generation_time_ms": _ms(generation_s),
+        "queue_time_ms": _ms(stats.queue_s),
+        "mean_itl_ms": _ms(decode_s / intervals if decode_s is not None and intervals > 0 else None),
+        "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
+        "speculative_decoding": _speculative_decoding(stats.proposers),
+        **shadow,
+        "contract": _contract(stats),
+        "effective": {
+            "mode": stats.mode.mode,
+            "reason": stats.mode.reason,
+            "plan_version": stats.mode.plan_version,
+            **ruled,
+            **asked,
+            **({"flag": asdict(flag)} if flag else {}),
+        },
+    }
+
+
+def _contract(stats: RequestStats) -> Json:
+    counts = stats.proposers.values()
+    return {
+        "num_verified_draft_tokens": sum(count.num_accepted + count.num_cut for count in counts),
+        "num_delivered_draft_tokens": sum(count.num_delivered or 0 for count in counts),
+        "lost": dict(stats.lost),
+    }
+
+
+def _speculative_decoding(proposers: Mapping[str, ProposerCounts]) -> Json:
+    """A row that carried no draft counts as a step that accepted nothing in none of these figures."""
+    drafts = sum(counts.num_drafts for counts in proposers.values())
+    drafted = sum(counts.num_draft_tokens for counts in proposers.values())
+    accepted = sum(counts.num_accepted for counts in proposers.values())
+    histogram = acceptance_histogram(proposers)
+    return {
+        "mean_acceptance_length": round(1 + accepted / drafts, 4) if drafts else None,
+        "draft_acceptance_rate": round(accepted / drafted, 4) if drafted else None,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": drafts,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
+    }
+
+
+def acceptance_histogram(proposers: Mapping[str, ProposerCounts]) -> list[int]:
+    """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted."""
+    depth = max((len(counts.per_position) for counts in proposers.values()), default=0)
+    at_least = [sum(counts.num_drafts for counts in proposers.values())] + [0] * depth
+    for counts in proposers.values():
+        for j, (_, accepted) in enumerate(counts.per_position):
+            at_least[j + 1] += accepted
+    return [here - beyond for here, beyond in zip(at_least, [*at_least[1:], 0], strict=True)]
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

@@ -1,0 +1,354 @@
+"""Text on its way through output policies that remembers which characters of the answer it stands for."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Literal, TypeVar
+
+import structlog
+
+from prolepsis.api.output.policy import AnswerFacts, Decision, OutputPolicy, Reader, Rewrite
+from prolepsis.telemetry.contract import ContractMetrics
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Stands for the characters `start` to `end` of the answer's own text; `verbatim`: it is them."""
+
+    text: str
+    start: int
+    end: int
+    verbatim: bool = True
+
+    def split(self, at: int) -> tuple["Piece", "Piece"]:
+        """Return its first `at` characters and the rest; a replacement stands whole for what it replaced."""
+        if self.verbatim:
+            middle = self.start + at
+            return Piece(self.text[:at], self.start, middle), Piece(self.text[at:], middle, self.end)
+        return Piece(self.text[:at], self.start, self.end, False), Piece(self.text[at:], self.end, self.end, False)
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def cut(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
+    """Return the pieces before character `at` of their joined text, and those from there on."""
+    before: list[Piece] = []
+    for i, piece in enumerate(pieces):
+        if not at and piece.text:
+            return before, list(pieces[i:])
+        if at < len(piece.text):
+            first, second = piece.split(at)
+            return [*before, first], [second, *pieces[i + 1 :]]
+        before.append(piece)
+        at -= len(piece.text)
+    return before, []
+
+
+def rewritten(pieces: Sequence[Piece], rewrites: Sequence[Rewrite]) -> list[Piece]:
+    """Return the pieces with parts of their joined text replaced; `rewrites` come one after another."""
+    done: list[Piece] = []
+    left, position = list(pieces), 0
+    for change in rewrites:
+        before, left = cut(left, change.start - position)
+        replaced, left = cut(left, change.end - change.start)
+        at = left[0].start if left else pieces[-1].end
+        start, end = (replaced[0].start, replaced[-1].end) if replaced else (at, at)
+        done += [*before, Piece(change.text, start, end, verbatim=False)]
+        position = change.end
+    return [*done, *left]
+
+
+_MAX_THREADS = 16
+_Value = TypeVar("_Value")
+
+
+class Workers:
+    """Runs calls in daemon threads, started as they are needed. Belongs to one event loop.
+
+    A call that nobody waits for any more keeps its thread until it returns: threads that hang are not replaced, and
+    where all of them do every later call is late.
+    """
+
+    def __init__(self, max_threads: int = _MAX_THREADS) -> None:
+        self._max_threads = max_threads
+        self._num_threads = 0
+        self._num_busy = 0
+        self._lock = threading.Lock()
+        self._calls: SimpleQueue[tuple[Future[object], Callable[[], object]]] = SimpleQueue()
+
+    async def run(self, work: Callable[[], _Value], timeout_s: float) -> _Value:
+        """Return what `work` returns or raise what it raises; `TimeoutError` where that takes longer."""
+        future: Future[_Value] = Future()
+        self._calls.put((future, work))  # type: ignore[arg-type]  # the queue holds futures of all kinds
+        self._count(future)
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.wrap_future(future)
+
+    def _count(self, future: Future[_Value]) -> None:
+        with self._lock:
+            self._num_busy += 1
+            wanted = self._num_threads < min(self._num_busy, self._max_threads)
+            self._num_threads += wanted
+        future.add_done_callback(lambda _: self._done())
+        if wanted:
+            threading.Thread(target=self._serve, name="output-policy", daemon=True).start()
+
+    def _done(self) -> None:
+        with self._lock:
+            self._num_busy -= 1
+
+    def _serve(self) -> None:
+        while True:
+            future, work = self._calls.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                value = work()
+            except BaseException as error:  # handed on to whoever waits
+                with suppress(Exception):
+                    future.set_exception(error)
+            else:
+                future.set_result(value)
+
+
+Fault = Literal[
+    "raised",
+    "late",  # no decision within the time limit
+    "invalid",  # a decision that means nothing, such as to hold back the end of an answer that has ended
+    "held_too_much",  # more characters than the limit wait
+]
+FAULTS: tuple[Fault, ...] = ("raised", "late", "invalid", "held_too_much")
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a policy made of one step's tokens."""
+
+    tokens: list[list[Piece]]
+    """Let through, token by token."""
+    held: list[Piece]
+    """What waits for more text."""
+    stopped_by: str | None = None
+    """It ended the answer with the last of `tokens`."""
+    fault: Fault | None = None
+    num_rewrites: int = 0
+
+
+class PolicyFault(Exception):
+    """A policy did not say what becomes of the text."""
+
+    def __init__(self, kind: Fault) -> None:
+        super().__init__(kind)
+        self.kind: Fault = kind
+
+
+class Link:
+    """Feeds one reader token by token. At the first fault the policy is out: all passes, or the answer ends.
+
+    `take` changes nothing but the reader, so it may run in a thread and be given up; `settle` remembers what it found.
+    """
+
+    def __init__(self, reader: Reader | None, *, fails_open: bool, max_held: int) -> None:
+        self._reader = reader
+        self._fails_open = fails_open
+        self._max_held = max_held
+        self._held: list[Piece] = []
+
+    @property
+    def reads(self) -> bool:
+        return self._reader is not None
+
+    def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> Passed:
+        """Take one step's tokens (at least one), each as pieces (maybe none); `ended`: nothing comes after the last."""
+        passed: list[list[Piece]] = []
+        held, num_rewrites = list(self._held), 0
+        for i, pieces in enumerate(tokens):
+            last = ended and i == len(tokens) - 1
+            if self._reader is None or (not pieces and not last):
+                passed.append(list(pieces))
+                continue
+            held += pieces
+            try:
+                decision = self._decide(self._reader, held, ended=last)
+            except PolicyFault as fault:
+                return self._failed(passed, held, tokens[i + 1 :], fault.kind)
+            num_rewrites += len(decision.rewrites)
+            out, held = _released(held, decision)
+            passed.append(out)
+            if decision.stop_at is not None:
+                return Passed(passed, [], decision.reason or "stopped", num_rewrites=num_rewrites)
+        return Passed(passed, held, num_rewrites=num_rewrites)
+
+    def fail(self, tokens: Sequence[Sequence[Piece]], kind: Fault) -> Passed:
+        """Give up on the policy before it said anything of `tokens` (at least one)."""
+        return self._failed([], [*self._held, *tokens[0]], tokens[1:], kind)
+
+    def settle(self, passed: Passed) -> None:
+        """Remember what waits, and that a policy with a fault is out."""
+        self._held = passed.held
+        if passed.fault is not None:
+            self._reader = None
+
+    def _decide(self, reader: Reader, held: Sequence[Piece], *, ended: bool) -> Decision:
+        pending = text_of(held)
+        try:
+            decision = reader.look(pending, ended=ended)
+        except TimeoutError:  # as `regex` says that a pattern takes too long
+            raise PolicyFault("late") from None
+        except Exception as error:  # contained: it is somebody else's code
+            raise PolicyFault("raised") from error
+        if not _means_something(decision, len(pending), ended=ended):
+            raise PolicyFault("invalid")
+        if decision.stop_at is None and decision.num_held > self._max_held:
+            raise PolicyFault("held_too_much")
+        return decision
+
+    def _failed(
+        self, passed: list[list[Piece]], held: list[Piece], left: Sequence[Sequence[Piece]], kind: Fault
+    ) -> Passed:
+        if self._fails_open:
+            return Passed([*passed, held, *(list(pieces) for pieces in left)], [], fault=kind)
+        return Passed([*passed, []], [], stopped_by=kind, fault=kind)
+
+
+def _released(held: Sequence[Piece], decision: Decision) -> tuple[list[Piece], list[Piece]]:
+    """Return what goes on and what waits."""
+    length = sum(len(piece.text) for piece in held)
+    at = length - decision.num_held if decision.stop_at is None else decision.stop_at
+    out, kept = cut(held, at)
+    return (rewritten(out, decision.rewrites) if decision.rewrites else out), kept
+
+
+def _means_something(decision: object, length: int, *, ended: bool) -> bool:
+    if not isinstance(decision, Decision):
+        return False
+    limit = length - decision.num_held if decision.stop_at is None else decision.stop_at
+    if not 0 <= limit <= length or (ended and decision.stop_at is None and decision.num_held):
+        return False
+    position = 0
+    for change in decision.rewrites:
+        if not position <= change.start <= change.end <= limit:
+            return False
+        position = change.end
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """A policy and how it is kept within bounds."""
+
+    name: str
+    policy: OutputPolicy
+    fails_open: bool
+    """What happens to an answer where the policy fails: it passes unread, or it ends."""
+    timeout_s: float
+    """Longest time for the tokens of one step."""
+    max_held: int
+    """Most characters that it may hold back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step's tokens became. `num_tokens`: how many of them were read, the last where the answer was stopped."""
+
+    pieces: list[Piece]
+    num_tokens: int
+    stopped_by: str | None = None
+    """NAME: REASON of the policy that ended the answer."""
+
+
+class OutputPolicies:
+    """What is configured; makes a chain for each answer. Belongs to one event loop."""
+
+    def __init__(self, loaded: Sequence[LoadedPolicy] = (), metrics: ContractMetrics | None = None) -> None:
+        self.loaded = tuple(loaded)
+        self._metrics = metrics
+        self._workers = Workers()
+
+    def chain(self, answer: AnswerFacts) -> "Chain | None":
+        """Return what reads this answer; None where nobody does."""
+        links: list[tuple[LoadedPolicy, Link]] = []
+        for loaded in self.loaded:
+            try:
+                reader = loaded.policy.begin(answer)
+            except Exception as error:  # contained: it is somebody else's code
+                log.warning("output_policy_failed", policy=loaded.name, kind="raised", error=repr(error))
+                if loaded.fails_open:
+                    self._count_fault(loaded, "raised")
+                    continue
+                reader = _Refusing()
+            if reader is not None:
+                links.append((loaded, Link(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
+        return Chain(links, self, self._workers) if links else None
+
+    def count(self, loaded: LoadedPolicy, passed: Passed, seconds: float) -> None:
+        """Count what a policy did with a step's tokens."""
+        if self._metrics is None:
+            return
+        self._metrics.seconds.labels(loaded.name).inc(seconds)
+        if passed.num_rewrites:
+            self._metrics.decisions.labels(loaded.name, "rewrite").inc(passed.num_rewrites)
+        if passed.held:
+            self._metrics.decisions.labels(loaded.name, "hold_back").inc()
+        if passed.stopped_by is not None:
+            self._metrics.decisions.labels(loaded.name, "stop").inc()
+        if passed.fault is not None:
+            self._count_fault(loaded, passed.fault)
+
+    def _count_fault(self, loaded: LoadedPolicy, kind: str) -> None:
+        if self._metrics is not None:
+            self._metrics.faults.labels(loaded.name, kind).inc()
+
+
+class Chain:
+    """Reads one answer."""
+
+    def __init__(self, links: Sequence[tuple[LoadedPolicy, Link]], told: OutputPolicies, workers: Workers) -> None:
+        self._links = links
+        self._told = told
+        self._workers = workers
+
+    async def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> Outcome:
+        """Take one step's tokens (at least one) and return what goes to the client of the answer so far.
+
+        Every policy sees them one by one, so that steps of several tokens make no difference.
+        """
+        current: list[list[Piece]] = [list(pieces) for pieces in tokens]
+        stopped_by: str | None = None
+        for loaded, link in self._links:
+            if not link.reads:
+                continue
+            began = time.perf_counter()
+            passed = await self._ask(loaded, link, current, ended=ended or stopped_by is not None)
+            self._told.count(loaded, passed, time.perf_counter() - began)
+            link.settle(passed)
+            current = passed.tokens
+            if passed.stopped_by is not None:
+                stopped_by = f"{loaded.name}: {passed.stopped_by}"
+            if passed.fault is not None:
+                log.warning("output_policy_failed", policy=loaded.name, kind=passed.fault)
+        return Outcome([piece for pieces in current for piece in pieces], len(current), stopped_by)
+
+    async def _ask(self, loaded: LoadedPolicy, link: Link, tokens: list[list[Piece]], *, ended: bool) -> Passed:
+        if loaded.policy.inline:
+            return link.take(tokens, ended=ended)
+        try:
+            return await self._workers.run(lambda: link.take(tokens, ended=ended), loaded.timeout_s)
+        except TimeoutError:
+            return link.fail(tokens, "late")
+
+
+class _Refusing:
+    """Stands for a policy that failed before it read anything and is to fail closed."""
+
+    def look(self, pending: str, *, ended: bool) -> Decision:
+        raise RuntimeError("the policy failed at its beginning")

@@ -1,0 +1,348 @@
+"""Shapes of the replies, for the OpenAPI document; the tests hold the replies against them."""
+
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+JsonObject: TypeAlias = dict[str, object]
+
+
+class Reply(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class ErrorDetail(Reply):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(Reply):
+    """Every status of 400 and above."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(Reply):
+    cached_tokens: int
+
+
+class CompletionDetails(Reply):
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class Usage(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class SpecDecodeFigures(Reply):
+    """Acceptance, in vLLM's names."""
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class Flag(Reply):
+    """What the flag said of the request, in OpenFeature's terms."""
+
+    key: str
+    value: bool
+    variant: str | None
+    reason: str
+    version: str
+    error: str
+
+
+class Effective(Reply):
+    mode: Literal["on", "off", "shadow"]
+    reason: str
+    plan_version: int
+    policy_rule: str | None = None
+    """The rule that matched, `default` where none did; there where the server has a policy."""
+    policy_version: str | None = None
+    rollout: str | None = None
+    """The rollout of that rule, where it has one."""
+    arm: Literal["canary", "rest", "control"] | None = None
+    policy_flags: list[Flag] | None = None
+    """Those that rules of the policy ask, there where they do."""
+    flag: Flag | None = None
+    """There where the server asks flags."""
+
+
+class Contract(Reply):
+    """Drafted tokens at the contract boundary: accepted by verification, delivered to the client, and lost by why."""
+
+    num_verified_draft_tokens: int
+    num_delivered_draft_tokens: int
+    lost: dict[Literal["ended", "stop_string", "policy", "left"], int]
+
+
+class Metrics(Reply):
+    """Times (ms) and acceptance of one answer, and the mode that was in effect."""
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+    speculative_decoding: SpecDecodeFigures
+    shadow_speculative_decoding: SpecDecodeFigures | None = None
+    """What drafts would have brought that were only compared."""
+    contract: Contract
+    effective: Effective
+
+
+class TokenLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class CalledFunction(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(Reply):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class ChatChoice(Choice):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class CompletionLogprobs(Reply):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class Envelope(Reply):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage
+    metrics: Metrics | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletion(Envelope):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Completion(Envelope):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class InputDetails(Reply):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Reply):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reply):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Response(Reply):
+    """A /v1/responses answer; nothing of it is stored."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[JsonObject]
+    """Items of type message, reasoning and function_call, as OpenAI has them."""
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, None]
+    store: Literal[False]
+    temperature: float
+    text: JsonObject
+    tool_choice: str | JsonObject
+    tools: list[JsonObject]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    user: str | None
+    metrics: Metrics | None = None
+
+
+class Model(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokenized(Reply):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(Reply):
+    prompt: str
+
+
+class Live(Reply):
+    live: bool
+    detail: str
+
+
+class StoreState(Reply):
+    ok: bool
+    num_queued: int
+    written: dict[str, int]
+    dropped: dict[str, int]
+
+
+class Ready(Reply):
+    ready: bool
+    detail: str
+    model: str
+    forward: str
+    exactness: Literal["strict", "normal"]
+    exactness_reason: str
+    proposers: list[str]
+    draft_head: str | None
+    num_running: int
+    num_waiting: int
+    kv_usage: float = Field(ge=0, le=1)
+    store: StoreState | None
+    killed_by: list[Literal["operator", "flag"]]
+
+
+class KillOperator(Reply):
+    on: bool
+    by: str
+    reason: str
+    at: str
+
+
+class KillFlag(Reply):
+    on: bool
+    variant: str | None
+    reason: str
+
+
+class Kill(Reply):
+    """The kill switch: on while operator or flag say so."""
+
+    on: bool
+    sources: list[Literal["operator", "flag"]]
+    operator: KillOperator
+    flag: KillFlag | None
+    fault: str | None
+    """Why the kill file cannot be used."""
+
+
+class KillTurned(Kill):
+    not_kept: str | None
+    """Why it holds only until the server ends."""
+
+
+class Breaker(Reply):
+    """One proposer for one traffic class; the figures are of what was seen lately, older ones fade."""
+
+    proposer: str
+    traffic_class: str
+    state: Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
+    acceptance: float | None
+    judged: float
+    spent: float
+    gained: float
+    rounds: float
+    errors_in_row: int
+    late_in_row: int
+    probed_in_s: float | None
+
+
+class BreakerSet(Breaker):
+    not_kept: str | None
+    """Why it holds only until the server ends."""
+
+
+class Breakers(Reply):
+    enabled: bool
+    breakers: list[Breaker]
+
+
+class Deep(Reply):
+    healthy: bool
+    detail: str
+    ms: float
+
+
+class Version(Reply):
+    version: str

@@ -1,0 +1,48 @@
+"""What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
+
+from dataclasses import dataclass
+
+from prolepsis.api.admission.controller import Gate
+from prolepsis.api.output.boundary import Boundary
+from prolepsis.api.recorder import Recorder
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.events import Acts
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ModelNotFound
+from prolepsis.correctness.runtime import Replays
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.runtime import Policies
+from prolepsis.rollout.shadow import ShadowWatch
+from prolepsis.safety.watch import Watch
+from prolepsis.web.caller import Caller
+from prolepsis.web.refusals import model_not_allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    gate: Gate
+    started: int
+    """Unix time in seconds."""
+    watch: Watch
+    policies: Policies | None
+    """None: callers decide alone, as their roles allow."""
+    recorder: Recorder
+    acts: Acts
+    boundary: Boundary
+    shadow: ShadowWatch
+    replays: Replays
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_names or (self.client.info.model,)
+
+    def check_model(self, name: str, caller: Caller | None = None) -> None:
+        """Raise `ModelNotFound` unless `name` is served, `Refused` (403) where the caller's key may not use it."""
+        if name not in self.model_names:
+            served = ", ".join(self.model_names)
+            raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
+        if caller is not None and not caller.may_use(name):
+            raise model_not_allowed(name, caller.models)

@@ -1,0 +1,252 @@
+"""Serves until told to stop: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from prolepsis.api.admission.controller import Gate
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, default_key_file
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.connections import announce, check_exposure, check_tls, door_protocol
+from prolepsis.api.output.file import read_output_policies
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.events import Acts, opened_store
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import data_directory
+from prolepsis.core.plan import SpecPlan
+from prolepsis.cost.prices import PriceFile
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.runtime import Policies, PolicySource, open_policy
+from prolepsis.policy.stored_policy import StoredPolicy
+from prolepsis.rollout.file_journal import FileJournal
+from prolepsis.rollout.journal import RolloutJournal, StoreJournal
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.safety.feature_flags import flag_provider
+from prolepsis.store.store import Store
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+
+READINESS_POLL_S = 0.2
+_DRAIN_POLL_S = 0.05
+_ABORT_GRACE_S = 2.0
+"""After the stop's own bound: time for aborted requests to tell their clients."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    client: EngineClient
+    tokenizer: Tokenizer
+
+
+StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
+"""Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
+
+
+def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
+
+    Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
+    policy, the folder of its rollouts, flags, prices, output policies or the store cannot be used (before anything is
+    loaded), and what `start_engine` raises.
+    """
+    if not structlog.is_configured():
+        configure_logs()
+    config = server_config.model_copy(
+        update={"max_in_engine": server_config.max_in_engine or engine_config.max_requests}
+    )
+    with bind(config) as listener:
+        keys = _keys(config)
+        file = open_policy(config.policy) if config.policy else None
+        flags = flag_provider(config)
+        prices = PriceFile(config.prices, config.price) if config.prices else None
+        output = read_output_policies(config.output_policies) if config.output_policies else []
+        check_exposure(config, keys)
+        check_tls(config)
+        metrics = Metrics()
+        with opened_store(config, metrics) as store:
+            source = file or (StoredPolicy(store.database) if store else None)
+            journal = _journal(config, store) if source else None
+            engine = start_engine(engine_config, metrics)
+            acts = Acts(store)
+            acts.started(engine.client.info, engine_config, config)
+            policies = None
+            if source and journal:
+                rollouts = _rollouts(journal, engine.client, metrics, acts)
+                policies = _policies(source, rollouts, config, engine.client, acts, asks_flags=flags is not None)
+            door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
+            app = build(
+                config,
+                engine.client,
+                engine.tokenizer,
+                metrics,
+                door,
+                policies=policies,
+                flags=flags,
+                prices=prices,
+                store=store,
+                output=output,
+            )
+            server = StoppingServer(app, engine.client, config)
+            announce(config, keys)
+            with _signals_end_quietly():
+                _run(server, listener, server_config)
+            acts.stopped()
+
+
+def _policies(
+    source: PolicySource,
+    rollouts: Rollouts,
+    config: ServerConfig,
+    client: EngineClient,
+    acts: Acts,
+    *,
+    asks_flags: bool,
+) -> Policies:
+    replays = config.replay_sample > 0.0
+    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags, replays=replays)
+
+
+def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts) -> Rollouts:
+    model, told = client.info.model, acts.rollout_changed
+    return Rollouts(journal, client.stop_run, metrics.rollouts, model=model, tell=told)
+
+
+def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
+    """Rollouts are kept in the store, unless a folder is named or there is no store; raises `ConfigError`."""
+    if store is None or config.rollouts_folder is not None:
+        return FileJournal(config.rollouts_folder or data_directory() / "rollouts")
+    return StoreJournal(store.database)
+
+
+def _keys(config: ServerConfig) -> Keys:
+    """A key file that was named must be there: without it the server would be open to everyone."""
+    file = KeyFile(config.keys_file or default_key_file())
+    if config.keys_file is not None and file.version() is None:
+        message = f"key file {file.path} does not exist; `prolepsis keys create` with it makes a first key"
+        raise ConfigError(message, param="keys_file")
+    return Keys(file)
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:  # another process that had bound the same port began to listen first
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _cannot_listen(config, error) from None
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Take the address without listening yet; raises `ConfigError` naming it where that fails."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"host {config.host!r} is no address of this machine: {error.strerror}", param="host"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(target)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(config, error) from None
+    return listener
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+    message = f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another port"
+    return ConfigError(message, param="port")
+
+
+class StoppingServer(uvicorn.Server):
+    """uvicorn that says what is still being prepared, and whose stop has a bound."""
+
+    def __init__(self, app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            http=door_protocol(config, app.state.door_metrics),
+            ws="none",
+            timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
+            server_header=False,
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply that names the limit
+        )
+        super().__init__(settings)
+        self._client = client
+        self._gate: Gate = app.state.gate
+        self._shutdown_s = config.shutdown_s
+        self._background: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            log.info("listening", url=f"{'https' if self.config.ssl else 'http'}://{host}:{port}")
+        self._start(self._report_readiness())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._drain()
+        await super().shutdown(sockets)
+        for task in self._background:
+            task.cancel()
+
+    async def _drain(self) -> None:
+        """Refuse what is new, while readiness says so on the open port, until all that waits or runs has ended.
+
+        What has not within the bound is aborted, so that every client is told.
+        """
+        self._gate.drain()
+        log.info("stopping", requests_in_flight=self._gate.num_inside)
+        end = time.monotonic() + self._shutdown_s
+        while self._gate.num_inside and time.monotonic() < end and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._gate.num_inside:
+            log.warning("aborting", requests_in_flight=self._gate.num_inside)
+        self._gate.end_waiting()
+        await self._client.close()
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        self._background.add(asyncio.ensure_future(work))
+
+    async def _report_readiness(self) -> None:
+        said = ""
+        while not (health := self._client.health()).ready:
+            if health.detail != said:
+                said = health.detail
+                log.info("preparing", detail=said)
+            await asyncio.sleep(READINESS_POLL_S)
+        log.info("ready", model=self._client.info.model, detail=health.detail)
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more; a stop that was asked for is no failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

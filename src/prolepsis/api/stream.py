@@ -1,0 +1,130 @@
+"""Several streams read as one."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from prolepsis.web.errors import describe_error
+
+T = TypeVar("T")
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield what the streams yield as it comes; the first error ends them all."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for item in stream:
+                yield item
+        return
+    arrivals: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+    reading = [asyncio.ensure_future(_read(stream, arrivals)) for stream in streams]
+    try:
+        left = len(streams)
+        while left:
+            arrived = await arrivals.get()
+            if isinstance(arrived, Exception):
+                raise arrived
+            if arrived is None:
+                left -= 1
+            else:
+                yield arrived[0]
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def _read(stream: AsyncGenerator[T, None], arrivals: asyncio.Queue[tuple[T] | Exception | None]) -> None:
+    async with aclosing(stream):
+        try:
+            async for item in stream:
+                arrivals.put_nowait((item,))
+            arrivals.put_nowait(None)
+        except Exception as error:  # handed on to whoever reads the merged stream
+            arrivals.put_nowait(error)
+
+
+Json = Mapping[str, object]
+
+_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+class EventStream(Response):
+    """Sends `events` as they come and closes them when the client leaves.
+
+    The status line waits for the first event, so a failure before it is answered with its own status; a later failure
+    is sent as a last event with an `error`, without `[DONE]`. `named` events carry their `type` as the event's name,
+    and their stream ends without `[DONE]`, as that of /v1/responses does.
+    """
+
+    def __init__(
+        self, events: AsyncGenerator[Json, None], *, headers: Mapping[str, str] | None = None, named: bool = False
+    ) -> None:
+        super().__init__(headers={**_HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._events = events
+        self._named = named
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnected):
+            await until_disconnect(receive, self._write(scope, receive, send))
+
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            try:
+                first = await anext(events)
+            except Exception as error:  # the HTTP edge: whatever failed becomes one reply
+                await describe_error(error).response()(scope, receive, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(_part(self._event(first)))
+            try:
+                async for event in events:
+                    await send(_part(self._event(event)))
+            except ClientDisconnected:  # it stopped reading: nobody is left to tell
+                raise
+            except Exception as error:  # the status is out: the stream itself says what failed
+                await send(_part(self._event(describe_error(error).body), more=False))
+            else:
+                await send(_part(b"" if self._named else b"data: [DONE]\n\n", more=False))
+
+    def _event(self, value: Json) -> bytes:
+        name = f"event: {value.get('type', 'error')}\n" if self._named else ""
+        return f"{name}data: {_encode(value)}\n\n".encode()
+
+
+def _part(data: bytes, *, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class ClientDisconnected(Exception):
+    """Nobody is left to answer."""
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[object, object, T]) -> T:
+    """Return what `work` returns; cancel it and raise `ClientDisconnected` where the client leaves first.
+
+    The request's body must have been read before. When this returns or raises, `work` has ended.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnected
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,120 @@
+"""Gives each HTTP request an id, counts it, and writes one log line about it."""
+
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from uuid import uuid4
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
+
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.errors import describe_error
+
+log = structlog.get_logger(__name__)
+
+_ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
+_QUIET = {"/metrics", "/health", "/health/live", "/health/ready"}
+_NOT_SENT = 499
+"""Counted where the client left before any status was sent."""
+
+
+class RequestIds:
+    """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _ACCEPTED.fullmatch(given) else f"req-{uuid4().hex}"
+        status, started = _NOT_SENT, time.perf_counter()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # the HTTP edge: whatever escaped a route becomes one reply
+            if status != _NOT_SENT:
+                raise
+            await describe_error(error).response()(scope, receive, send_with_id)
+        finally:
+            self._account(scope, request_id, status, time.perf_counter() - started)
+
+    def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or scope.get("state", {}).get("rule", "unknown")
+        self._metrics.http_request_ended(route, status)
+        if route not in _QUIET:
+            log.info("http_request", route=route, status=status, ms=round(seconds * 1000, 1), request_id=request_id)
+
+
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_HEADER = "traceparent"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A place in a trace: https://www.w3.org/TR/trace-context/, version 00."""
+
+    trace_id: str
+    """32 hexadecimal digits, not all zero."""
+    span_id: str
+    """16 hexadecimal digits, not all zero."""
+    flags: str
+
+    def child(self) -> "TraceContext":
+        """Return a new span of the same trace."""
+        span = secrets.randbits(64) or 1
+        return TraceContext(self.trace_id, f"{span:016x}", self.flags)
+
+    def header(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+
+def parse_traceparent(value: str) -> TraceContext | None:
+    """Read a `traceparent` header; None for one that the standard tells to ignore.
+
+    Of versions after 00 the known beginning is read; version ff and ids of zeros only are invalid.
+    """
+    match = _FORM.fullmatch(value.strip())
+    if match is None:
+        return None
+    version, trace_id, span_id, flags, rest = match.groups()
+    if version == "ff" or (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
+        return None
+    return TraceContext(trace_id, span_id, f"{int(flags, 16) & 1:02x}")
+
+
+class Traces:
+    """ASGI middleware: where a request carries a trace, its log lines name it and the response returns it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).getlist(_HEADER) if scope["type"] == "http" else []
+        context = parse_traceparent(given[0]) if len(given) == 1 else None
+        if context is None:
+            await self._app(scope, receive, send)
+            return
+        own = context.child()
+
+        async def send_with_trace(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_HEADER] = own.header()
+            await send(message)
+
+        with bound_contextvars(trace_id=own.trace_id, span_id=own.span_id):
+            await self._app(scope, receive, send_with_trace)

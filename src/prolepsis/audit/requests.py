@@ -1,0 +1,208 @@
+"""What the audit log keeps of requests: what was proposed, what was emitted, with which seed and versions; redacted."""
+
+import random
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from hashlib import sha256
+
+from prolepsis import __version__
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.entry import SERVED, Act, AuditEntry, canonical
+from prolepsis.audit.prepared import PendingAct
+from prolepsis.audit.redaction import redacted, redacted_text, storable
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.events import Proposed, Tokens
+from prolepsis.core.stats import RequestStats
+from prolepsis.correctness.replay import Recording, parse, plain
+from prolepsis.engine.client import EngineInfo
+from prolepsis.policy.model import Content
+from prolepsis.store.records import RequestAbout, RequestEnd
+from prolepsis.store.writer import Writer
+
+RECORDING = "recording"
+"""Where such an entry has what is needed to decode the request again."""
+MAX_PENDING_TOKENS = 1_000_000
+"""Of requests whose entries are not written yet: what bounds their memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that has ended."""
+
+    about: RequestAbout
+    end: RequestEnd
+    error: str | None
+    stats: RequestStats
+    recorded: Recording
+    events: Sequence[Tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A draft that was verified."""
+
+    sample: int
+    proposer: str
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    num_emitted: int
+    """Tokens of its step, one more than it had right where the answer went on."""
+
+    @property
+    def figures(self) -> list[object]:
+        """Return it without tokens; lists are redacted in a tenth of the time of mappings."""
+        return [self.sample, self.proposer, len(self.tokens), self.num_emitted]
+
+    @property
+    def whole(self) -> list[object]:
+        return [*self.figures, list(self.tokens), list(self.parents)]
+
+
+class RequestAudit:
+    """Hands sampled requests to the store's writer, whose thread redacts them and puts the entries together."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        tokenizer: Tokenizer,
+        info: Callable[[], EngineInfo],
+        *,
+        sample: float = 0.0,
+        content: Content = "digests",
+    ) -> None:
+        """`info`: of the engine now; `sample` (0 to 1) and `content` hold where the policy says nothing."""
+        self._writer = writer
+        self._tokenizer = tokenizer
+        self._info = info
+        self._sample = sample
+        self._content = content
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    def draw(self, admitted: Admitted) -> Content | None:
+        """Return what is to be kept of a request's content; None where nothing is to be kept of the request."""
+        ruling = admitted.speculation.ruling
+        terms = ruling.terms.audit if ruling else None
+        sample = self._sample if terms is None else terms.percentage / 100.0
+        return (self._content if terms is None else terms.content) if random.random() < sample else None
+
+    def take(self, ended: Ended, content: Content) -> None:
+        """Queue the entry of a request that has ended; what there is no room for is counted as dropped."""
+        num_tokens = ended.recorded.num_tokens
+        with self._lock:
+            fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
+            self._pending += num_tokens if fits else 0
+        item = PendingAct(partial(self._act, ended, content, self._info()))
+        if not fits:
+            self._writer.drop(item)
+        elif not self._writer.offer(item):
+            self._release(num_tokens)
+
+    def _act(self, ended: Ended, content: Content, info: EngineInfo) -> Act:
+        try:
+            return request_act(ended, content, self._tokenizer, info)
+        finally:
+            self._release(ended.recorded.num_tokens)
+
+    def _release(self, num_tokens: int) -> None:
+        with self._lock:
+            self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
+
+
+def recorded_in(entry: AuditEntry) -> Recording:
+    """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
+    told = entry.told
+    if told is None:
+        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: one that still tells something")
+    after = told.after if isinstance(told.after, dict) else {}
+    if RECORDING not in after:
+        why = "its text was redacted" if after.get("replayable") is False else f"it is of {entry.action}"
+        message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
+        raise InvalidParameter(message, param="entry")
+    return parse(after[RECORDING], told.subject)
+
+
+def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> Act:
+    """Return the entry's act; takes milliseconds for each thousand characters, so not for an event loop."""
+    about = ended.about
+    versions = {
+        "prolepsis": __version__,
+        "model": info.model,
+        "fingerprint": info.fingerprint,
+        "draft_head": info.draft_head or "none",
+        "plan": str(ended.stats.mode.plan_version),
+    }
+    return Act(
+        actor=about.key_id or "developer",
+        action=SERVED,
+        subject=about.request_id,
+        after=_told(ended, content, tokenizer, info),
+        tenant=about.tenant,
+        versions=versions | ({"policy": about.policy_version} if about.policy_version else {}),
+    )
+
+
+def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
+    about, stats, recorded = ended.about, ended.stats, ended.recorded
+    salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(ended.events)
+    told: dict[str, object] = {
+        "end": ended.end,
+        "error": ended.error,
+        "answer_id": about.answer_id,
+        "route": about.route,
+        "tier": about.tier,
+        "rule": about.policy_rule,
+        "traffic_class": about.traffic_class,
+        "rollout_run": about.rollout_run,
+        "arm": about.arm,
+        "flags": about.flags,
+        "mode": stats.mode.mode,
+        "reason": stats.mode.reason,
+        "exactness": info.exactness,
+        "sampling": kept["params"],
+        "grammar": recorded.request.grammar.kind if recorded.request.grammar else None,
+        "num_prompt_tokens": len(recorded.request.prompt_token_ids),
+        "num_output_tokens": [len(tokens) for tokens in recorded.tokens],
+        "proposers": {name: asdict(counts) for name, counts in stats.proposers.items()},
+        "rounds": [one.figures for one in rounds],
+        "digest_salt": salt,
+        "prompt_digest": _digest(salt, recorded.request.prompt_token_ids),
+        "output_digests": [_digest(salt, tokens) for tokens in recorded.tokens],
+    }
+    if content == "digests":
+        return told
+    texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
+    told["prompt"], told["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
+    if content == "tokens":
+        drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)
+        is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
+        told["replayable"] = is_clean
+        if is_clean:
+            told |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
+    return told
+
+
+def _rounds(events: Sequence[Tokens]) -> list[_Round]:
+    return [
+        _Round(event.index, _named(draft), draft.tokens, draft.parents, len(event.token_ids))
+        for event in events
+        if (draft := event.proposed) is not None
+    ]
+
+
+def _named(draft: Proposed) -> str:
+    """Return who proposed a draft; of a merged one all, joined by "+"."""
+    return "+".join(sorted(set(draft.sources))) or draft.proposer
+
+
+def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _digest(salt: str, tokens: Sequence[int]) -> str:
+    """Return what proves, to who has the tokens, that these are they."""
+    return sha256((salt + canonical(list(tokens))).encode()).hexdigest()

@@ -1,0 +1,168 @@
+"""/admin/audit: the audit log for those who may read it, and its requests decoded again."""
+
+from collections.abc import Callable
+from typing import Annotated, Literal, TypeVar
+
+from anyio import to_thread
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from prolepsis.api.replies import JsonObject, Reply
+from prolepsis.api.room import Room
+from prolepsis.audit import chain
+from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry
+from prolepsis.audit.redaction import storable
+from prolepsis.audit.requests import recorded_in
+from prolepsis.audit.verify import Anchor
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.events import Difference
+from prolepsis.correctness.replay import Replayed
+from prolepsis.store.store import Store
+from prolepsis.web.body_reader import read_query
+from prolepsis.web.caller import caller_of
+from prolepsis.web.errors import RequestRefused
+from prolepsis.web.fields import Body
+
+_Read = TypeVar("_Read")
+MOST_AT_ONCE = 500
+REPLAY_WITHIN_S = 60.0
+"""How long a replay by hand may wait for room and take."""
+
+
+class AuditQuery(Body):
+    """Which entries: the last ones, or with `after` those that follow a number."""
+
+    last: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 20
+    after: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    action: Annotated[str, Field(max_length=128)] | None = None
+    tenant: Annotated[str, Field(max_length=256)] | None = None
+
+
+class AuditToldReply(Reply):
+    actor: str
+    tenant: str
+    subject: str
+    before: object
+    after: object
+    salt: str
+
+
+class AuditEntryReply(Reply):
+    """An entry as it is chained; `told` is null once it was erased."""
+
+    seq: int
+    uid: str
+    at: str
+    action: str
+    versions: JsonObject
+    erases: list[int]
+    told: AuditToldReply | None
+    told_digest: str
+    previous: str
+    digest: str
+
+
+class AuditReply(Reply):
+    head: str
+    """NUMBER:DIGEST of the chain's last entry."""
+    entries: list[AuditEntryReply]
+    """In their order."""
+
+
+class ReplayedDifferenceReply(Reply):
+    """Where a sample parts from what was emitted; margin and tolerance in logits."""
+
+    sample: int
+    position: int
+    kind: Literal["near_tie", "structural"]
+    margin: float | None
+    tolerance: float | None
+
+
+class AuditReplayReply(Reply):
+    seq: int
+    request_id: str
+    outcome: Literal["match", "near_tie", "structural"]
+    num_tokens: int
+    exactness: Literal["strict", "normal"]
+    differences: list[ReplayedDifferenceReply]
+
+
+def audit_routes(room: Room, store: Store | None) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/admin/audit")
+    async def audit(request: Request) -> JSONResponse:
+        query = read_query(request, AuditQuery)
+        head, entries = await _reading(lambda: _entries(store, query))
+        return JSONResponse({"head": head, "entries": [entry.plain() for entry in entries]})
+
+    @router.get("/admin/audit/{entry}")
+    async def one(entry: str) -> JSONResponse:
+        return JSONResponse((await _reading(lambda: _entry(store, entry))).plain())
+
+    @router.post("/admin/audit/{entry}/replay")
+    async def replay(request: Request, entry: str) -> JSONResponse:
+        found = await _reading(lambda: _entry(store, entry, SERVED))
+        reply = await _replayed(found, room)
+        room.acts.replayed_by_hand(caller_of(request).actor, found, reply.outcome)
+        return JSONResponse(reply.model_dump())
+
+    return router
+
+
+async def _reading(read: Callable[[], _Read]) -> _Read:
+    """Return what is read, off the event loop; raises `RequestRefused` (503) where the store cannot be had."""
+    try:
+        return await to_thread.run_sync(read)
+    except StoreUnavailable:
+        raise RequestRefused("The store cannot be read now.", code="store_unavailable", status=503) from None
+
+
+def _entries(store: Store | None, query: AuditQuery) -> tuple[str, list[AuditEntry]]:
+    if store is None:
+        return str(Anchor(0, START_OF_CHAIN)), []
+    with store.database.read() as connection:
+        head = str(Anchor(*chain.head(connection)))
+        if query.after is not None:
+            return head, chain.page(connection, query.after, query.last)
+        return head, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
+
+
+def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:
+    if store is not None:
+        with store.database.read() as connection:
+            found = chain.find(connection, storable(name), action=action)
+        if found is not None:
+            return found
+    message = f"There is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one."
+    raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
+
+
+async def _replayed(entry: AuditEntry, room: Room) -> AuditReplayReply:
+    info, recorded = room.client.info, recorded_in(entry)
+    if entry.versions.get("fingerprint") != info.fingerprint:
+        given = entry.versions.get("fingerprint")
+        message = f"Entry {entry.seq} is of the model {given}; this server has {info.fingerprint}."
+        raise RequestRefused(message, code="other_model", param="entry", status=409)
+    return replay_reply(entry, await room.replays.by_hand(recorded, REPLAY_WITHIN_S), info.exactness)
+
+
+def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["strict", "normal"]) -> AuditReplayReply:
+    """Return what is said of an entry that has been decoded again."""
+    assert entry.told is not None, "what is erased cannot be decoded again"
+    return AuditReplayReply(
+        seq=entry.seq,
+        request_id=entry.told.subject,
+        outcome=replayed.outcome,
+        num_tokens=replayed.num_tokens,
+        exactness=exactness,
+        differences=[_difference(sample, one) for sample, one in sorted(replayed.differences.items())],
+    )
+
+
+def _difference(sample: int, one: Difference) -> ReplayedDifferenceReply:
+    return ReplayedDifferenceReply(
+        sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
+    )

@@ -1,1 +1,0 @@
-"""Feature flags: OpenFeature, with flagd's file format evaluated in process."""

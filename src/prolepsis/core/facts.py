@@ -1,0 +1,106 @@
+"""What a policy may know of a request; nothing in it is guessed."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+LANGUAGE = "language"
+"""Key of a request's `metadata` that says the language of the answer; it counts before `Accept-Language`."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """One request as policies see it; the defaults are those of the API."""
+
+    route: str = ""
+    """Path of the endpoint, such as /v1/chat/completions."""
+    model: str = ""
+    tenant: str = ""
+    """Empty in development mode."""
+    tier: str = ""
+    key: str = ""
+    """Public part of the API key."""
+    roles: frozenset[str] = frozenset()
+    """Roles the key lists."""
+    tools: bool = False
+    """The answer may call tools."""
+    structured_output: str = "none"
+    """none, json_object, json_schema, regex, choice or grammar."""
+    stream: bool = False
+    n: int = 1
+    prompt_tokens: int | None = None
+    """Of the longest prompt; None: not known, so no range holds."""
+    max_tokens: float = math.inf
+    """Longest answer asked for; infinite: as long as fits."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    language: str | None = None
+    """Language tag (BCP 47) as the request states it; None where it states none."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case."""
+    flag: frozenset[str] = frozenset()
+    """Feature flags that a policy names and that are true for the request."""
+    time: datetime = EPOCH
+    """When the request arrived, with a time zone."""
+    targeting_key: str | None = None
+    """What shares of requests are drawn by; None: not drawn."""
+
+
+def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, str]) -> str | None:
+    """Return the language a request states: `metadata.language`, else the preferred one of `Accept-Language`.
+
+    `headers` are by name in lower case. The text itself is never looked at: what a request does not state is not known.
+    """
+    stated = (metadata or {}).get(LANGUAGE, "").strip()
+    return stated or _preferred(headers.get("accept-language", ""))
+
+
+def _preferred(header: str) -> str | None:
+    """Return the tag of highest weight (RFC 9110, section 12.5.4), the first of several; * states none."""
+    best, best_weight = None, 0.0
+    for part in header.split(","):
+        tag, _, parameter = part.partition(";")
+        weight = _weight(parameter)
+        if tag.strip() not in ("", "*") and weight > best_weight:
+            best, best_weight = tag.strip(), weight
+    return best
+
+
+def _weight(parameter: str) -> float:
+    name, _, value = parameter.partition("=")
+    if name.strip().lower() != "q":
+        return 1.0
+    try:
+        weight = float(value)
+    except ValueError:
+        return 0.0
+    return weight if 0.0 <= weight <= 1.0 else 0.0
+
+
+TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)$"
+"""What names of traffic classes look like."""
+_SHORT, _MEDIUM = 512, 4096  # tokens of the prompt
+
+
+def traffic_class_of(facts: RequestFacts) -> str:
+    """Return the traffic class of a request: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short.
+
+    FORM is `free` or `structured` (tools count as structured), CONTEXT is `short` up to 512 prompt tokens, `medium` up
+    to 4096, else `long`. There are few of them on purpose: each has evidence of its own to gather.
+    """
+    route = facts.route.removeprefix("/v1/").strip("/").replace("/", "-") or "none"
+    form = "structured" if facts.tools or facts.structured_output != "none" else "free"
+    return f"{route}/{facts.tier or 'none'}/{form}/{_context(facts.prompt_tokens or 0)}"
+
+
+def _context(num_tokens: int) -> str:
+    if num_tokens <= _SHORT:
+        return "short"
+    return "medium" if num_tokens <= _MEDIUM else "long"

@@ -1,0 +1,132 @@
+"""Where Prolepsis keeps its files: what it can fetch, build or measure again, and what it cannot."""
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from prolepsis.core.errors import ConfigError, ProlepsisError
+
+
+def cache_directory() -> Path:
+    """Return the user's cache directory of Prolepsis (`PROLEPSIS_CACHE`, else XDG)."""
+    base = os.environ.get("PROLEPSIS_CACHE")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "prolepsis"
+
+
+def data_directory() -> Path:
+    """Return the user's data directory of Prolepsis (`PROLEPSIS_DATA`, else XDG)."""
+    base = os.environ.get("PROLEPSIS_DATA")
+    if base:
+        return Path(base)
+    return Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "prolepsis"
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file; it is on disk when this returns, and what was there stays where it fails with `OSError`.
+
+    Its owner alone may read it. The folder must be there.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # made with mode 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+Stamp = tuple[int, ...]
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What a look at a file, or wherever else something is kept, brought."""
+
+    changed: bool
+    """Content of another version was taken over."""
+    refused: ProlepsisError | None = None
+    """Why what is there now was not taken over; said once for each state of it."""
+
+
+class LastGood(ABC, Generic[Value]):
+    """Holds the last good `value` of a file; it is replaced in one assignment, so readers need no lock."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` where the file holds nothing usable."""
+        self.path = path
+        self.fault = ""
+        """Why the file as it was last seen is not what is held."""
+        self._stamp = stamp(path)
+        text = self._read()
+        self._seen = _digest(text)
+        self.value = self._parse(text)
+
+    @abstractmethod
+    def _read(self) -> str:
+        """Return the file's text; raises `ConfigError`."""
+
+    @abstractmethod
+    def _parse(self, text: str) -> Value:
+        """Return what the text stands for; raises `ConfigError` where it cannot be used."""
+
+    @abstractmethod
+    def _version(self, value: Value) -> str:
+        """Return what differs wherever the content does."""
+
+    def look(self) -> Reload:
+        """Take over the file if it changed; cheap where it did not. Never raises for what the file holds."""
+        now = stamp(self.path)
+        return Reload(changed=False) if now == self._stamp else self.reload(now)
+
+    def reload(self, seen: Stamp | None = None) -> Reload:
+        """Read the file now, whatever its times say.
+
+        `seen` is what the file looked like before this call; a write in between is seen by the next `look`.
+        """
+        self._stamp = stamp(self.path) if seen is None else seen
+        try:
+            text = self._read()
+        except ConfigError as error:
+            return self._refuse(str(error), error)
+        if _digest(text) == self._seen:
+            return Reload(changed=False)
+        try:
+            value = self._parse(text)
+        except ConfigError as error:
+            return self._refuse(_digest(text), error)
+        self._seen, self.fault = _digest(text), ""
+        changed = self._version(value) != self._version(self.value)
+        self.value = value
+        return Reload(changed)
+
+    def _refuse(self, seen: str, error: ConfigError) -> Reload:
+        already, self._seen, self.fault = seen == self._seen, seen, str(error)
+        return Reload(changed=False, refused=None if already else error)
+
+
+def stamp(path: Path) -> Stamp:
+    """Return what changes when the file does; empty where it cannot be looked at."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

@@ -1,0 +1,148 @@
+"""A price book: what an hour of a device costs, by device, region and term. Without one there is no money, anywhere."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import LastGood
+from prolepsis.core.validation import Finding, Name, Number, Part, one_or_more, spelt
+from prolepsis.policy.model import Label, label_text
+from prolepsis.policy.reading import Malformed, read_shape, read_text
+
+HOURS_PER_MONTH = 730.0
+"""A twelfth of 365 days."""
+_DIGEST_LENGTH = 12
+
+Currency = Annotated[str, spelt(r"[A-Z]{3}", "three capital letters of ISO 4217, such as EUR")]
+Amount = Annotated[Number, Field(ge=0)]
+Region = Annotated[str, spelt(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digits, dots, dashes or underscores")]
+
+
+class Price(Part):
+    """What one device costs, in the book's currency."""
+
+    name: Name
+    description: str = ""
+    region: Region = ""
+    term: Literal["on_demand", "reserved"] = "on_demand"
+    """Reserved: it is paid for whether or not it is used."""
+    per_device_hour: Annotated[Number, Field(gt=0)]
+    """Of the whole device that one server runs on, its processors included."""
+    overheads: dict[Name, Amount] = Field(default_factory=dict)
+    """What else an hour of it costs, by what for: power, hosting, network, orchestration."""
+    memory_gib: Annotated[Number, Field(gt=0)] | None = None
+    """Memory of the device; a proposer's memory is charged its share of the hour. Not given: in bytes only."""
+
+    @property
+    def per_hour(self) -> float:
+        """All of it."""
+        return self.per_device_hour + sum(self.overheads.values())
+
+    @property
+    def per_second(self) -> float:
+        return self.per_hour / 3600.0
+
+    def memory_per_hour(self, num_bytes: int) -> float | None:
+        """Return what so much of the device's memory costs in an hour, None where its memory is not known."""
+        return None if self.memory_gib is None else self.per_hour * num_bytes / (self.memory_gib * 2**30)
+
+
+class PriceBook(Part):
+    """What one file says."""
+
+    version: Annotated[Label, BeforeValidator(label_text)] = ""
+    """What people call this state of the file; nothing depends on it."""
+    currency: Currency
+    prices: Annotated[tuple[Price, ...], BeforeValidator(one_or_more), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        names = [price.name for price in self.prices]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"allowed: each name once; twice: {', '.join(twice)}")
+        return self
+
+    @cached_property
+    def digest(self) -> str:
+        """The version of the content: twelve hexadecimal digits of SHA-256; descriptions and `version` do not count."""
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        return sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+    @property
+    def full_version(self) -> str:
+        """`version@digest`, or the digest alone where the file has no `version`."""
+        return f"{self.version}@{self.digest}" if self.version else self.digest
+
+    def content(self) -> Mapping[str, object]:
+        """Return all that takes effect, in plain values."""
+        prices = [price.model_dump(mode="json", exclude={"description"}) for price in self.prices]
+        return {"currency": self.currency, "prices": sorted(prices, key=lambda price: str(price["name"]))}
+
+    def price(self, name: str | None) -> Price:
+        """Return the price of that name, or the only one; raises `ConfigError` where it is not clear which is meant."""
+        names = ", ".join(price.name for price in self.prices)
+        if name is None:
+            if len(self.prices) == 1:
+                return self.prices[0]
+            raise ConfigError(f"price is not given, and the book has several; allowed: {names}", param="price")
+        for price in self.prices:
+            if price.name == name:
+                return price
+        raise ConfigError(f"price is {name!r}; in the book: {names}", param="price")
+
+
+_WHAT = "prices"
+
+
+class InvalidPrices(ConfigError):
+    """A file that is no usable price book."""
+
+    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
+        first, *others = findings
+        more = f" (and {len(others)} more: `prolepsis cost check` shows all)" if others else ""
+        super().__init__(f"{_WHAT} {first.in_file(name)}{more}", param=_WHAT)
+        self.findings = tuple(findings)
+
+
+def parse_prices(text: str, name: str) -> PriceBook:
+    """Return the book that `text` holds; `name` is what errors call it. Raises `InvalidPrices`."""
+    try:
+        return read_shape(text, PriceBook)[0]
+    except Malformed as error:
+        raise InvalidPrices(name, error.findings) from None
+
+
+def read_prices(file: Path) -> PriceBook:
+    """Return the book of a file; raises `InvalidPrices`, and `ConfigError` where there is nothing to read."""
+    return parse_prices(read_text(file, _WHAT), str(file))
+
+
+class PriceFile(LastGood[PriceBook]):
+    """Holds the last good book of a file, and which of its prices counts here."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """`name`: of the price; None: the book has one. Raises `ConfigError` where the file has no such price."""
+        self._name = name
+        super().__init__(path)
+
+    @property
+    def price(self) -> Price:
+        return self.value.price(self._name)
+
+    def _read(self) -> str:
+        return read_text(self.path, _WHAT)
+
+    def _parse(self, text: str) -> PriceBook:
+        book = parse_prices(text, str(self.path))
+        book.price(self._name)
+        return book
+
+    def _version(self, value: PriceBook) -> str:
+        return value.full_version

@@ -1,0 +1,190 @@
+"""What requests cost, while serving: sums, comparisons, the price book. Belongs to one event loop."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.audit.events import Acts
+from prolepsis.core.stats import ProposerMemory, RequestStats
+from prolepsis.cost import price_history as stored_prices
+from prolepsis.cost.comparison import Compared, Comparisons
+from prolepsis.cost.meter import NO_PROPOSER, Contest, Forecast, Pace, RequestCost, Spending
+from prolepsis.cost.prices import Price, PriceFile
+from prolepsis.rollout.live import Pin
+from prolepsis.store.store import Store
+from prolepsis.telemetry.cost import CostMetrics
+
+LOOK_EVERY_S = 1.0
+COMPARED_FOR_S = 30.0
+"""A comparison is not computed again within: its bounds take some tenths of a second."""
+_NO_TENANT = "default"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceInUse:
+    """A price with the book that it is in."""
+
+    price: Price
+    currency: str
+    version: str
+    """Of the book."""
+
+    @property
+    def label(self) -> str:
+        """Name it as request records do."""
+        return f"{self.version}/{self.price.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCompared:
+    """The newest stage of one rollout."""
+
+    contest: Contest
+    groups: tuple[Compared, ...]
+
+
+class Costs:
+    """Counts every request that an engine decoded and somebody waited for; without a price file there is no money."""
+
+    def __init__(
+        self,
+        metrics: CostMetrics,
+        *,
+        prices: PriceFile | None = None,
+        memory: Callable[[], Sequence[ProposerMemory]] = tuple,
+        store: Store | None = None,
+        acts: Acts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`memory`: of the engine's proposers; `store` keeps the price books that are used, `acts` say so."""
+        self.spending = Spending()
+        self._metrics = metrics
+        self._prices = prices
+        self._memory = memory
+        self._store = store
+        self._acts = acts or Acts(None)
+        self._clock = clock
+        self._pace = Pace(clock)
+        self._comparisons = Comparisons()
+        self._compared: tuple[RolloutCompared, ...] = ()
+        self._compared_at = float("-inf")
+        self._kept: str | None = None
+        """Version of the book that the store holds."""
+        if prices is not None:
+            self._show(prices, "loaded")
+
+    @property
+    def price(self) -> PriceInUse | None:
+        if self._prices is None:
+            return None
+        book = self._prices.value
+        return PriceInUse(self._prices.price, book.currency, book.full_version)
+
+    @property
+    def memory(self) -> Sequence[ProposerMemory]:
+        return self._memory()
+
+    def observe(self, route: str, admitted: Admitted, stats: RequestStats, *, finished: bool) -> None:
+        """Count a request that ended.
+
+        One that did not finish cost what it cost, and is compared with nothing; so are prompts that share one draw.
+        """
+        if stats.mode.reason == "response_cache" or not stats.device.total:
+            return
+        pin = admitted.speculation.observed
+        cost = RequestCost(
+            route=route,
+            tenant=admitted.caller.tenant or _NO_TENANT,
+            proposer=_main_proposer(stats),
+            num_output_tokens=stats.num_output_tokens,
+            device=stats.device,
+            contest=_contest(pin) if finished and len(admitted.requests) == 1 else None,
+            arm="canary" if pin and pin.place == "canary" else "control",
+        )
+        self.spending.observe(cost)
+        self._comparisons.observe(cost)
+        arm = pin.place if pin else "none"
+        labels = (route, self.spending.known("tenant", cost.tenant), cost.proposer, arm)
+        self._metrics.request(labels, cost.num_output_tokens, cost.device)
+
+    async def run(self) -> None:
+        """Follow the price file and remember sums, until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Look once; what fails is logged, and nothing waits for it."""
+        try:
+            self._metrics.memory(self._memory())
+            self._pace.look(self.spending.total)
+            if self._prices is not None:
+                self._follow(self._prices)
+                await self._keep(self._prices)
+        except Exception:  # contained: requests are served whatever they cost
+            log.exception("costs_not_looked_at")
+
+    def forecast(self) -> Forecast | None:
+        """Return what a month will cost, None in the first minute."""
+        return self._pace.forecast(self.spending.total, self._prices.price if self._prices else None)
+
+    async def compared(self) -> Sequence[RolloutCompared]:
+        """Return the comparisons, at most `COMPARED_FOR_S` old."""
+        if self._clock() - self._compared_at >= COMPARED_FOR_S:
+            self._compared_at = self._clock()
+            self._compared = await asyncio.to_thread(self._compare)
+        return self._compared
+
+    def _compare(self) -> tuple[RolloutCompared, ...]:
+        newest = self._comparisons.newest.values()
+        return tuple(RolloutCompared(one.contest, tuple(one.compared())) for one in newest)
+
+    def _follow(self, prices: PriceFile) -> None:
+        before = prices.value
+        seen = prices.look()
+        if seen.refused is not None:
+            self._metrics.refused.inc()
+            log.error("prices_not_reloaded", error=str(seen.refused), in_use=before.full_version)
+        elif seen.changed:
+            self._show(prices, "reloaded", before.content())
+
+    def _show(self, prices: PriceFile, what: str, before: object = None) -> None:
+        book, price = prices.value, prices.price
+        self._metrics.priced(book.currency, price.name, book.full_version, price.per_second)
+        log.info(f"prices_{what}", file=str(prices.path), version=book.full_version, price=price.name)
+        self._acts.prices_changed(what, prices.path, before, book)
+
+    async def _keep(self, prices: PriceFile) -> None:
+        """Keep the book in the store, once; a database that is gone is asked again at the next look."""
+        book, store = prices.value, self._store
+        if store is None or self._kept == book.full_version:
+            return
+        with suppress(Exception):  # contained: the writer says that the database is gone
+            await asyncio.to_thread(_put, store, book.full_version, json.dumps(book.content(), sort_keys=True))
+            self._kept = book.full_version
+
+
+def _put(store: Store, version: str, content: str) -> None:
+    with store.database.write() as connection:
+        stored_prices.put(connection, version, content)
+
+
+def _contest(pin: Pin | None) -> Contest | None:
+    """Return what the request is compared in: only where either arm was possible for it."""
+    if pin is None or not 0.0 < pin.share < 1.0:
+        return None
+    return Contest(pin.rollout_id, pin.run, pin.stage, pin.share)
+
+
+def _main_proposer(stats: RequestStats) -> str:
+    """Return who brought most of the accepted tokens; of those who brought none, most of the drafted ones."""
+    by_worth = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
+    return by_worth[max(by_worth)] if by_worth else NO_PROPOSER

@@ -1,0 +1,323 @@
+"""Reads the GGUF container: metadata and tensors by name, without loading what is not asked for.
+
+Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little-endian.
+"""
+
+import mmap
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Value = bool | int | float | str | list["Value"]
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MAX_COUNT = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies in the file; `shape` has the slowest dimension first, as torch has it."""
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+    size: int
+
+
+class GgufFile:
+    """One open GGUF file: `metadata` by key, `tensors` by name."""
+
+    def __init__(self, path: Path) -> None:
+        """Read header, metadata and tensor table; raises `ModelLoadError` where the file is not a whole GGUF."""
+        self.path = path
+        self.metadata: dict[str, Value] = {}
+        self.tensors: dict[str, GgufTensor] = {}
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        self._at = 0
+        try:
+            self._read_header()
+        except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
+            raise ModelLoadError(f"{path} is not a whole GGUF file: {error} at byte {self._at}") from error
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return the string under `key`, or `default` where it is missing."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise ModelLoadError(f"{self.path}: {key} is not a string")
+        return value
+
+    def integer(self, key: str) -> int | None:
+        """Return the integer under `key`, or None where it is missing."""
+        value = self.metadata.get(key)
+        if value is not None and not isinstance(value, int):
+            raise ModelLoadError(f"{self.path}: {key} is {value!r}; expected an integer")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        """Return the list of strings under `key`, empty where it is missing."""
+        value = self.metadata.get(key, [])
+        if not isinstance(value, list):
+            raise ModelLoadError(f"{self.path}: {key} is not a list")
+        return [str(item) for item in value]
+
+    def load(self, name: str) -> Tensor:
+        """Return tensor `name`, dequantised to float32."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        entry = self.tensors[name]
+        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.size, offset=entry.start)
+        kind = GGMLQuantizationType(entry.kind)
+        if kind == GGMLQuantizationType.F32:
+            return torch.from_numpy(raw.view(np.float32).reshape(entry.shape).copy())
+        if kind == GGMLQuantizationType.F16:
+            return torch.from_numpy(raw.view(np.float16).reshape(entry.shape).astype(np.float32))
+        try:
+            values = dequantize(raw.reshape(*entry.shape[:-1], -1), kind)
+        except NotImplementedError as error:
+            raise ModelLoadError(f"{self.path}: {name} is of type {kind.name}, which gguf cannot dequantise") from error
+        return torch.from_numpy(np.ascontiguousarray(values).reshape(entry.shape))
+
+    def _read_header(self) -> None:
+        magic, version = self._take(4), self._number("I")
+        if magic != b"GGUF":
+            raise ValueError(f"starts with {magic!r} instead of b'GGUF'")
+        if version not in (2, 3):
+            raise ValueError(f"version {version}; allowed: 2 and 3")
+        num_tensors, num_values = self._count(), self._count()
+        for _ in range(num_values):
+            key = self._string()
+            self.metadata[key] = self._value(int(self._number("I")))
+        table = [self._tensor_entry() for _ in range(num_tensors)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment <= 0:
+            raise ValueError(f"alignment {alignment!r}")
+        base = -(-self._at // alignment) * alignment
+        for name, shape, kind, offset in table:
+            self.tensors[name] = self._place(name, shape, kind, base + offset)
+
+    def _place(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        if not shape or shape[-1] % block:
+            raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
+        size = int(np.prod(shape, dtype=np.int64)) // block * block_bytes
+        if start + size > len(self._data):
+            raise ValueError(f"tensor {name!r} ends at byte {start + size} of {len(self._data)}: the file is cut off")
+        return GgufTensor(shape, kind, start, size)
+
+    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        dimensions = [int(self._number("Q")) for _ in range(int(self._number("I")))]
+        return name, tuple(reversed(dimensions)), int(self._number("I")), int(self._number("Q"))
+
+    def _value(self, kind: int) -> Value:
+        if kind == _STRING:
+            return self._string()
+        if kind != _ARRAY:
+            return self._number(_SCALARS[kind])
+        item, count = int(self._number("I")), self._count()
+        if item in (_STRING, _ARRAY):
+            return [self._value(item) for _ in range(count)]
+        code = _SCALARS[item]
+        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
+
+    def _number(self, code: str) -> bool | int | float:
+        (value,) = struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))
+        assert isinstance(value, bool | int | float)
+        return value
+
+    def _count(self) -> int:
+        count = int(self._number("Q"))
+        if count > _MAX_COUNT:
+            raise ValueError(f"a count of {count}")
+        return count
+
+    def _string(self) -> str:
+        return self._take(self._count()).decode("utf-8", errors="replace")
+
+    def _take(self, count: int) -> bytes:
+        taken = self._data[self._at : self._at + count]
+        if len(taken) < count:
+            raise ValueError("the file is cut off")
+        self._at += count
+        return taken
+
+
+PERMUTED = ("llama",)
+"""Architectures whose q and k rows llama.cpp interleaves: pair (i, i + d/2) of a head lies at (2i, 2i + 1)."""
+FAMILY = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+_ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_ENDS_OF_TEXT = ("eos_token_id", "eot_token_id")
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
+    """Open a GGUF file; raises `ModelLoadError` where it is corrupt or of an architecture nobody here knows."""
+    file = GgufFile(path)
+    architecture = file.text("general.architecture")
+    if architecture in FAMILY and not any("_exps" in name for name in file.tensors):
+        config = _family_config(file, architecture)
+        return Checkpoint(config, GgufTensors(file, config, dtype), path)
+    return _other(path, architecture, dtype)
+
+
+class GgufTensors(Mapping[str, Tensor]):
+    """Tensors of a Llama-shaped GGUF file under transformers names, dequantised at each access."""
+
+    def __init__(self, file: GgufFile, config: "PreTrainedConfig", dtype: torch.dtype) -> None:
+        self._file = file
+        self._dtype = dtype
+        self._names = {to: name for name in file.tensors if (to := transformers_name(name)) is not None}
+        self._heads: dict[str, int] = {}
+        if file.text("general.architecture") in PERMUTED:
+            self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._file.load(self._names[name])
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is not None:
+            tensor = unpermute(tensor, heads)
+        return tensor.to(self._dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def transformers_name(name: str) -> str | None:
+    """Return the transformers name of GGUF tensor `name`, None for one that is no parameter (rope_freqs)."""
+    if name in _ENDS:
+        return _ENDS[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _LAYER:
+        return None
+    return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
+
+
+def unpermute(tensor: Tensor, heads: int) -> Tensor:
+    """Undo llama.cpp's interleaving of rotary pairs: row (2i + j) of a head goes to row (j * d / 2 + i)."""
+    half = tensor.shape[0] // heads // 2
+    return tensor.view(heads, half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def _family_config(file: GgufFile, architecture: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
+    fields: dict[str, object] = {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
+        "hidden_size": hidden,
+        "num_hidden_layers": _field(file, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": file.metadata.get(f"{architecture}.attention.head_count_kv", heads),
+        "head_dim": file.metadata.get(f"{architecture}.attention.key_length", hidden // heads),
+        "intermediate_size": _field(file, "feed_forward_length"),
+        "max_position_embeddings": _field(file, "context_length"),
+        "rms_norm_eps": float(f"{file.metadata.get(f'{architecture}.attention.layer_norm_rms_epsilon', 1e-6):.6g}"),
+        "rope_parameters": _rope(file, architecture),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": [end for key in _ENDS_OF_TEXT if (end := file.integer(f"tokenizer.ggml.{key}")) is not None],
+    }
+    if architecture == "mistral":
+        fields["sliding_window"] = file.integer("mistral.attention.sliding_window")
+    try:
+        return AutoConfig.for_model(FAMILY[architecture], **fields)
+    except Exception as error:  # configuration classes raise their own validation errors, of no common base
+        raise ModelLoadError(f"{file.path}: its metadata is no usable {architecture} configuration: {error}") from error
+
+
+def _field(file: GgufFile, key: str) -> int:
+    full = f"{file.text('general.architecture')}.{key}"
+    value = file.integer(full)
+    if value is None:
+        raise ModelLoadError(f"{file.path} lacks the metadata {full}")
+    return value
+
+
+def _rope(file: GgufFile, architecture: str) -> dict[str, object]:
+    rope: dict[str, object] = {
+        "rope_type": "default",
+        "rope_theta": file.metadata.get(f"{architecture}.rope.freq_base", 10000.0),
+    }
+    scaling = file.text(f"{architecture}.rope.scaling.type", "none")
+    if scaling == "linear":
+        return rope | {"rope_type": "linear", "factor": file.metadata[f"{architecture}.rope.scaling.factor"]}
+    if scaling != "none":
+        raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} is not read from GGUF; allowed: none, linear")
+    if "rope_freqs.weight" in file.tensors:
+        return _llama3_rope(file, rope)
+    return rope
+
+
+def _llama3_rope(file: GgufFile, rope: dict[str, object]) -> dict[str, object]:
+    """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    divisors = file.load("rope_freqs.weight")
+    found = rope | {
+        "rope_type": "llama3",
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    dim = 2 * divisors.numel()
+    config = LlamaConfig(hidden_size=dim, num_attention_heads=1, head_dim=dim, rope_parameters=dict(found))
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain = 1.0 / torch.tensor(float(str(rope["rope_theta"]))) ** (torch.arange(0, dim, 2) / dim)
+    if not torch.allclose(plain / divisors, scaled, rtol=1e-3):
+        raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
+    return found
+
+
+def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
+    """Let transformers read architectures outside the Llama-shaped family; all tensors are loaded at once."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+    except Exception as error:  # whatever transformers makes of a foreign file, the caller needs one error
+        raise ModelLoadError(f"{path}: architecture {architecture!r} cannot be loaded: {error}") from error
+    return Checkpoint(config, dict(model.state_dict()), path)

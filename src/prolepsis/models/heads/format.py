@@ -1,0 +1,276 @@
+"""A draft head as a folder: config.json and model.safetensors in the "speculators" format of EAGLE-3.
+
+Legend: d hidden size of target and head, V target vocabulary, D draft vocabulary, h query heads, k key/value heads.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.targets.lean_shape import LeanShape
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What a head computes, and of which target.
+
+    Slot s takes the embedding of token s and g of token s - 1, sits at position s and predicts token s + 1. For a token
+    the target has seen, g = fc(norm(its hidden states)); in a draft, g is what the slot before put out.
+    """
+
+    shape: LeanShape
+    """Geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's."""
+    taps: tuple[int, ...]
+    """Hidden states that enter these layers of the target are concatenated to [len(taps) * d]."""
+    draft_vocab: int
+    norm_before_fc: bool = True
+    """A norm over the concatenated hidden states, before fc."""
+    norm_output: bool = True
+    """What is fed back has passed the final norm; else it is the layer's output as it is."""
+    norm_before_residual: bool = False
+    """The residual is g after its norm; else g as it is."""
+    verifier: str = ""
+    """Name of the target."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """How it was trained; `target_fingerprint` where known. Plain JSON values."""
+
+
+@dataclass(slots=True)
+class HeadWeights:
+    """A head's tensors; projections have no bias."""
+
+    fc: Tensor  # [d, taps * d]
+    input_norm: Tensor | None  # [taps * d]; where norm_before_fc
+    embed_norm: Tensor  # [d]
+    hidden_norm: Tensor  # [d]
+    q: Tensor  # [h * head_dim, 2d]: columns of the embedding, then of g
+    k: Tensor  # [k * head_dim, 2d]
+    v: Tensor  # [k * head_dim, 2d]
+    o: Tensor  # [d, h * head_dim]
+    post_norm: Tensor  # [d]
+    gate: Tensor  # [intermediate, d]
+    up: Tensor  # [intermediate, d]
+    down: Tensor  # [d, intermediate]
+    norm: Tensor  # [d]
+    lm_head: Tensor  # [D, d]
+    d2t: Tensor  # [D] int64: target id minus draft id
+    t2d: Tensor  # [V] bool: tokens that the head can draft
+
+    @property
+    def target_ids(self) -> Tensor:  # [D] int64, rising
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+
+NAMES: dict[str, str] = {
+    "fc": "fc.weight",
+    "input_norm": "input_norm.weight",
+    "embed_norm": "layers.0.input_layernorm.weight",
+    "hidden_norm": "layers.0.hidden_norm.weight",
+    "q": "layers.0.self_attn.q_proj.weight",
+    "k": "layers.0.self_attn.k_proj.weight",
+    "v": "layers.0.self_attn.v_proj.weight",
+    "o": "layers.0.self_attn.o_proj.weight",
+    "post_norm": "layers.0.post_attention_layernorm.weight",
+    "gate": "layers.0.mlp.gate_proj.weight",
+    "up": "layers.0.mlp.up_proj.weight",
+    "down": "layers.0.mlp.down_proj.weight",
+    "norm": "norm.weight",
+    "lm_head": "lm_head.weight",
+    "d2t": "d2t",
+    "t2d": "t2d",
+}
+"""Field of `HeadWeights` -> tensor in the file."""
+
+
+def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by field; `input_norm` only where the head has it."""
+    shape, d = config.shape, config.shape.hidden
+    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    taps = len(config.taps) * d
+    shapes: dict[str, tuple[int, ...]] = {
+        "fc": (d, taps),
+        "embed_norm": (d,),
+        "hidden_norm": (d,),
+        "q": (wide, 2 * d),
+        "k": (narrow, 2 * d),
+        "v": (narrow, 2 * d),
+        "o": (d, wide),
+        "post_norm": (d,),
+        "gate": (shape.intermediate, d),
+        "up": (shape.intermediate, d),
+        "down": (d, shape.intermediate),
+        "norm": (d,),
+        "lm_head": (config.draft_vocab, d),
+        "d2t": (config.draft_vocab,),
+        "t2d": (shape.vocab,),
+    }
+    return shapes | ({"input_norm": (taps,)} if config.norm_before_fc else {})
+
+
+def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_config: Mapping[str, Any]) -> None:
+    """Write a head: weights in bfloat16, `layer_config` as the transformers configuration of its layer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
+        for name, value in _present(weights).items()
+    }
+    part = folder / f"{WEIGHTS}.part"
+    save_file(tensors, part, {"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(_document(config, layer_config), indent=2) + "\n")
+    part.chmod(0o644)  # the library writes for the owner only
+    part.replace(folder / WEIGHTS)
+
+
+def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
+    """Read a head; raises `ModelLoadError` for files that are missing, broken, or of another kind of head."""
+    config = read_config(folder)
+    file = folder / WEIGHTS
+    found: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            present = set(tensors.keys())
+            for name, shape in tensor_shapes(config).items():
+                if NAMES[name] not in present:
+                    if name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
+                        found[name] = _whole_vocabulary(name, config.draft_vocab)
+                        continue
+                    raise ModelLoadError(f"{file} holds no tensor {NAMES[name]!r}")
+                found[name] = _checked(file, NAMES[name], tensors.get_tensor(NAMES[name]), shape)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
+    weights = HeadWeights(**found)  # type: ignore[arg-type]  # only input_norm may be None
+    _check_vocabulary(file, config, weights)
+    return config, weights
+
+
+def read_config(folder: Path) -> HeadConfig:
+    """Read config.json of a head; raises `ModelLoadError` naming what is missing or not supported."""
+    file = folder / CONFIG
+    try:
+        document = json.loads(file.read_text())
+        if document.get("speculators_model_type") != "eagle3":
+            raise ModelLoadError(
+                f"{file}: speculators_model_type is {document.get('speculators_model_type')!r}; allowed: 'eagle3'"
+            )
+        return _config(document)
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{file} is not the configuration of an EAGLE-3 head: {error!r}") from error
+
+
+def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str | None:
+    """Say why the head cannot draft for a target of this shape, or None."""
+    for name in ("hidden", "vocab"):
+        ours, theirs = getattr(config.shape, name), getattr(target, name)
+        if ours != theirs:
+            return f"its {name} size is {ours}; the target's is {theirs}"
+    if max(config.taps) > target_layers:
+        return f"it reads the hidden states entering layers {config.taps}; the target has {target_layers} layers"
+    return None
+
+
+def weights_checksum(folder: Path) -> str:
+    """Return the SHA-256, in hexadecimal, of the weights of a head or draft model.
+
+    Raises `ModelLoadError` where they cannot be read.
+    """
+    try:
+        with (folder / WEIGHTS).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelLoadError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+
+
+def offsets(target_ids: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """Return d2t [D] int64 and t2d [V] bool of the rising `target_ids` ([D] int64)."""
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[target_ids] = True
+    return target_ids - torch.arange(len(target_ids)), t2d
+
+
+def _present(weights: HeadWeights) -> dict[str, Tensor]:
+    return {f.name: getattr(weights, f.name) for f in fields(weights) if getattr(weights, f.name) is not None}
+
+
+def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "model_type": "speculators",
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.draft_vocab,
+        "target_hidden_size": config.shape.hidden,
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "norm_before_fc": config.norm_before_fc,
+        "norm_output": config.norm_output,
+        "norm_before_residual": config.norm_before_residual,
+        "fc_norm": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": {**layer_config, "num_hidden_layers": 1},
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": config.verifier, "architectures": layer_config.get("architectures") or []},
+        },
+        "prolepsis": dict(config.provenance),
+        "dtype": "bfloat16",
+    }
+
+
+def _config(document: dict[str, Any]) -> HeadConfig:
+    from transformers import AutoConfig
+
+    layer = dict(document["transformer_layer_config"])
+    if layer.get("num_hidden_layers", 1) != 1 or document.get("fc_norm"):
+        raise ModelLoadError("a head with several layers or with fc_norm; allowed: one layer, norm_before_fc or none")
+    shape = LeanShape.from_config(AutoConfig.for_model(**{"model_type": "llama", **layer}))
+    if shape.qkv_bias or shape.qk_norm:
+        raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
+    taps = document.get("eagle_aux_hidden_state_layer_ids")
+    if not taps:
+        raise ModelLoadError("eagle_aux_hidden_state_layer_ids is missing: which layers the head reads is not known")
+    verifier = document.get("speculators_config", {}).get("verifier", {}).get("name_or_path") or ""
+    return HeadConfig(
+        shape=shape,
+        taps=tuple(int(tap) for tap in taps),
+        draft_vocab=int(document["draft_vocab_size"]),
+        norm_before_fc=bool(document.get("norm_before_fc", False)),
+        norm_output=bool(document.get("norm_output", False)),
+        norm_before_residual=bool(document.get("norm_before_residual", False)),
+        verifier=verifier,
+        provenance=document.get("prolepsis") or {},
+    )
+
+
+def _checked(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ModelLoadError(f"{file}: {name} is {list(tensor.shape)}; its config says {list(shape)}")
+    return tensor
+
+
+def _whole_vocabulary(name: str, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int64) if name == "d2t" else torch.ones(size, dtype=torch.bool)
+
+
+def _check_vocabulary(file: Path, config: HeadConfig, weights: HeadWeights) -> None:
+    ids = weights.target_ids
+    if int(ids.min()) < 0 or int(ids.max()) >= config.shape.vocab:
+        raise ModelLoadError(f"{file}: d2t leads outside the target's {config.shape.vocab} tokens")
+    mask = torch.zeros(config.shape.vocab, dtype=torch.bool)
+    mask[ids] = True
+    if len(set(ids.tolist())) != len(ids) or not torch.equal(mask, weights.t2d.bool()):
+        raise ModelLoadError(f"{file}: d2t and t2d name different tokens")

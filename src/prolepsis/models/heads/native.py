@@ -1,0 +1,159 @@
+"""A draft head on the native forward: the target's threads, embedding and page layout, one layer of its own."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, Growth, HeadInfo, Outlook, TreeWish
+from prolepsis.models.heads.format import HeadConfig, HeadWeights
+from prolepsis.models.heads.levels import LevelWeights
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
+from prolepsis.models.targets.lean_shape import LeanLayer
+from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands
+
+
+class NativeHead:
+    """A `models.draft_head.DraftHead` for a target on the native forward."""
+
+    def __init__(
+        self,
+        name: str,
+        config: HeadConfig,
+        weights: HeadWeights,
+        target: NativeModel,
+        levels: LevelWeights | None = None,
+        *,
+        eight_bit: bool = True,
+    ) -> None:
+        """Keep matrices in 8 bits, or in bfloat16 where tests compare the two; those of levels are bfloat16.
+
+        Raises `ModelLoadError` for sizes that the native forward does not take.
+        """
+        shape = config.shape
+        _check_widths(config, levels)
+        self._module = target.module
+        self._kv = (shape.kv_heads, shape.head_dim)
+        self._target_ids = weights.target_ids
+        sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
+        self._decoder = target.decoder.make_head(*sizes, weights.fc.shape[1], shape.eps, eight_bit)
+        self._decoder.set_fusion(
+            weights.fc.bfloat16(),
+            weights.embed_norm.float(),
+            weights.hidden_norm.float(),
+            as_float(weights.input_norm),
+            config.norm_before_residual,
+            config.norm_output,
+        )
+        add_layer(self._decoder, _layer(weights))
+        self._decoder.set_output(weights.lm_head.bfloat16(), weights.norm.float())
+        if levels is not None:
+            bf16 = levels.to(torch.bfloat16)
+            shared = (bf16.enter, bf16.leave, bf16.state, bf16.token, bf16.out)
+            self._decoder.set_levels(*shared, weights.lm_head.bfloat16(), weights.target_ids)
+        self._draft_ids = {token: i for i, token in enumerate(weights.target_ids.tolist())}
+        self._shortlist = min(SHORTLIST, config.draft_vocab)
+        self._info = HeadInfo(
+            name=name,
+            taps=config.taps,
+            feature_size=weights.fc.shape[1],
+            num_candidates=config.draft_vocab,
+            page_bytes=shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
+            weight_bytes=self._decoder.weight_bytes(),
+            levels=levels.count if levels else 0,
+        )
+
+    @property
+    def info(self) -> HeadInfo:
+        return self._info
+
+    def make_cache(self, num_pages: int) -> KVCache:
+        """Allocate zeroed KV pages."""
+        return NativeCache(self._module, 1, *self._kv, num_pages)
+
+    def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
+        """Run a pass over committed tokens (`DraftHead.committed`)."""
+        return self._candidates(batch, cache, features, None, count)
+
+    def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
+        """Run a pass over drafted tokens (`DraftHead.drafted`)."""
+        return self._candidates(batch, cache, None, states, count)
+
+    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+        """Run a pass over committed tokens that looks further ahead (`LookingAhead.outlook`)."""
+        logits, after, ahead, entered = self._decoder.outlook(*operands(batch, cache), features)
+        ids, logprobs = self._module.likeliest(logits, self._shortlist)
+        rows = len(after)
+        first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
+        return Outlook(first, ahead, ids[rows:], entered)
+
+    def follow(
+        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return candidates after drafted tokens (`LookingAhead.follow`)."""
+        drafted = [(place, self._draft_ids[token]) for place, token in zip(places, tokens, strict=True)]
+        count = min(count, self._shortlist)
+        ids, logprobs = self._decoder.follow(outlook.ahead, outlook.entered, outlook.shortlist, drafted, count)
+        return self._target_ids[ids.long()], logprobs
+
+    def trees(
+        self, batch: Batch, cache: KVCache, features: Tensor, growth: Growth, wishes: Sequence[TreeWish]
+    ) -> list[GrownTree]:
+        """Return a draft tree for each sequence (`TreeGrowing.trees`)."""
+        module = self._module
+        asked = [
+            module.Wish(
+                w.depth,
+                w.limit,
+                w.threshold,
+                w.params.temperature,
+                w.params.top_k,
+                w.params.top_p,
+                w.noise_key,
+                w.position,
+            )
+            for w in wishes
+        ]
+        how = module.Growth(growth.candidates, growth.children, growth.width, growth.floor)
+        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, how, asked)
+        return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
+
+    def logits(
+        self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
+        logits, after = self._decoder.draft(*operands(batch, cache), features, states)
+        return logits, after
+
+    def _candidates(
+        self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None, count: int
+    ) -> Candidates:
+        logits, after = self.logits(batch, cache, features, states)
+        ids, logprobs = self._module.likeliest(logits, count)
+        return Candidates(self._target_ids[ids.long()], logprobs, after)
+
+
+def _check_widths(config: HeadConfig, levels: LevelWeights | None) -> None:
+    for field, size in (
+        ("levels' width", levels.width if levels else 0),
+        ("intermediate", config.shape.intermediate),
+        ("head_dim", config.shape.head_dim),
+        ("draft_vocab", config.draft_vocab),
+    ):
+        if size % WIDTH:
+            raise ModelLoadError(f"{field} is {size}; allowed for a head on the native forward: multiples of {WIDTH}")
+
+
+def _layer(weights: HeadWeights) -> LeanLayer:
+    return LeanLayer(
+        qkv=torch.cat([weights.q, weights.k, weights.v]),
+        qkv_bias=None,
+        o=weights.o,
+        gate_up=torch.cat([weights.gate, weights.up]),
+        down=weights.down,
+        input_norm=weights.embed_norm,
+        post_norm=weights.post_norm,
+        q_norm=None,
+        k_norm=None,
+    )

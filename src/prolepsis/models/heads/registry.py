@@ -1,0 +1,187 @@
+"""Draft heads by name and version: those that the package ships and those the user trained or brought."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import cache_directory
+from prolepsis.models.heads.base import DraftHead
+from prolepsis.models.heads.format import (
+    CONFIG,
+    WEIGHTS,
+    HeadConfig,
+    head_fault,
+    load_head,
+    read_config,
+    weights_checksum,
+)
+from prolepsis.models.heads.levels import load_levels
+from prolepsis.models.load import LoadedModel
+from prolepsis.models.provenance import Provenance, read_provenance
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
+
+log = structlog.get_logger(__name__)
+
+SHIPPED = Path(__file__).parent.parent.parent / "heads"
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEntry:
+    """A head that is here: a folder called NAME or NAME@VERSION."""
+
+    folder: Path
+    config: HeadConfig
+    provenance: Provenance
+
+    @property
+    def name(self) -> str:
+        return self.folder.name.partition("@")[0]
+
+    @property
+    def version(self) -> int:
+        """What the folder is called after, else what its provenance says, else 1."""
+        named = self.folder.name.partition("@")[2]
+        return int(named) if named.isdecimal() else self.provenance.version or 1
+
+    @property
+    def label(self) -> str:
+        """NAME@VERSION: finds exactly this head."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def target(self) -> str:
+        """Name of the target it was trained for; empty where it does not say."""
+        return self.provenance.target or self.config.verifier
+
+    @property
+    def target_fingerprint(self) -> str:
+        """`LoadedModel.identity` of the target it was trained for; empty for heads from elsewhere."""
+        return self.provenance.target_fingerprint
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights; 0 where the file is missing."""
+        file = self.folder / WEIGHTS
+        return file.stat().st_size if file.is_file() else 0
+
+    @property
+    def shipped(self) -> bool:
+        return self.folder.is_relative_to(SHIPPED)
+
+
+def head_folder(root: Path | None = None) -> Path:
+    """Return where the user's heads are kept: beside the models."""
+    return (root or cache_directory() / "models").parent / "heads"
+
+
+def list_heads(root: Path | None = None) -> list[HeadEntry]:
+    """Return all heads here by name and version; of two with the same, the user's. Broken ones are left out."""
+    found: dict[tuple[str, int], HeadEntry] = {}
+    for entry in _entries(SHIPPED, head_folder(root)):
+        found[entry.name, entry.version] = entry
+    return [found[key] for key in sorted(found)]
+
+
+def find_head(name: str, root: Path | None = None) -> HeadEntry:
+    """Return the head that `name` names: NAME@VERSION, the newest of NAME, or a folder.
+
+    Raises `ModelLoadError` where there is none.
+    """
+    folder = Path(name)
+    if (folder / CONFIG).is_file():
+        return _entry(folder.resolve())
+    heads = list_heads(root)
+    matching = [entry for entry in heads if name in (entry.name, entry.label)]
+    if not matching:
+        allowed = ", ".join(entry.label for entry in heads) or "none is here"
+        raise ModelLoadError(f"draft_head is {name!r}; allowed: a folder with {CONFIG}, {AUTO}, {NONE}, or: {allowed}")
+    return matching[-1]
+
+
+def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | None:
+    """Return the head trained for exactly this target that drafts best by its own report; None where there is none.
+
+    Of each name only the newest version that fits counts.
+    """
+    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == target.identity}
+    return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
+
+
+def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
+    """Load a head for a target. Raises `ModelLoadError` naming what differs where it is another's, or damaged."""
+    model = target.model
+    if not isinstance(model, NativeModel | LeanModel):
+        raise ModelLoadError(f"the forward {model.info.forward} runs no draft heads; allowed: native, lean")
+    fault = misfit(entry, model.shape, target.identity)
+    if fault is not None:
+        raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
+    check_checksum(entry)
+    config, weights = load_head(entry.folder)
+    levels = load_levels(entry.folder, config.shape.hidden)
+    if isinstance(model, NativeModel):
+        from prolepsis.models.heads.native import NativeHead
+
+        return NativeHead(entry.label, config, weights, model, levels)
+    from prolepsis.models.heads.lean import LeanHead
+
+    return LeanHead(entry.label, config, weights, model, levels)
+
+
+def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
+    """Say what differs between the target a head is for and one of this `shape` and `identity`; None if nothing does.
+
+    A head that does not say which weights it was trained for fits every target of its sizes.
+    """
+    fault = head_fault(entry.config, shape, shape.layers)
+    if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
+        return fault
+    return (
+        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}; this one's is "
+        f"{identity or 'not known'} (other weights or another tokenizer)"
+    )
+
+
+def check_checksum(entry: HeadEntry) -> None:
+    """Raise `ModelLoadError` where the weights are not those that the checksum was recorded of."""
+    recorded = entry.provenance.sha256
+    if recorded and (found := weights_checksum(entry.folder)) != recorded:
+        raise ModelLoadError(
+            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, {recorded} was recorded; "
+            "import or train the head again"
+        )
+
+
+def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftHead | None:
+    """Return the head that the configuration asks for: "none", "auto" (the fitting one, if any), a name or a folder.
+
+    Raises `ModelLoadError` for one that was named and cannot be used; "auto" never raises.
+    """
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return open_head(find_head(name, root), target)
+    entry = fitting_head(target, root)
+    try:
+        return open_head(entry, target) if entry is not None else None
+    except ModelLoadError as error:
+        log.warning("head_unused", head=entry.label if entry else "", reason=str(error))
+        return None
+
+
+def _entries(*roots: Path) -> Iterator[HeadEntry]:
+    for file in (file for root in roots for file in sorted(root.glob(f"[!.]*/{CONFIG}"))):
+        try:
+            yield _entry(file.parent)
+        except ModelLoadError as error:
+            log.warning("head_unreadable", folder=str(file.parent), reason=str(error))
+
+
+def _entry(folder: Path) -> HeadEntry:
+    config = read_config(folder)
+    return HeadEntry(folder, config, read_provenance(config.provenance))

@@ -1,0 +1,227 @@
+"""Any decoder-only transformers class over our paged KV, through transformers' attention interface.
+
+The flat batch goes in as one sequence of T tokens with explicit positions; the registered attention function knows
+which sequence each token belongs to. Legend: T tokens of the step, L logits kept.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.protocol import Batch, KVCache, ModelInfo
+from prolepsis.models.targets.few_rows import replace_linears
+from prolepsis.models.targets.paged_attention import (
+    AttentionPlan,
+    LayerKV,
+    PlainCache,
+    Scoring,
+    page_bytes,
+    paged_attention,
+    plan_attention,
+)
+
+INTERFACE = "prolepsis_paged"
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "local_attention", "global_attention"}
+UNSUPPORTED = ("position_bias", "alibi", "head_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the attention function needs of the step being run."""
+
+    plan: AttentionPlan
+    cache: PlainCache
+
+
+class Router:
+    """Reached from every attention module of one model: where its K/V go and what its rows see.
+
+    Without a step it records what each layer would cache (the probe at load).
+    """
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        self.layers: dict[int, LayerKV] = {}
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, object]
+    ) -> Tensor:
+        """Serve one call of the interface; shapes [1, heads, T, d] in, [1, T, h, dv] out."""
+        layer = module.layer_idx
+        assert isinstance(layer, int), "attention modules carry their layer's number"
+        if self.step is None:
+            return self._record(layer, query, key, value, options)
+        cache, plan = self.step.cache, self.step.plan
+        position = list(self.layers).index(layer)
+        cache.write(position, plan.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        rows = query[0].transpose(0, 1)
+        return paged_attention(rows, cache, position, plan, _scoring(module, rows, options))[None]
+
+    def _record(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, object]) -> Tensor:
+        fault = next((name for name in UNSUPPORTED if options.get(name) is not None), None)
+        if options.get("attention_mask") is not None:
+            fault = "a mask of its own"
+        if options.get("is_causal") is False:
+            fault = "attention that is not causal"
+        if layer in self.layers:
+            fault = "two attentions in one layer"
+        if fault is not None:
+            raise ModelLoadError(f"layer {layer} needs {fault}, which paged attention does not offer")
+        self.layers[layer] = LayerKV(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+def _scoring(module: nn.Module, query: Tensor, options: Mapping[str, object]) -> Scoring:
+    scale, window, softcap, sinks = (options.get(name) for name in ("scaling", "sliding_window", "softcap", "s_aux"))
+    return Scoring(
+        scale=float(scale) if isinstance(scale, int | float) else query.shape[-1] ** -0.5,
+        window=window if isinstance(window, int) else None,
+        softcap=float(softcap) if isinstance(softcap, int | float) else None,
+        sinks=sinks if isinstance(sinks, Tensor) else None,
+    )
+
+
+def _interface(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: object
+) -> tuple[Tensor, None]:
+    router = module.prolepsis_router
+    assert isinstance(router, Router), "modules are given their router at load"
+    return router.attend(module, query, key, value, {**options, "attention_mask": attention_mask}), None
+
+
+class GeneralModel:
+    """A target model run by its own transformers class."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> None:
+        """Load it; raises `ModelLoadError` where the architecture cannot run over paged KV or files are incomplete."""
+        config = checkpoint.config
+        if fault := general_fault(checkpoint):
+            raise ModelLoadError(f"{checkpoint.source}: {fault}")
+        self.dtype, self.device = dtype, device
+        self._model = _load_class(checkpoint, dtype).to(device).eval()
+        self._router = Router()
+        for module in self._model.modules():
+            if hasattr(module, "layer_idx"):
+                module.prolepsis_router = self._router  # type: ignore[assignment]
+        self._kv = self._probe(config.num_hidden_layers, checkpoint)
+        weight_bytes = sum(p.nbytes for p in self._model.parameters())
+        kernel = replace_linears(self._model) if device.type == "cpu" else None
+        self._info = ModelInfo(
+            name=name,
+            architecture=config.model_type,
+            forward=f"transformers ({kernel} linears)" if kernel else "transformers",
+            vocab_size=config.vocab_size,
+            max_positions=max_positions(checkpoint),
+            num_layers=config.num_hidden_layers,
+            page_bytes=page_bytes(self._kv, dtype),
+            weight_bytes=weight_bytes,
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def make_cache(self, num_pages: int) -> PlainCache:
+        """Allocate zeroed KV pages, of each layer's own shape."""
+        return PlainCache(self._kv, num_pages, self.dtype, self.device)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
+        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
+        assert isinstance(cache, PlainCache), "a cache made by this model"
+        self._router.step = Step(plan_attention(batch, self.device), cache)
+        try:
+            return self._run(batch.token_ids, batch.positions, batch.logit_rows)
+        finally:
+            self._router.step = None
+
+    @torch.no_grad()
+    def _run(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        ids, positions, rows = (x.to(self.device).long() for x in (token_ids, positions, rows))
+        logits: Tensor = self._model(
+            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=rows
+        ).logits
+        return logits[0].float()
+
+    def _probe(self, num_layers: int, checkpoint: Checkpoint) -> list[LayerKV]:
+        one = torch.zeros(1, dtype=torch.int32)
+        self._run(one, one, one)
+        if len(self._router.layers) != num_layers:
+            raise ModelLoadError(
+                f"{checkpoint.source}: {len(self._router.layers)} of {num_layers} layers of this "
+                f"{checkpoint.config.model_type!r} model go through transformers' attention interface"
+            )
+        return list(self._router.layers.values())
+
+
+def general_fault(checkpoint: Checkpoint) -> str | None:
+    """Say why the transformers forward cannot serve this model exactly, or None."""
+    config = checkpoint.config
+    if config.is_encoder_decoder:
+        return "it is an encoder-decoder; allowed: decoder-only models"
+    others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
+    if others:
+        return f"layers of type {', '.join(sorted(others))} keep state that cannot be rolled back"
+    if _rope_type(checkpoint) == "dynamic":
+        return "dynamic rotary scaling depends on the longest sequence of a batch"
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        return "its attention is not causal"
+    return None
+
+
+def max_positions(checkpoint: Checkpoint) -> int:
+    """Return the longest context served: with longrope only the part that does not depend on other sequences."""
+    limit = int(checkpoint.config.max_position_embeddings)
+    if _rope_type(checkpoint) == "longrope":
+        return int(checkpoint.config.rope_parameters.get("original_max_position_embeddings", limit))
+    return limit
+
+
+def _rope_type(checkpoint: Checkpoint) -> str:
+    rope = getattr(checkpoint.config, "rope_parameters", None) or {}
+    return str(rope.get("rope_type", "default"))
+
+
+def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(INTERFACE, _interface)
+    try:
+        model, wrong = (
+            _from_folder(checkpoint, dtype) if checkpoint.source.is_dir() else _from_tensors(checkpoint, dtype)
+        )
+    except Exception as error:  # transformers has no common base for what a foreign model makes it raise
+        raise ModelLoadError(f"{checkpoint.source}: transformers cannot load it: {error}") from error
+    if wrong:
+        raise ModelLoadError(f"{checkpoint.source} lacks or misshapes {len(wrong)} tensors, first {wrong[0]}")
+    return model
+
+
+def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(
+        str(checkpoint.source),
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=dtype,
+        attn_implementation=INTERFACE,
+        output_loading_info=True,
+    )
+    assert isinstance(model, nn.Module)
+    return model, sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
+
+
+def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype, attn_implementation=INTERFACE)
+    assert isinstance(model, nn.Module)
+    missing, _ = model.load_state_dict(dict(checkpoint.tensors), strict=False)
+    keys = getattr(model, "_tied_weights_keys", None) or ()
+    tied = {str(key) for key in keys} if checkpoint.config.tie_word_embeddings else set()
+    return model, sorted(set(missing) - tied)

@@ -1,0 +1,161 @@
+"""The lean forward on CUDA from captured graphs: one per bucket of sequences, rows a sequence and pages.
+
+Legend: S sequences, N rows each, P pages each, L = P * PAGE_SIZE slots, all of the bucket (powers of two).
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
+from prolepsis.models.targets.lean import LeanModel, after_attention, before_attention
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.paged_attention import PlainCache, attend, plan_attention
+
+MAX_ROWS = 512
+"""Larger steps (long prefill chunks) run uncaptured: there the kernels, not their launches, take the time."""
+MAX_ROWS_PER_SEQUENCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Shape of a captured step."""
+
+    sequences: int
+    rows: int
+    pages: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Bucket | None":
+        """Return the smallest bucket that holds `batch`, None if it is too large for any."""
+        starts, cached = batch.starts.tolist(), batch.cached.tolist()
+        rows = max(end - start for start, end in pairwise(starts))
+        slots = max(c + end - start for c, (start, end) in zip(cached, pairwise(starts), strict=True))
+        bucket = cls(_power(batch.num_sequences), _power(rows), _power(-(-slots // PAGE_SIZE)))
+        if rows > MAX_ROWS_PER_SEQUENCE or bucket.sequences * bucket.rows > MAX_ROWS:
+            return None
+        return bucket
+
+
+@dataclass(frozen=True, slots=True)
+class StaticInputs:
+    """Inputs of a captured step, at fixed addresses."""
+
+    token_ids: Tensor  # [S * N] int64
+    positions: Tensor  # [S * N] int64
+    slots: Tensor  # [S * N] int64
+    pages: Tensor  # [S, P] int64
+    visible: Tensor  # [S, N, L] bool
+
+    def copy(self, other: "StaticInputs") -> None:
+        """Take over the values of `other`."""
+        for name in ("token_ids", "positions", "slots", "pages", "visible"):
+            getattr(self, name).copy_(getattr(other, name), non_blocking=True)
+
+    def to(self, device: torch.device) -> "StaticInputs":
+        """Return a copy on `device`."""
+        moved = (t.to(device) for t in (self.token_ids, self.positions, self.slots, self.pages, self.visible))
+        return StaticInputs(*moved)
+
+
+def lay_out(batch: Batch, bucket: Bucket, scratch_page: int) -> tuple[StaticInputs, Tensor]:
+    """Pad `batch` to `bucket`; also return where in it the wanted logits are ([L] int64).
+
+    Rows that are padding write to `scratch_page` and see one slot, so that nothing they compute is read or NaN.
+    """
+    size = bucket.sequences * bucket.rows
+    inputs = StaticInputs(
+        token_ids=torch.zeros(size, dtype=torch.int64),
+        positions=torch.zeros(size, dtype=torch.int64),
+        slots=torch.arange(size) % PAGE_SIZE + scratch_page * PAGE_SIZE,
+        pages=torch.zeros(bucket.sequences, bucket.pages, dtype=torch.int64),
+        visible=torch.zeros(bucket.sequences, bucket.rows, bucket.pages * PAGE_SIZE, dtype=torch.bool),
+    )
+    inputs.visible[:, :, 0] = True
+    plan = plan_attention(batch, torch.device("cpu"))
+    place = torch.empty(batch.num_tokens, dtype=torch.int64)
+    for s, sequence in enumerate(plan.sequences):
+        rows = sequence.end - sequence.start
+        place[sequence.start : sequence.end] = torch.arange(rows) + s * bucket.rows
+        inputs.pages[s, : len(sequence.pages)] = sequence.pages
+        inputs.visible[s, :rows, : sequence.visible.shape[1]] = sequence.visible
+    inputs.token_ids[place] = batch.token_ids.long()
+    inputs.positions[place] = batch.positions.long()
+    inputs.slots[place] = plan.slots
+    return inputs, place[batch.logit_rows.long()]
+
+
+class GraphedLean(LeanModel):
+    """A lean model on CUDA; a bucket's first step is captured, later ones are replayed."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> None:
+        super().__init__(checkpoint, shape, name, device)
+        self._graphs: WeakKeyDictionary[PlainCache, dict[Bucket, Captured]] = WeakKeyDictionary()
+        self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
+
+    def make_cache(self, num_pages: int) -> PlainCache:
+        """Allocate zeroed KV pages and one more, which padding rows write to."""
+        return PlainCache(self._kv, num_pages, self.dtype, self.device, scratch=True)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
+        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
+        assert isinstance(cache, PlainCache), "a cache made by this model"
+        bucket = Bucket.of(batch)
+        if bucket is None:
+            return super().forward(batch, cache)
+        inputs, rows = lay_out(batch, bucket, cache.num_pages)
+        logits = self._replay(bucket, inputs, cache)
+        return logits[rows.to(self.device, non_blocking=True)]
+
+    def _replay(self, bucket: Bucket, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
+        graphs = self._graphs.setdefault(cache, {})
+        captured = graphs.get(bucket)
+        if captured is None:
+            captured = graphs[bucket] = self._capture(inputs.to(self.device), cache)
+        captured.inputs.copy(inputs)
+        captured.graph.replay()
+        return captured.logits
+
+    def _capture(self, inputs: StaticInputs, cache: PlainCache) -> "Captured":
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # kernels load and workspaces are made outside the capture
+            for _ in range(2):
+                self.static_step(inputs, cache)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = self.static_step(inputs, cache)
+        return Captured(graph, inputs, logits)
+
+    @torch.no_grad()
+    def static_step(self, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
+        """The forward over padded inputs: no shape and no control depends on a value, as a capture needs."""
+        sequences, rows, _ = inputs.visible.shape
+        rotary = self.rotary(inputs.positions)
+        x = self.ends.embedding[inputs.token_ids]
+        for i, layer in enumerate(self.layers):
+            q, k, v = before_attention(x, layer, rotary, self.shape)
+            cache.write(i, inputs.slots, k, v)
+            keys, values = cache.read(i, inputs.pages)
+            query = q.unflatten(0, (sequences, rows))  # type: ignore[no-untyped-call]
+            mixed = attend(query, keys.float(), values.float(), inputs.visible, self.scoring)
+            x = after_attention(x, mixed.flatten(0, 1).to(x.dtype), layer, self.shape)
+        return self.logits(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph and the tensors it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: StaticInputs
+    logits: Tensor  # [S * N, vocab] float32, overwritten by the next replay
+
+
+def _power(value: int) -> int:
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,142 @@
+"""The native forward: one C++ operator runs a whole pass of a Llama-shaped model on the CPU, for any number of rows.
+
+`native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, among others, in a
+prefill chunk, after a prefix-cache hit and on any branch of a tree.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
+from prolepsis.models.targets.few_rows import pick_decoder
+from prolepsis.models.targets.lean_shape import LeanLayer, LeanShape, lean_ends, lean_layers
+from prolepsis.native.processor import default_threads
+
+WIDTH = 32
+"""Hidden, intermediate and head widths must be multiples of this."""
+
+
+class NativeCache:
+    """KV pages in the packing that the attention multiplies with: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
+
+    def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
+        self.tensor: Tensor = module.huge_zeros([layers, num_pages, kv_heads, 2 * PAGE_SIZE * head_dim])
+        self._module = module
+
+    @property
+    def num_pages(self) -> int:
+        return self.tensor.shape[1]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page over all layers."""
+        self.tensor[:, target] = self.tensor[:, source]
+
+    def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Copy slots within one sequence (`KVCache.move`)."""
+        self._module.move_slots(self.tensor, list(pages), list(moves))
+
+
+class NativeModel:
+    """A Llama-shaped target on the native forward. Raises `ModelLoadError` where model or machine do not fit."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None = None) -> None:
+        for field in ("hidden", "intermediate", "head_dim"):
+            if getattr(shape, field) % WIDTH:
+                raise ModelLoadError(f"{field} is {getattr(shape, field)}; allowed: multiples of {WIDTH}")
+        self.shape = shape
+        self.module, instructions = pick_decoder()
+        angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
+        sizes = (
+            shape.layers,
+            shape.tied,
+            shape.hidden,
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.intermediate,
+            shape.vocab,
+        )
+        cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
+        self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
+        for layer in lean_layers(checkpoint, shape):
+            add_layer(self.decoder, layer)
+        ends = lean_ends(checkpoint, shape)
+        self.decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
+        self._info = ModelInfo(
+            name=name,
+            architecture=checkpoint.config.model_type,
+            forward=f"native ({instructions.name})",
+            vocab_size=shape.vocab,
+            max_positions=shape.max_positions,
+            num_layers=shape.layers,
+            page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
+            weight_bytes=self.decoder.weight_bytes(),
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    def make_cache(self, num_pages: int) -> KVCache:
+        """Allocate zeroed KV pages."""
+        return NativeCache(self.module, self.shape.layers, self.shape.kv_heads, self.shape.head_dim, num_pages)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
+        """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
+        return self.forward_features(batch, cache, ())[0]
+
+    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
+        return self.forward_argmax(batch, cache, taps)[:2]
+
+    def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """Do `forward_features` and return the lowest id of each row's largest logit too (`ArgmaxModel`)."""
+        features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
+        logits, argmax = self.decoder.forward(*operands(batch, cache), list(taps), features)
+        return logits, features, argmax
+
+
+def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
+    """Return what every pass of a decoder takes first: the batch's tensors and the cache's."""
+    assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.parents,
+        batch.starts,
+        batch.cached,
+        batch.pages,
+        batch.logit_rows,
+        cache.tensor,
+    )
+
+
+def add_layer(decoder: Any, layer: LeanLayer) -> None:
+    """Give a decoder its next layer: matrices in bfloat16, the rest in float32."""
+    decoder.add_layer(
+        layer.qkv.bfloat16(),
+        layer.o.bfloat16(),
+        layer.gate_up.bfloat16(),
+        layer.down.bfloat16(),
+        layer.input_norm.float(),
+        layer.post_norm.float(),
+        as_float(layer.qkv_bias),
+        as_float(layer.q_norm),
+        as_float(layer.k_norm),
+    )
+
+
+def as_float(tensor: Tensor | None) -> Tensor | None:
+    """Return an optional tensor in float32."""
+    return None if tensor is None else tensor.float()
+
+
+def _bf16(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.bfloat16()

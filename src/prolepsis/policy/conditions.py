@@ -1,0 +1,348 @@
+"""Time windows: days of the week and hours of a time zone's clock."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime, tzinfo
+from functools import cached_property
+from typing import Annotated, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
+from zoneinfo import ZoneInfo
+
+from pydantic import BeforeValidator, Field, RootModel, field_validator, model_validator
+
+from prolepsis.core.validation import STRICT, Name, Number, Part, one_or_more, spelt
+
+Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
+DAYS: tuple[Day, ...] = get_args(Day)
+_HOURS = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
+_DAY_MINUTES = 24 * 60
+
+
+def _days(value: object) -> object:
+    """Read day names and ranges of them, such as mon-fri, as the days they stand for."""
+    given = one_or_more(value)
+    if not isinstance(given, tuple):
+        return given
+    named = [day for part in given for day in _days_of(part)]
+    return tuple(sorted(set(named), key=DAYS.index))
+
+
+def _days_of(part: object) -> Iterator[Day]:
+    first, dash, last = str(part).partition("-")
+    if first not in DAYS or (dash and last not in DAYS):
+        raise ValueError(f"{str(part)[:32]!r} is no day; allowed: {', '.join(DAYS)}, or a range such as mon-fri")
+    start = DAYS.index(first)
+    length = (DAYS.index(last) - start) % len(DAYS) if dash else 0
+    for i in range(length + 1):
+        yield DAYS[(start + i) % len(DAYS)]
+
+
+class TimeWindow(Part):
+    """Hours on some days; hours that pass midnight belong to the day they begin on."""
+
+    days: Annotated[tuple[Day, ...], BeforeValidator(_days), Field(min_length=1)] = DAYS
+    hours: str = "00:00-24:00"
+    """HH:MM-HH:MM, the end not included."""
+    time_zone: str = "UTC"
+    """A name of the IANA database, such as Europe/Berlin."""
+
+    @field_validator("hours")
+    @classmethod
+    def _readable(cls, hours: str) -> str:
+        start, end = _minutes(hours)
+        if start == end or start >= _DAY_MINUTES or end > _DAY_MINUTES:
+            raise ValueError("allowed: two different times of a day, HH:MM-HH:MM, up to 24:00")
+        return hours
+
+    @field_validator("time_zone")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        _zone(name)
+        return name
+
+    def holds(self, fact: object) -> bool:
+        if not isinstance(fact, datetime):
+            return False
+        local = fact.astimezone(_zone(self.time_zone))
+        minute, day = 60 * local.hour + local.minute, local.weekday()
+        start, end = self._span
+        begun_today = DAYS[day] in self.days and start <= minute < end
+        return begun_today or (DAYS[day - 1] in self.days and minute + _DAY_MINUTES < end)
+
+    def covers(self, other: Self) -> bool:
+        (start, end), (other_start, other_end) = self._span, other._span
+        if set(self.days) == set(DAYS) and end - start >= _DAY_MINUTES:
+            return True
+        same_clock = self.time_zone == other.time_zone
+        return same_clock and set(self.days) >= set(other.days) and start <= other_start and other_end <= end
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        """Minutes of the day it begins on; the end lies beyond it where it passes midnight."""
+        start, end = _minutes(self.hours)
+        return start, end if end > start else end + _DAY_MINUTES
+
+    def __str__(self) -> str:
+        return f"{','.join(self.days)} {self.hours} {self.time_zone}"
+
+
+class Windows(RootModel[Annotated[tuple[TimeWindow, ...], Field(min_length=1)]]):
+    """Any of these windows."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, dict) else one_or_more(value)
+
+    def holds(self, fact: object) -> bool:
+        return any(window.holds(fact) for window in self.root)
+
+    def covers(self, other: Self) -> bool:
+        return all(any(mine.covers(theirs) for mine in self.root) for theirs in other.root)
+
+    def __str__(self) -> str:
+        return " or ".join(map(str, self.root))
+
+
+def _minutes(hours: str) -> tuple[int, int]:
+    match = _HOURS.fullmatch(hours)
+    if match is None:
+        raise ValueError("allowed: HH:MM-HH:MM, such as 08:00-18:30 or 22:00-06:00")
+    start_hour, start_minute, end_hour, end_minute = map(int, match.groups())
+    return 60 * start_hour + start_minute, 60 * end_hour + end_minute
+
+
+def _zone(name: str) -> tzinfo:
+    if name == "UTC":  # known without a database of time zones
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise ValueError(
+            "no time zone of that name here; allowed: UTC, or an IANA name such as Europe/Berlin"
+        ) from None
+
+
+StructuredKind = Literal["none", "any", "json_object", "json_schema", "regex", "choice", "grammar"]
+_KINDS = frozenset(get_args(StructuredKind)) - {"any"}
+Pattern: TypeAlias = Annotated[str, spelt(r"[^*]+|[^*]*\*", "a text, or the beginning of one and a * behind it")]
+"""A text, or its beginning and a *."""
+Item = TypeVar("Item", bound=str)
+Tag: TypeAlias = Annotated[str, spelt(r"[A-Za-z0-9-]+", "a language tag such as de or de-AT")]
+
+
+class Condition(Protocol):
+    """A condition on one fact."""
+
+    def holds(self, fact: object) -> bool: ...
+
+    def covers(self, other: Self) -> bool:
+        """Return whether it certainly holds wherever `other` does."""
+        ...
+
+
+class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generic[Item]):
+    """One or more texts, any of which will do; one may be given by itself."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return one_or_more(value)
+
+    def __str__(self) -> str:
+        return " or ".join(self.root)
+
+
+class Names(Listed[Pattern]):
+    """Any of these texts; of a fact that is several texts one is enough."""
+
+    def holds(self, fact: object) -> bool:
+        if isinstance(fact, str):
+            return fact in self._whole or fact.startswith(self._beginnings)
+        return isinstance(fact, Collection) and any(map(self.holds, fact))
+
+    @cached_property
+    def _whole(self) -> frozenset[str]:
+        return frozenset(pattern for pattern in self.root if not pattern.endswith("*"))
+
+    @cached_property
+    def _beginnings(self) -> tuple[str, ...]:
+        return tuple(pattern[:-1] for pattern in self.root if pattern.endswith("*"))
+
+    def covers(self, other: Self) -> bool:
+        return all(any(_matches_all(mine, theirs) for mine in self.root) for theirs in other.root)
+
+
+class Languages(Listed[Tag]):
+    """Any of these languages; `de` stands for de-AT too (basic filtering, RFC 4647, section 3.3.1)."""
+
+    def holds(self, fact: object) -> bool:
+        return isinstance(fact, str) and any(_is_in_language(fact, wanted) for wanted in self.root)
+
+    def covers(self, other: Self) -> bool:
+        return all(self.holds(theirs) for theirs in other.root)
+
+
+class Kinds(Listed[StructuredKind]):
+    """Any of these forms of an answer; `any` stands for every form."""
+
+    def holds(self, fact: object) -> bool:
+        return fact in self._all
+
+    def covers(self, other: Self) -> bool:
+        return self._all >= other._all
+
+    @property
+    def _all(self) -> frozenset[str]:
+        named = frozenset(self.root)
+        return (named | _KINDS - {"none"}) - {"any"} if "any" in named else named
+
+
+class TrueFlags(Listed[Name]):
+    """Any of these feature flags says true of the request."""
+
+    def holds(self, fact: object) -> bool:
+        return isinstance(fact, Collection) and any(name in fact for name in self.root)
+
+    def covers(self, other: Self) -> bool:
+        return set(self.root) >= set(other.root)
+
+
+class Flag(RootModel[bool]):
+    """true: only requests that have it; false: only those that have not."""
+
+    model_config = STRICT
+
+    def holds(self, fact: object) -> bool:
+        return fact is self.root
+
+    def covers(self, other: Self) -> bool:
+        return self.root is other.root
+
+    def __str__(self) -> str:
+        return str(self.root).lower()
+
+
+class Range(Part):
+    """A number between bounds, both included; one number stands for itself."""
+
+    min: Number | None = None
+    max: Number | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_number(cls, value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return {"min": value, "max": value}
+        if not isinstance(value, dict) or not value:
+            raise ValueError("allowed: a number, or a mapping of min, max or both")
+        return value
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.min is None and self.max is None:
+            raise ValueError("allowed: min, max or both")
+        return self
+
+    @property
+    def empty(self) -> bool:
+        return self.min is not None and self.max is not None and self.min > self.max
+
+    def holds(self, fact: object) -> bool:
+        if not isinstance(fact, int | float):
+            return False
+        return (self.min is None or fact >= self.min) and (self.max is None or fact <= self.max)
+
+    def covers(self, other: Self) -> bool:
+        from_below = self.min is None or (other.min is not None and other.min >= self.min)
+        return from_below and (self.max is None or (other.max is not None and other.max <= self.max))
+
+    def __str__(self) -> str:
+        if self.min == self.max:
+            return f"{self.min:g}"
+        if self.min is None:
+            return f"up to {self.max:g}"
+        return f"{self.min:g} or more" if self.max is None else f"{self.min:g} to {self.max:g}"
+
+
+class HeaderMatch(Part):
+    """One header; a bare text is `exact`."""
+
+    exact: str | None = None
+    prefix: str | None = None
+    present: bool | None = None
+    """true: any value will do; false: the header is not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        if isinstance(value, str):
+            return {"exact": value}
+        if not isinstance(value, dict):
+            raise ValueError("allowed: a text, or a mapping of one of exact, prefix, present; numbers need quotes")
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(given is not None for given in (self.exact, self.prefix, self.present)) != 1:
+            raise ValueError("allowed: exactly one of exact, prefix, present")
+        return self
+
+    def holds(self, fact: object) -> bool:
+        if not isinstance(fact, str):
+            return self.present is False
+        if self.exact is not None:
+            return fact == self.exact
+        return self.present is True if self.prefix is None else fact.startswith(self.prefix)
+
+    def covers(self, other: Self) -> bool:
+        if self.present is not None:
+            return self.present is (other.present is not False)
+        if other.exact is not None:
+            return self.holds(other.exact)
+        return self.prefix is not None and other.prefix is not None and other.prefix.startswith(self.prefix)
+
+    def __str__(self) -> str:
+        if self.present is not None:
+            return "present" if self.present else "absent"
+        return self.exact if self.exact is not None else f"{self.prefix}*"
+
+
+class Headers(RootModel[Annotated[dict[str, HeaderMatch], Field(min_length=1)]]):
+    """Every one of these headers; names in any case."""
+
+    model_config = STRICT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            raise ValueError("allowed: a mapping of header names")
+        lower = {str(name).lower(): match for name, match in value.items()}
+        if len(lower) < len(value):
+            raise ValueError("names a header twice; allowed: once, in any case")
+        return lower
+
+    def holds(self, fact: object) -> bool:
+        return isinstance(fact, Mapping) and all(match.holds(fact.get(name)) for name, match in self.root.items())
+
+    def covers(self, other: Self) -> bool:
+        return all(name in other.root and match.covers(other.root[name]) for name, match in self.root.items())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {match}" for name, match in self.root.items())
+
+
+def _matches_all(pattern: str, other: str) -> bool:
+    """Return whether `pattern` matches all that `other` does."""
+    if other.endswith("*"):
+        return pattern.endswith("*") and other[:-1].startswith(pattern[:-1])
+    return other.startswith(pattern[:-1]) if pattern.endswith("*") else other == pattern
+
+
+def _is_in_language(tag: str, wanted: str) -> bool:
+    tag, wanted = tag.lower(), wanted.lower()
+    return tag == wanted or tag.startswith(wanted + "-")

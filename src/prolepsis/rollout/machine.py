@@ -1,0 +1,286 @@
+"""Where a rollout stands: a value that is stored, shared by replicas and survives restarts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, TypeVar
+
+from pydantic import TypeAdapter
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.policy.rollout_terms import RolloutSettings, Stage
+from prolepsis.statistics.guardrail import Guardrail, Outcome
+from prolepsis.statistics.judge import StageEvidence, Verdict, judge, outcome_of
+
+Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
+ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
+"""Phases in which requests go to the canary."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutState:
+    """Times in seconds, of one clock that all replicas share."""
+
+    rollout_id: str
+    plan_version: str
+    """Of the policy that it was last changed under."""
+    version: int = 0
+    """Rises by one with each change; a store takes a state only over the one before it (`follows`)."""
+    run: int = 0
+    """How often it was started."""
+    phase: Phase = "off"
+    stage: int = 0
+    stage_since: float = 0.0
+    """When the stage began, moved on by the time it was held by hand."""
+    held_at: float | None = None
+    """Where it was held by hand: since when; None where it was held for want of a verdict."""
+    resumes_to: Phase = "running"
+    references: Mapping[str, float] = field(default_factory=dict)
+    """What the control showed before the stage, by guardrail: replicas test against the same number."""
+
+    def follows(self, stored: Self | None) -> bool:
+        """Return whether this state may take the place of the stored one: compare-and-swap."""
+        if stored is None:
+            return True
+        return self.rollout_id == stored.rollout_id and self.version == stored.version + 1
+
+    def has_ended(self, run: int, stage: int) -> bool:
+        """Return whether nothing is decided any more by what was seen in that stage."""
+        return self.phase not in ACTIVE or (run, stage) < (self.run, self.stage)
+
+    def changed(self, phase: Phase) -> Self:
+        """Return the next version, in `phase`."""
+        return replace(self, phase=phase, version=self.version + 1)
+
+    def at_stage(self, stage: int, now: float, *, run: int | None = None) -> Self:
+        """Return the state at the beginning of a stage, in the same version."""
+        run = self.run if run is None else run
+        return replace(self, run=run, stage=stage, stage_since=now, held_at=None, references={})
+
+    def to_json(self) -> bytes:
+        return _STATE.dump_json(self)
+
+    @staticmethod
+    def from_json(text: bytes | str) -> "RolloutState":
+        """Return the stored state; raises pydantic's ValidationError where the text is not one."""
+        return _STATE.validate_json(text)
+
+
+def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
+    """Return the guardrails of the stage the rollout is in, with its references."""
+    references = state.references
+    return tuple(
+        guardrail.referring_to(references[guardrail.name]) if guardrail.name in references else guardrail
+        for guardrail in settings.stages[state.stage].guardrails
+    )
+
+
+def canary_share(state: RolloutState, settings: RolloutSettings) -> float:
+    """Return the share of requests to be served by what is rolled out; shadow serves nothing by it."""
+    if state.phase == "on":
+        return 1.0 - settings.standing_control
+    stage = settings.stages[state.stage]
+    return stage.share if state.phase in ACTIVE and stage.kind == "canary" else 0.0
+
+
+_STATE = TypeAdapter(RolloutState)
+
+
+Kind = Literal[
+    "started",
+    "promoted",  # to the next stage
+    "gate_reached",  # passed, and waits for somebody to promote it
+    "completed",
+    "rolled_back",
+    "held",  # by hand, or because no verdict came in time or is to be had: waits for somebody
+    "resumed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEvent:
+    at: float
+    rollout_id: str
+    plan_version: str
+    version: int
+    """Of the state that the event led to."""
+    kind: Kind
+    stage: str
+    """Name of the stage that it happened in."""
+    reason: str
+    verdict: Verdict | None = None
+    """With the numbers that decided; None for what was done by hand."""
+
+    def to_json(self) -> bytes:
+        return _EVENT.dump_json(self)
+
+    @staticmethod
+    def from_json(text: bytes | str) -> "RolloutEvent":
+        """Return the stored event; raises pydantic's ValidationError where the text is not one."""
+        return _EVENT.validate_json(text)
+
+
+Stepped = tuple[RolloutState, tuple[RolloutEvent, ...]]
+"""The state after, and what happened; the state itself and nothing where nothing did."""
+
+
+def change(
+    kind: Kind,
+    before: RolloutState,
+    after: RolloutState,
+    *,
+    stage: str,
+    now: float,
+    reason: str,
+    verdict: Verdict | None = None,
+) -> Stepped:
+    """Return `after` with the event of the change, which happened in the stage of `before`."""
+    told = RolloutEvent(now, before.rollout_id, before.plan_version, after.version, kind, stage, reason, verdict)
+    return after, (told,)
+
+
+_EVENT = TypeAdapter(RolloutEvent)
+
+
+Answer = TypeVar("Answer")
+_UNFIT = ("measurement_errors", "uneven_arms")
+"""Why a verdict is withheld for good, whatever else comes."""
+
+
+def step(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> Stepped:
+    """Return the state at `now` (seconds) and what happened.
+
+    A fail rolls back at once, from every active phase, held too. A pass promotes, or waits at a gate, once the stage
+    has lasted its least time. What is inconclusive waits up to the stage's longest time. Evidence of another rollout or
+    stage says nothing. Without a change the state is returned as it is.
+    """
+    if state.phase not in ACTIVE:
+        return state, ()
+    stage = settings.stages[state.stage]
+    if not _is_due(state, evidence, now, settings):
+        return state, ()
+    verdict = verdict_on(state, evidence, settings)
+    if verdict is not None and verdict.outcome == "fail":
+        return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
+    return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
+
+
+def promote(
+    state: RolloutState, now: float, settings: RolloutSettings, reason: str, verdict: Verdict | None = None
+) -> Stepped:
+    """Return the state one stage on, or on for all but the standing control after the last."""
+    name = settings.stages[state.stage].name
+    if state.stage + 1 == len(settings.stages):
+        after = replace(state.changed("on"), stage_since=now, held_at=None)
+        return change("completed", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+    after = state.changed("running").at_stage(state.stage + 1, now)
+    return change("promoted", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+
+
+def verdict_on(state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings) -> Verdict | None:
+    """Return what the evidence says of the stage, with its numbers; None where it is of another one."""
+    return _ask(judge, state, evidence, settings)
+
+
+def outcome_on(state: RolloutState, evidence: StageEvidence, settings: RolloutSettings) -> Outcome:
+    """Return what the evidence says of the stage, without numbers, which take ten times as long."""
+    answer = _ask(outcome_of, state, evidence, settings) if state.phase in ACTIVE else None
+    return answer[0] if answer else "inconclusive"
+
+
+def _ask(
+    judging: Callable[..., Answer], state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings
+) -> Answer | None:
+    if evidence is None or not evidence.belongs_to(state.rollout_id, state.run, state.stage):
+        return None
+    stage = settings.stages[state.stage]
+    return judging(
+        guardrails_of(state, settings),
+        evidence,
+        share=1.0 if stage.kind == "shadow" else stage.share,
+        levels=settings.levels,
+        consecutive_error_limit=settings.consecutive_error_limit,
+    )
+
+
+def _is_due(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> bool:
+    """Return whether something changes now: most looks end here, without bounds, which take their time."""
+    asked = _ask(outcome_of, state, evidence, settings)
+    outcome, reason = asked or ("inconclusive", "not_enough_evidence")
+    if outcome == "fail":
+        return True
+    stage, lasted = settings.stages[state.stage], now - state.stage_since
+    passed = outcome == "pass" and lasted >= stage.minimum_s
+    unfit = reason in _UNFIT
+    return state.phase == "running" and (passed or unfit or lasted >= stage.maximum_s)
+
+
+def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: RolloutSettings) -> Stepped:
+    stage = settings.stages[state.stage]
+    lasted = now - state.stage_since
+    if verdict is not None and verdict.outcome == "pass" and lasted >= stage.minimum_s:
+        return _pass(state, verdict, now, settings)
+    if verdict is not None and verdict.reason in _UNFIT:
+        return _hold(state, stage, now, verdict.reason, verdict)
+    if lasted < stage.maximum_s:
+        return state, ()
+    end = _roll_back if settings.on_inconclusive == "roll_back" else _hold
+    return end(state, stage, now, "no verdict in time", verdict)
+
+
+def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSettings) -> Stepped:
+    stage = settings.stages[state.stage]
+    if not stage.manual_gate:
+        return promote(state, now, settings, verdict.reason, verdict)
+    after = state.changed("gate")
+    return change("gate_reached", state, after, stage=stage.name, now=now, reason=verdict.reason, verdict=verdict)
+
+
+def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Stepped:
+    after = state.changed("rolled_back")
+    return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Stepped:
+    return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+Command = Literal["start", "hold", "resume", "promote", "roll_back"]
+_ALLOWED: dict[Command, tuple[Phase, ...]] = {
+    "start": ("off", "rolled_back"),
+    "hold": ("running", "gate"),
+    "resume": ("held",),
+    "promote": ACTIVE,
+    "roll_back": (*ACTIVE, "on"),
+}
+
+
+def command(state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str) -> Stepped:
+    """Return the state after a command at `now` (seconds), with its event; `reason` says who and why.
+
+    Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. Resuming
+    what was held for want of a verdict grants the stage its longest time anew. Promoting asks for no verdict. Starting
+    what was rolled back begins a new run. Raises `InvalidParameter` where the command means nothing in the state's
+    phase.
+    """
+    if state.phase not in _ALLOWED[what]:
+        allowed = ", ".join(_ALLOWED[what])
+        raise InvalidParameter(
+            f"{what!r} is for rollouts that are {allowed}; this one is {state.phase}", param="command"
+        )
+    if what == "promote":
+        return promote(state, now, settings, reason)
+    kind, after = _after(state, what, now)
+    return change(kind, state, after, stage=settings.stages[after.stage].name, now=now, reason=reason)
+
+
+def _after(state: RolloutState, what: Command, now: float) -> tuple[Kind, RolloutState]:
+    if what == "start":
+        return "started", state.changed("running").at_stage(0, now, run=state.run + 1)
+    if what == "hold":
+        return "held", replace(state.changed("held"), held_at=now, resumes_to=state.phase)
+    if what == "roll_back":
+        return "rolled_back", state.changed("rolled_back")
+    if state.held_at is None:
+        return "resumed", replace(state.changed("running"), stage_since=now)
+    moved = state.stage_since + now - state.held_at
+    return "resumed", replace(state.changed(state.resumes_to), stage_since=moved, held_at=None)

@@ -1,0 +1,188 @@
+"""Shapes of /admin/rollouts, and how a rollout is shown in them."""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal, cast, get_args
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from prolepsis.api.replies import Reply
+from prolepsis.api.room import Room
+from prolepsis.core.errors import RolloutNotFound
+from prolepsis.rollout.machine import Command, Kind, Phase, RolloutEvent, canary_share
+from prolepsis.rollout.runtime import Rollouts, RolloutView
+from prolepsis.statistics.guardrail import Finding, Outcome
+from prolepsis.statistics.judge import Reason, Verdict
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import caller_of
+from prolepsis.web.errors import RequestRefused
+from prolepsis.web.fields import Body
+
+
+class RolloutCommandBody(Body):
+    """Why; it stands in the event."""
+
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+class GuardrailReply(Reply):
+    """Estimate and bounds as docs/verdicts.md says; `harm` and `safety` are logarithms of evidence (base e)."""
+
+    name: str
+    outcome: Outcome
+    dry_run: bool
+    estimate: float
+    lower: float
+    upper: float
+    allowed: float
+    num_canary: int
+    num_control: int
+    harm: float
+    safety: float
+
+
+class VerdictReply(Reply):
+    outcome: Outcome
+    reason: Reason
+    guardrails: list[GuardrailReply]
+
+
+class RolloutReply(Reply):
+    id: str
+    rule: str
+    policy_version: str
+    phase: Phase
+    stage: str
+    """Its name; the last one once the rollout is on."""
+    stage_number: int
+    num_stages: int
+    share: float
+    """Of requests that get the mode of the rule, 0 to 1."""
+    control_share: float
+    run: int
+    version: int
+    since: float
+    """When the stage began (Unix time), moved on by the time it was held."""
+    num_canary: int
+    num_control: int
+    """Requests of the stage that finished, on each arm."""
+    verdict: VerdictReply | None
+
+
+class RolloutListReply(Reply):
+    rollouts: list[RolloutReply]
+
+
+class RolloutEventReply(Reply):
+    at: float
+    kind: Kind
+    stage: str
+    reason: str
+    policy_version: str
+    version: int
+    verdict: VerdictReply | None
+
+
+class RolloutHistoryReply(RolloutReply):
+    events: list[RolloutEventReply]
+    """Oldest first."""
+
+
+RolloutCommandName = Literal["start", "hold", "resume", "promote", "roll-back"]
+
+
+def shown(view: RolloutView) -> RolloutReply:
+    state, settings = view.state, view.settings
+    return RolloutReply(
+        id=state.rollout_id,
+        rule=view.rule,
+        policy_version=state.plan_version,
+        phase=state.phase,
+        stage=settings.stages[state.stage].name,
+        stage_number=state.stage,
+        num_stages=len(settings.stages),
+        share=canary_share(state, settings),
+        control_share=settings.standing_control,
+        run=state.run,
+        version=state.version,
+        since=state.stage_since,
+        num_canary=view.num_canary,
+        num_control=view.num_control,
+        verdict=_verdict(view.verdict),
+    )
+
+
+def shown_with(view: RolloutView, events: Iterable[RolloutEvent]) -> RolloutHistoryReply:
+    return RolloutHistoryReply(**shown(view).model_dump(), events=[_event(event) for event in events])
+
+
+def _event(event: RolloutEvent) -> RolloutEventReply:
+    return RolloutEventReply(
+        at=event.at,
+        kind=event.kind,
+        stage=event.stage,
+        reason=event.reason,
+        policy_version=event.plan_version,
+        version=event.version,
+        verdict=_verdict(event.verdict),
+    )
+
+
+def _verdict(verdict: Verdict | None) -> VerdictReply | None:
+    if verdict is None:
+        return None
+    found = [_guardrail(finding) for finding in verdict.findings]
+    return VerdictReply(outcome=verdict.outcome, reason=verdict.reason, guardrails=found)
+
+
+def _guardrail(finding: Finding) -> GuardrailReply:
+    return GuardrailReply(
+        name=finding.name,
+        outcome=finding.outcome,
+        dry_run=finding.dry_run,
+        estimate=finding.estimate,
+        lower=finding.lower,
+        upper=finding.upper,
+        allowed=finding.allowed,
+        num_canary=finding.num_canary,
+        num_control=finding.num_control,
+        harm=finding.harm_evidence,
+        safety=finding.safety_evidence,
+    )
+
+
+def admin_routes(room: Room) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/admin/rollouts")
+    async def rollouts() -> JSONResponse:
+        views = [] if room.policies is None else await room.policies.rollouts.views()
+        return JSONResponse(RolloutListReply(rollouts=[shown(view) for view in views]).model_dump())
+
+    @router.get("/admin/rollouts/{rollout_id}")
+    async def rollout(rollout_id: str) -> JSONResponse:
+        held = _rollouts(room)
+        view = await held.view(rollout_id)
+        return JSONResponse(shown_with(view, await held.events(rollout_id)).model_dump())
+
+    @router.post("/admin/rollouts/{rollout_id}/{command}")
+    async def command(request: Request, rollout_id: str, command: str) -> JSONResponse:
+        body = await read_body(request, RolloutCommandBody, room.config.max_body_bytes)
+        known = get_args(RolloutCommandName)
+        if command not in known:
+            message = f"command is {command[:64]!r}; allowed: {', '.join(known)}"
+            raise RequestRefused(message, code="unknown_command", param="command", status=404)
+        who = caller_of(request).key_id or "the developer"
+        reason = f"by {who}: {body.reason}" if body.reason else f"by {who}"
+        view = await _rollouts(room).command(rollout_id, cast(Command, command.replace("-", "_")), reason)
+        return JSONResponse(shown(view).model_dump())
+
+    return router
+
+
+def _rollouts(room: Room) -> Rollouts:
+    if room.policies is None:
+        message = "there are no rollouts, as this server has no policy: neither `serve --policy` nor a store with one"
+        raise RolloutNotFound(message, param="rollout_id")
+    return room.policies.rollouts

@@ -1,0 +1,320 @@
+"""The rollouts of a server: steps them on a clock, keeps what changes, and tells the engine what to stop."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import structlog
+
+from prolepsis.api.steady_clock import SteadyClock
+from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
+from prolepsis.policy.model import Policy
+from prolepsis.policy.rollout_terms import RolloutSettings
+from prolepsis.rollout.journal import RolloutJournal
+from prolepsis.rollout.live import LiveRollout, Pin, look, referenced, stopped_runs, targets_of
+from prolepsis.rollout.machine import (
+    ACTIVE,
+    Command,
+    RolloutEvent,
+    RolloutState,
+    Stepped,
+    canary_share,
+    command,
+    outcome_on,
+    verdict_on,
+)
+from prolepsis.statistics.guardrail import Finding, Outcome
+from prolepsis.statistics.judge import StageEvidence, Verdict
+from prolepsis.telemetry.rollouts import RolloutMetrics
+
+TICK_S = 2.0
+"""How often rollouts are looked at."""
+MAX_LEFT = 32
+"""Rollouts of earlier policies that are held, should they be put back."""
+KEEP_EVERY_S = 10.0
+"""How often evidence is kept for other replicas and the next start, at most."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """One rollout as it stands, for people."""
+
+    rule: str
+    settings: RolloutSettings
+    state: RolloutState
+    verdict: Verdict | None
+    num_canary: int
+    num_control: int
+
+
+class Rollouts:
+    """Holds the rollouts of the policy in use. Belongs to one event loop; what blocks runs in threads.
+
+    Where looking at a rollout fails, or nothing can be kept, requests go on by the last state. A rollback takes effect
+    all the same and is kept later.
+    """
+
+    def __init__(
+        self,
+        journal: RolloutJournal,
+        stop_run: Callable[[str], None],
+        metrics: RolloutMetrics,
+        *,
+        model: str,
+        tell: Callable[[RolloutEvent], None] | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`tell` hears of every change made here.
+
+        Where the journal cannot be read now, rollouts stand at off, so plain, until it can.
+        """
+        self._journal = journal
+        self._stop_run = stop_run
+        self._metrics = metrics
+        self._model = model
+        self._tell = tell
+        self._clock = clock or SteadyClock()
+        self._live: dict[str, LiveRollout] = {}
+        """By rule."""
+        self._left: tuple[LiveRollout, ...] = ()
+        """Those that the policy has no more, the last ones: put back, they go on with what they saw."""
+        self._stored = _read_at_start(journal)
+        self._policy_version = ""
+        self._unkept: dict[str, list[RolloutEvent]] = {}
+        """Events of rollbacks that took effect and could not be kept, by rollout."""
+        self._kept_at = self._clock()
+        self._lock = asyncio.Lock()
+
+    def adopt(self, policy: Policy) -> None:
+        """Roll out what this policy rolls out; rollouts that it has no more are left where they stand."""
+        self._policy_version = policy.full_version
+        known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
+        self._live = {}
+        for rule, found in targets_of(policy, self._model).items():
+            stored = self._stored.get(found.rollout_id)
+            live = known.pop(found.rollout_id, None)
+            if live is None:
+                live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
+            live.take(self._ours(live.state))
+            self._follow(live, stored)
+            self._live[rule] = live
+            self._show(rule, live)
+        self._left = tuple(known.values())[-MAX_LEFT:]
+
+    def place(self, rule: str, key: str) -> Pin:
+        """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
+        pin = self._live[rule].place(key)
+        self._metrics.placed(rule, pin.place, pin.mode)
+        return pin
+
+    def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Count a finished request, given its values by what was measured; none for one that ended before it could."""
+        for live in self._live.values():
+            if live.target.rollout_id == pin.rollout_id:
+                live.observe(pin, values)
+
+    def observe_more(self, pin: Pin, values: Mapping[str, float]) -> None:
+        """Take in what was measured later of a request that `observe` counted."""
+        for live in self._live.values():
+            if live.target.rollout_id == pin.rollout_id:
+                live.observe_more(pin, values)
+
+    async def run(self) -> None:
+        """Look at the rollouts until cancelled; keep what was seen at the end."""
+        try:
+            while True:
+                await self.tick()
+                await asyncio.sleep(TICK_S)
+        finally:
+            with suppress(OSError):
+                await self._keep_evidence()
+
+    async def tick(self) -> None:
+        """Take in what other replicas did, then look at every rollout."""
+        if not self._live and not self._left:
+            return
+        async with self._lock:
+            await _contained("rollouts_not_read", self._refresh())
+            for rule, live in list(self._live.items()):
+                await _contained("rollout_not_looked_at", self._look(rule, live))
+
+    async def command(self, rollout_id: str, what: Command, reason: str) -> RolloutView:
+        """Do by hand what `what` says; raises `RolloutNotFound`, and `RolloutConflict` where it cannot be done now."""
+        async with self._lock:
+            await _contained("rollouts_not_read", self._refresh())
+            live = self._find(rollout_id)
+            try:
+                stepped = _by_hand(live, live.state, what, self._clock(), reason)
+            except InvalidParameter as error:
+                raise RolloutConflict(str(error), param="command") from None
+            if not await self._change(live, stepped):
+                message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be kept"
+                raise RolloutConflict(message)
+        return await self.view(rollout_id)
+
+    async def view(self, rollout_id: str) -> RolloutView:
+        """Return one rollout with what the evidence says now; raises `RolloutNotFound`."""
+        live = self._find(rollout_id)
+        state, evidence = live.state, live.all_evidence
+        is_judged = state.phase in ACTIVE
+        verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings) if is_judged else None
+        return RolloutView(live.target.rule, live.settings, state, verdict, evidence.num_canary, evidence.num_control)
+
+    async def views(self) -> Sequence[RolloutView]:
+        return [await self.view(live.target.rollout_id) for live in list(self._live.values())]
+
+    async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
+        """Return what happened to a rollout, oldest first."""
+        kept = await asyncio.to_thread(self._journal.events, rollout_id)
+        return [*kept, *self._unkept.get(rollout_id, ())]
+
+    def _find(self, rollout_id: str) -> LiveRollout:
+        for live in self._live.values():
+            if live.target.rollout_id == rollout_id:
+                return live
+        known = ", ".join(live.target.rollout_id for live in self._live.values()) or "none"
+        message = f"there is no rollout {rollout_id[:96]!r}; those of the policy in use: {known}"
+        raise RolloutNotFound(message, param="rollout_id")
+
+    async def _refresh(self) -> None:
+        """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
+        self._stored.update(await asyncio.to_thread(self._journal.states))
+        now = self._clock()
+        is_due = now - self._kept_at >= KEEP_EVERY_S
+        self._kept_at = now if is_due else self._kept_at
+        for live in list(self._live.values()):
+            rollout_id = live.target.rollout_id
+            stored = self._stored.get(rollout_id)
+            if rollout_id in self._unkept:
+                await self._keep_rollback(live, stored)
+            else:
+                self._follow(live, stored)
+        others = await asyncio.to_thread(self._journal.other_evidence)
+        for live in list(self._live.values()):
+            live.others = tuple(one for one in others if one.rollout_id == live.target.rollout_id)
+        if is_due:
+            await self._keep_evidence()
+
+    def _follow(self, live: LiveRollout, stored: RolloutState | None) -> None:
+        """Go on from what another replica kept, unless a rollback of ours is still to be kept over it."""
+        if stored is None or live.target.rollout_id in self._unkept:
+            return
+        if stored.version > live.state.version:
+            self._take(live, stored, ())
+
+    async def _keep_evidence(self) -> None:
+        """Keep what was seen of stages that go on."""
+        lives = [live for live in self._live.values() if live.state.phase in ACTIVE]
+        seen = [live.evidence for live in lives if live.evidence.num_canary + live.evidence.num_control]
+        if seen:
+            await asyncio.to_thread(self._journal.keep_evidence, seen)
+
+    async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
+        """Keep a rollback that took effect already, over whatever was kept meanwhile."""
+        rollout_id = live.target.rollout_id
+        state = replace(live.state, version=1 + (stored.version if stored else 0))
+        if await asyncio.to_thread(self._journal.swap, state, self._unkept[rollout_id]):
+            del self._unkept[rollout_id]
+            self._stored[rollout_id] = state
+            live.take(state)
+
+    async def _look(self, rule: str, live: LiveRollout) -> None:
+        before, now, evidence = live.state, self._clock(), live.all_evidence
+        stepped, outcome = await asyncio.to_thread(_looked_at, live, before, evidence, now)
+        if stepped[0] != before:
+            await self._change(live, stepped)
+            outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
+        self._show(rule, live)
+        self._metrics.judged(rule, outcome)
+
+    async def _change(self, live: LiveRollout, stepped: Stepped) -> bool:
+        """Keep a change and let it take effect; return whether it did."""
+        after, events = stepped
+        try:
+            kept = await asyncio.to_thread(self._journal.swap, after, events)
+        except Exception as error:  # contained: a journal that fails must not keep harm in service
+            log.error("rollout_not_kept", rollout=after.rollout_id, phase=after.phase, error=str(error))
+            self._metrics.not_kept.inc()
+            if after.phase != "rolled_back":
+                return False
+            self._unkept[after.rollout_id] = list(events)
+            self._take(live, after, events)
+            return True
+        if kept:
+            self._stored[after.rollout_id] = after
+            self._take(live, after, events)
+        return kept
+
+    def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
+        for name in stopped_runs(live.state, after):
+            self._stop_run(name)
+        live.take(self._ours(after))
+        for event in events:
+            self._metrics.changed(live.target.rule, event.kind)
+            if self._tell is not None:
+                self._tell(event)
+            log.info(
+                "rollout_changed",
+                rollout=event.rollout_id,
+                kind=event.kind,
+                stage=event.stage,
+                reason=event.reason,
+                policy=event.plan_version,
+                findings=[_told(finding) for finding in event.verdict.findings] if event.verdict else [],
+            )
+
+    def _ours(self, state: RolloutState) -> RolloutState:
+        """Return the state under the policy in use, its stage begun by now: a clock set back holds up nothing."""
+        now = self._clock()
+        held_at = None if state.held_at is None else min(state.held_at, now)
+        since = min(state.stage_since, now)
+        return replace(state, plan_version=self._policy_version, stage_since=since, held_at=held_at)
+
+    def _show(self, rule: str, live: LiveRollout) -> None:
+        state = live.state
+        stage = len(live.settings.stages) if state.phase == "on" else state.stage
+        self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
+
+
+def _read_at_start(journal: RolloutJournal) -> dict[str, RolloutState]:
+    try:
+        return dict(journal.states())
+    except OSError as error:
+        log.error("rollouts_not_read", error=str(error))
+        return {}
+
+
+def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Stepped:
+    after, events = command(before, what, now, live.settings, reason)
+    return referenced(before, after, live.histories, live.settings), events
+
+
+def _looked_at(live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float) -> tuple[Stepped, Outcome]:
+    """Return what becomes of a rollout now, and what its evidence says of the stage it is at."""
+    if before.phase == "off" and live.target.starts_itself:
+        stepped = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
+    else:
+        stepped = look(before, evidence, live.histories, now, live.settings)
+    return stepped, outcome_on(before, evidence, live.settings)
+
+
+async def _contained(event: str, work: Awaitable[None]) -> None:
+    """Run a part of control; where it fails, the last states go on."""
+    try:
+        await work
+    except Exception as error:  # contained: requests are served whatever becomes of control
+        log.error(event, error=f"{type(error).__name__}: {error}")
+
+
+def _told(finding: Finding) -> dict[str, object]:
+    return {
+        "guardrail": finding.name,
+        "outcome": finding.outcome,
+        "estimate": round(finding.estimate, 4),
+        "allowed": round(finding.allowed, 4),
+        "canary": finding.num_canary,
+        "control": finding.num_control,
+    }

@@ -1,0 +1,173 @@
+"""What speculation would bring, from requests in shadow: ratios with intervals, the request as the unit."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import sqrt
+
+from prolepsis.api.admission.group import Entry
+from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
+
+Z = 1.96
+"""Standard errors of a 95 % interval."""
+LEAST_REQUESTS = 20
+"""Below so many there is no interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A ratio with its 95 % interval; None where there is too little for that."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(slots=True)
+class RatioSums:
+    """A ratio of sums over requests; its size does not depend on how many there were.
+
+    Its variance is that of the linearised ratio (Cochran, Sampling Techniques, 1977, section 6.3): requests differ, and
+    tokens of one request resemble each other, so the request is what counts as one observation.
+    """
+
+    number: int = 0
+    x: float = 0.0
+    n: float = 0.0
+    xx: float = 0.0
+    xn: float = 0.0
+    nn: float = 0.0
+
+    def add(self, x: float, n: float) -> None:
+        """Take in one request's part of numerator and denominator."""
+        self.number += 1
+        self.x, self.n = self.x + x, self.n + n
+        self.xx, self.xn, self.nn = self.xx + x * x, self.xn + x * n, self.nn + n * n
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """None where the denominator is 0."""
+        if self.n <= 0.0:
+            return None
+        ratio = self.x / self.n
+        if self.number < LEAST_REQUESTS:
+            return Estimate(ratio)
+        squares = max(0.0, self.xx - 2.0 * ratio * self.xn + ratio * ratio * self.nn)
+        spread = Z * sqrt(squares * self.number / (self.number - 1)) / self.n
+        return Estimate(ratio, ratio - spread, ratio + spread)
+
+
+@dataclass(slots=True)
+class ProposerEvidence:
+    """One proposer in one traffic class."""
+
+    counts: ProposerCounts = field(default_factory=ProposerCounts)
+    accepted: RatioSums = field(default_factory=RatioSums)
+    """Of its drafted tokens, over requests in which it drafted."""
+    saved: RatioSums = field(default_factory=RatioSums)
+    """Of a request's time: tokens accepted, less what drafting and verifying cost in tokens, over tokens emitted."""
+
+
+@dataclass(slots=True)
+class TrafficClassEvidence:
+    """One traffic class: all of its shadow requests that were not put off, with or without a draft."""
+
+    num_tokens: int = 0
+    proposers: dict[str, ProposerEvidence] = field(default_factory=dict)
+    saved: RatioSums = field(default_factory=RatioSums)
+    """By all proposers together."""
+    drafting: RatioSums = field(default_factory=RatioSums)
+    """Of a request's time: what drafting in shadow itself cost."""
+
+    @property
+    def speedup(self) -> Estimate | None:
+        """Tokens per second with speculation over without: each accepted token saves the time of a plain one."""
+        saved = self.saved.estimate
+        if saved is None:
+            return None
+        bounds = [None if share is None else _speedup(share) for share in (saved.low, saved.high)]
+        return Estimate(_speedup(saved.value), *bounds)
+
+    def add(self, stats: RequestStats) -> None:
+        """Take in a request that has ended."""
+        num_tokens, shadow = stats.num_output_tokens, stats.shadow
+        self.num_tokens += num_tokens
+        self.saved.add(sum(map(_saved, shadow.values())), num_tokens)
+        self.drafting.add(sum(counts.drafting for counts in shadow.values()), num_tokens)
+        for name in self.proposers.keys() | shadow.keys():
+            self._add_proposer(name, shadow, num_tokens)
+
+    def _add_proposer(self, name: str, shadow: Mapping[str, ProposerCounts], num_tokens: int) -> None:
+        """Requests without a draft of it save nothing; those before its first one are made up for."""
+        known = self.proposers.get(name)
+        if known is None:
+            known = self.proposers[name] = ProposerEvidence(saved=_nothing_saved(self.saved, num_tokens))
+        counts = shadow.get(name, ProposerCounts())
+        known.saved.add(_saved(counts), num_tokens)
+        if counts.num_draft_tokens:
+            known.accepted.add(counts.num_accepted, counts.num_draft_tokens)
+        total = known.counts
+        total.num_drafts += counts.num_drafts
+        total.num_draft_tokens += counts.num_draft_tokens
+        total.num_accepted += counts.num_accepted
+
+
+def _saved(counts: ProposerCounts) -> float:
+    return counts.num_accepted - counts.drafting - counts.verifying
+
+
+def _speedup(share: float) -> float:
+    return 1.0 / max(1e-3, 1.0 - share)
+
+
+def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
+    """Return the sums of the requests so far but the last, of so many tokens, with nothing saved."""
+    return RatioSums(
+        all_requests.number - 1, n=all_requests.n - num_tokens, nn=all_requests.nn - float(num_tokens) * num_tokens
+    )
+
+
+class ShadowEvidence:
+    """By traffic class, since what is drafted with was last exchanged."""
+
+    def __init__(self) -> None:
+        self.version = ""
+        self.traffic_classes: dict[str, TrafficClassEvidence] = {}
+
+    def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
+        """Take in a request in shadow that has ended; another version of heads or policy begins anew."""
+        if version != self.version:
+            self.version, self.traffic_classes = version, {}
+        if stats.num_output_tokens:
+            self.traffic_classes.setdefault(traffic_class, TrafficClassEvidence()).add(stats)
+
+
+_TELLS: tuple[EffectiveReason, ...] = (
+    "compared",
+    "no_draft",
+    "not_worth_it",
+    "too_costly",
+    "resting",
+    "breaker_open",
+    "no_decode",
+)
+"""Reasons of requests that say what speculation would have brought; others were stopped or stored."""
+
+
+class ShadowWatch:
+    """Gathers them. Belongs to one event loop."""
+
+    def __init__(self, version: Callable[[], str] = str) -> None:
+        """`version`: of what is drafted with; the evidence belongs to one."""
+        self.evidence = ShadowEvidence()
+        self._version = version
+
+    @contextmanager
+    def follow(self, entry: Entry) -> Iterator[None]:
+        """Take in the request of `entry`, which has ended when the block is left, if it drafts in shadow."""
+        try:
+            yield
+        finally:
+            ended = entry.client.ended
+            if entry.request.speculation.shadow and ended is not None and ended.stats.mode.reason in _TELLS:
+                self.evidence.add(entry.request.traffic_class, ended.stats, self._version())

@@ -1,0 +1,263 @@
+"""The test at the bottom of every guardrail: a bet, request by request, on the difference of two arms.
+
+Let a request go to the canary with probability w, whatever came before, and let its score be Y1 there and Y0 as
+control, both in [0, 1]. With v = min(w, 1 - w) and any constants c (centre), r (ratio) and d (shift),
+
+    Z = (v / w) (Y1 - d - c)  if canary,   Z = -(v / (1 - w)) (r Y0 - c)  if control
+
+has expectation v (E Y1 - r E Y0 - d) given the past: the inverse-probability estimate of an effect, here with a
+constant control variate. So where theta = E Y1 - r E Y0 - d <= 0 at each request, the product of 1 + stake * Z with
+stakes > 0 is a nonnegative supermartingale, and it ever reaches 1 / alpha with probability at most alpha (Ville 1939).
+Nothing is asked of the scores but their range: load may drift, tenants may differ, requests may resemble each other.
+
+Sources: betting on bounded means and fixed stakes in a mixture, Waudby-Smith and Ramdas, J. R. Stat. Soc. B 2024
+(arXiv 2010.09686); design-based confidence sequences, Ham, Bojinov, Lindon and Tingley (arXiv 2210.08639).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from prolepsis.statistics.arms import Arm, Arms, History, Tally
+
+NUM_STAKES = 12
+"""Each stake is half the one before: three orders of magnitude of effects, for at most log 12 of evidence."""
+_LARGEST_PART = 0.9  # of the stake at which one request could take everything
+_LARGEST_STAKE = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """theta = E[canary] - ratio * E[control] - shift, on scores in [0, 1]; ratio 0: the control is not looked at."""
+
+    shift: float
+    ratio: float = 1.0
+    centre: float = 0.5
+    """About the control's mean; it decides how fast a verdict comes, not whether it is right."""
+    share: float = 0.5
+    """Probability that a request goes to the canary."""
+
+    def __post_init__(self) -> None:
+        assert 0.0 < self.share < 1.0 or self.ratio == 0.0, "two arms need requests on both"
+        assert 0.0 <= self.centre <= 1.0, "the centre is a score"
+
+    @property
+    def factors(self) -> tuple[float, float]:
+        """v / w and v / (1 - w); (1, 0) with one arm."""
+        if self.ratio == 0.0:
+            return 1.0, 0.0
+        smaller = min(self.share, 1.0 - self.share)
+        return smaller / self.share, smaller / (1.0 - self.share)
+
+    @property
+    def _centre(self) -> float:
+        return self.centre if self.ratio else 0.0
+
+    def stakes(self, sign: int) -> tuple[float, ...]:
+        """Return the stakes of the mixture against "theta <= 0" (sign 1) or "theta >= 0" (sign -1), the latter < 0."""
+        canary, control = self.factors
+        if sign > 0:
+            worst = max(canary * (self.shift + self._centre), control * (self.ratio - self._centre))
+        else:
+            worst = max(canary * (1.0 - self.shift - self._centre), control * self._centre)
+        largest = min(_LARGEST_STAKE, _LARGEST_PART / max(worst, 1.0 / _LARGEST_STAKE))
+        return tuple(sign * largest / 2**i for i in range(NUM_STAKES))
+
+    def log_wealth(self, arms: Arms, stake: float) -> float:
+        """Return the logarithm of what betting `stake` on every request made of 1; -inf where it may go below 0."""
+        canary, control = self.factors
+        step, back = stake * canary, stake * control
+        return _log_growth(arms.canary, 1.0 - step * (self.shift + self._centre), step) + _log_growth(
+            arms.control, 1.0 + back * self._centre, -back * self.ratio
+        )
+
+    def log_evidence(self, arms: Arms, stakes: tuple[float, ...]) -> float:
+        """Return the logarithm of the mean wealth over `stakes`: an e-process, compared with log(1 / alpha)."""
+        wealths = [self.log_wealth(arms, stake) for stake in stakes]
+        best = max(wealths)
+        if best == -math.inf:
+            return best
+        return best + math.log(sum(math.exp(wealth - best) for wealth in wealths) / len(stakes))
+
+
+def _log_growth(tally: Tally, intercept: float, slope: float) -> float:
+    """Return the sum of log(intercept + slope * score); -inf where a score in [0, 1] could make a factor negative."""
+    if intercept < 0.0 or intercept + slope < 0.0:
+        return -math.inf
+    top = len(tally.weights) - 1
+    total = 0.0
+    for i, weight in enumerate(tally.weights):
+        if weight:
+            factor = intercept + slope * i / top
+            if factor <= 0.0:
+                return -math.inf
+            total += weight * math.log(factor)
+    return total
+
+
+Better = Literal["lower", "higher"]
+FINE = 33
+"""Knots for values between zero and one."""
+HEADROOM = 4.0
+"""Times a mean: where amounts are clipped, so that one request cannot decide."""
+
+
+def sign_of(better: Better) -> int:
+    """Return 1 where more is harm, -1 where less is."""
+    return 1 if better == "lower" else -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """E[canary] - E[control], against `margin` in the metric's own unit; rates are means of zeros and ones."""
+
+    margin: float
+    low: float = 0.0
+    high: float = 1.0
+    num_knots: int = 2
+    baseline: float | None = None
+    """About the control's mean, in the metric's unit."""
+    ready = True
+
+    def score(self, _arm: Arm, value: float) -> float:
+        return _clip((value - self.low) / (self.high - self.low))
+
+    def contrast(self, better: Better, share: float) -> Contrast:
+        span = self.high - self.low
+        centre = 0.5 if self.baseline is None else _clip((self.baseline - self.low) / span)
+        return Contrast(sign_of(better) * self.margin / span, centre=centre, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, shift=x)
+
+    def shown(self, x: float) -> float:
+        return x * (self.high - self.low)
+
+    def estimate(self, canary: float, control: float) -> float:
+        return canary - control
+
+    def reference_from(self, history: History) -> float | None:
+        return history.mean if history.count else None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
+
+    `high` None: `HEADROOM` times what the control showed before; until that is known there is no verdict.
+    A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
+    estimate.
+    """
+
+    margin: float
+    high: float | None = None
+    num_knots: int = FINE
+    baseline: float | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.high is not None
+
+    def score(self, _arm: Arm, value: float) -> float:
+        assert self.high is not None, "calibrated before requests are scored"
+        return _clip(value / self.high)
+
+    def contrast(self, better: Better, share: float) -> Contrast:
+        centre = 0.5 if self.baseline is None or self.high is None else _clip(self.baseline / self.high)
+        return Contrast(0.0, ratio=1.0 + sign_of(better) * self.margin, centre=centre, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, ratio=1.0 + x)
+
+    def shown(self, x: float) -> float:
+        return 1.0 + x
+
+    def estimate(self, canary: float, control: float) -> float:
+        return canary / control - 1.0 if control else 0.0
+
+    def reference_from(self, history: History) -> float | None:
+        return history.mean or None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference, high=self.high or HEADROOM * reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRatio:
+    """Ratio of geometric means, against 1 + `margin` or 1 - `margin`; for values over orders of magnitude.
+
+    The mean of logarithms is tested: what is typical, little moved by a heavy tail. Values in [low, high], low > 0.
+    """
+
+    margin: float
+    low: float
+    high: float
+    num_knots: int = FINE
+    baseline: float | None = None
+    ready = True
+
+    @property
+    def _span(self) -> float:
+        return math.log(self.high / self.low)
+
+    def score(self, _arm: Arm, value: float) -> float:
+        return _clip(math.log(max(value, self.low) / self.low) / self._span)
+
+    def contrast(self, better: Better, share: float) -> Contrast:
+        allowed = math.log1p(sign_of(better) * self.margin) / self._span
+        centre = 0.5 if self.baseline is None else self.score("control", self.baseline)
+        return Contrast(allowed, centre=centre, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, shift=x)
+
+    def shown(self, x: float) -> float:
+        return math.exp(x * self._span)
+
+    def estimate(self, canary: float, control: float) -> float:
+        return canary - control
+
+    def reference_from(self, history: History) -> float | None:
+        return history.quantile(0.5) or None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, baseline=reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """E[canary] against `limit`, whatever the control does."""
+
+    limit: float
+    low: float = 0.0
+    high: float = 1.0
+    num_knots: int = 2
+    ready = True
+
+    def score(self, _arm: Arm, value: float) -> float:
+        return _clip((value - self.low) / (self.high - self.low))
+
+    def contrast(self, _better: Better, share: float) -> Contrast:
+        return Contrast((self.limit - self.low) / (self.high - self.low), ratio=0.0, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, shift=x)
+
+    def shown(self, x: float) -> float:
+        return self.low + x * (self.high - self.low)
+
+    def estimate(self, canary: float, _control: float) -> float:
+        return canary
+
+    def reference_from(self, _history: History) -> None:
+        return None
+
+    def referring_to(self, _reference: float) -> Self:
+        return self
+
+
+def _clip(score: float) -> float:
+    return min(1.0, max(0.0, score))

@@ -1,0 +1,83 @@
+"""What a guardrail may ask of quantiles: canary against control, and a limit for the canary alone; lower is better."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from prolepsis.statistics.arms import Arm, History
+from prolepsis.statistics.means import Better, Contrast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileRatio:
+    """Quantile of the canary over that of the control, against 1 + `margin`.
+
+    With x the control's quantile, Q(canary) <= (1 + margin) x says P(canary > (1 + margin) x) <= P(control > x). That
+    difference of two rates is tested. x is the control's quantile before the stage (`reference`, None: not known yet,
+    no verdict). Where the control has moved since, the same is tested at the level where x lies now.
+    """
+
+    level: float
+    margin: float
+    reference: float | None = None
+    num_knots = 2
+
+    @property
+    def ready(self) -> bool:
+        return self.reference is not None
+
+    def score(self, arm: Arm, value: float) -> float:
+        assert self.reference is not None, "calibrated before requests are scored"
+        return float(value > self.reference * (1.0 + self.margin if arm == "canary" else 1.0))
+
+    def contrast(self, better: Better, share: float) -> Contrast:
+        assert better == "lower", "quantiles are of times, sizes and costs"
+        return Contrast(0.0, centre=1.0 - self.level, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, shift=x)
+
+    def shown(self, x: float) -> float:
+        """Return the surplus of slow requests: share of the canary's above the margin less share of the control's."""
+        return x
+
+    def estimate(self, canary: float, control: float) -> float:
+        return canary - control
+
+    def reference_from(self, history: History) -> float | None:
+        return history.quantile(self.level) if history.count else None
+
+    def referring_to(self, reference: float) -> Self:
+        return replace(self, reference=reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantileLimit:
+    """Quantile of the canary against `limit`: P(canary > limit) <= 1 - level, whatever the control does."""
+
+    level: float
+    limit: float
+    num_knots = 2
+    ready = True
+
+    def score(self, _arm: Arm, value: float) -> float:
+        return float(value > self.limit)
+
+    def contrast(self, better: Better, share: float) -> Contrast:
+        assert better == "lower", "quantiles are of times, sizes and costs"
+        return Contrast(1.0 - self.level, ratio=0.0, share=share)
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        return replace(contrast, shift=x)
+
+    def shown(self, x: float) -> float:
+        """Return the share of requests above the limit."""
+        return x
+
+    def estimate(self, canary: float, _control: float) -> float:
+        return canary
+
+    def reference_from(self, _history: History) -> None:
+        return None
+
+    def referring_to(self, _reference: float) -> Self:
+        return self

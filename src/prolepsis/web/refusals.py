@@ -1,0 +1,145 @@
+"""What the front door answers to those it does not let in, in OpenAI's shape, with when to come back."""
+
+import math
+from typing import Literal
+
+from prolepsis.telemetry.door import DoorMetrics
+from prolepsis.web.caller import Role
+from prolepsis.web.errors import RequestRefused
+
+Reason = Literal[
+    "not_authenticated",
+    "not_local",
+    "wrong_role",
+    "model_not_allowed",
+    "headers_too_large",
+    "body_too_large",
+    "headers_too_slow",
+    "upload_too_slow",
+    "too_many_connections",
+    "rate_limited",
+    "queue_full",
+    "server_full",
+    "shed",
+    "draining",
+    "deadline",
+]
+"""Label of the counter of refusals."""
+
+_STATUS = {"headers_too_large": 431, "body_too_large": 413}
+
+
+class Refused(RequestRefused):
+    """A request turned away at the front door; `reason` is what counters call it."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        code: str,
+        status: int,
+        kind: str | None = None,
+        headers: dict[str, str] | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        headers = dict(headers or {})
+        if retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
+            headers["retry-after-ms"] = str(max(1, math.ceil(retry_after_s * 1000)))
+        super().__init__(message, code=code, status=status, kind=kind, headers=headers)
+        self.reason: Reason = reason
+        self.counted = False
+
+
+def count_refusal(error: Exception, metrics: DoorMetrics) -> None:
+    """Count `error` where it is a refusal, once however many places see it pass."""
+    if isinstance(error, Refused) and not error.counted:
+        error.counted = True
+        metrics.refused.labels(error.reason).inc()
+
+
+def not_authenticated(message: str, code: str) -> Refused:
+    challenge = {"www-authenticate": 'Bearer realm="prolepsis"'}
+    return Refused("not_authenticated", message, code=code, status=401, headers=challenge)
+
+
+def too_many_checks() -> Refused:
+    message = "Too many keys are being checked for the first time; try again."
+    return Refused("not_authenticated", message, code="rate_limit_exceeded", status=429, retry_after_s=2)
+
+
+def not_local(header: Literal["Host", "Origin"], given: str) -> Refused:
+    message = (
+        f"Without API keys this server answers programs on its own machine only, and {header} is {given[:128]!r}; "
+        "allowed: localhost or a loopback address. `prolepsis keys create` makes a key."
+    )
+    return Refused("not_local", message, code="not_local", status=403)
+
+
+def wrong_role(has: frozenset[Role], needs: frozenset[Role]) -> Refused:
+    message = f"This needs the role {_listed(needs)}; the key has {_listed(has)}."
+    return Refused("wrong_role", message, code="insufficient_permissions", status=403)
+
+
+def model_not_allowed(name: str, models: frozenset[str]) -> Refused:
+    message = f"The key may not use the model {name[:128]!r}; allowed: {', '.join(sorted(models))}."
+    return Refused("model_not_allowed", message, code="model_not_allowed", status=403)
+
+
+def too_large(what: Literal["headers", "body"], limit: str) -> Refused:
+    code = f"request_{'headers_' if what == 'headers' else ''}too_large"
+    message = f"The request's {what} {'are' if what == 'headers' else 'is'} larger than {limit}, the largest allowed."
+    reason: Reason = "headers_too_large" if what == "headers" else "body_too_large"
+    return Refused(reason, message, code=code, status=_STATUS[reason])
+
+
+def headers_too_slow(timeout_s: float) -> Refused:
+    message = f"The request's headers did not arrive within {timeout_s:g} s."
+    return Refused("headers_too_slow", message, code="request_timeout", status=408)
+
+
+def too_many_connections(limit: int) -> Refused:
+    message = f"{limit} connections are open already, as many as may."
+    return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
+
+
+def upload_too_slow(timeout_s: float) -> Refused:
+    message = f"The request's body did not arrive within {timeout_s:g} s."
+    return Refused("upload_too_slow", message, code="request_timeout", status=408)
+
+
+def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[str, str]) -> Refused:
+    return Refused(
+        "rate_limited",
+        message,
+        code="rate_limit_exceeded",
+        status=429,
+        kind=kind,
+        headers=headers,
+        retry_after_s=retry_after_s,
+    )
+
+
+def queue_full(limit: int, retry_after_s: float) -> Refused:
+    message = f"{limit} requests of this tenant wait already, as many as may."
+    return Refused("queue_full", message, code="queue_full", status=429, retry_after_s=retry_after_s)
+
+
+def server_full(limit: int, retry_after_s: float) -> Refused:
+    message = f"{limit} requests wait already, as many as may."
+    return Refused("server_full", message, code="server_full", status=503, retry_after_s=retry_after_s)
+
+
+def shed(tier: str, retry_after_s: float) -> Refused:
+    message = f"The server is overloaded; new requests of the tier {tier} are refused for now."
+    return Refused("shed", message, code="overloaded", status=503, retry_after_s=retry_after_s)
+
+
+def draining() -> Refused:
+    message = "The server is shutting down and takes no new requests."
+    return Refused("draining", message, code="server_draining", status=503, retry_after_s=5)
+
+
+def _listed(roles: frozenset[Role]) -> str:
+    return " or ".join(sorted(roles))

@@ -1,0 +1,44 @@
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.core.config import ServerConfig
+from prolepsis.engine.client import EngineClient
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer
+
+
+class House:
+    """A key file, and applications that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = KeyFile(folder / "keys.json")
+        self.metrics = Metrics()
+        self.app: FastAPI
+
+    def key(self, *roles: str, tenant: str = "acme", tier: str = "standard", models: tuple[str, ...] = ()) -> str:
+        record, key = new_key(tenant, roles=roles or ("client",), tier=tier, models=models)
+        self.file.add(record)
+        return key
+
+    def open(self, engine: EngineClient, config: ServerConfig | None = None) -> httpx.AsyncClient:
+        """Return a client of a new application; keys must have been made before."""
+        self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Door(Keys(self.file)))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+
+    def refused(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("prolepsis_door_refused_total", {"reason": reason}) or 0
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)

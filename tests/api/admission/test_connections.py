@@ -1,0 +1,164 @@
+"""Over real sockets: clients that send slowly, too many of them, and what is no HTTP."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import httpx
+import pytest
+
+from prolepsis.api import connections
+from prolepsis.core.config import ServerConfig
+from tests.api.conftest import Served, served
+from tests.api.fakes import FakeEngine
+
+HEAD = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+PATIENT = ServerConfig(max_body_bytes=4096, header_timeout_s=0.3, upload_timeout_s=0.3, max_connections=3)
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Served]:
+    with served(FakeEngine(), PATIENT) as running, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connections, "LINGER_S", 0.2)
+        yield running
+
+
+@contextmanager
+def connected(running: Served) -> Iterator[socket.socket]:
+    url = httpx.URL(running.url)
+    with closing(socket.create_connection((url.host, url.port or 80), timeout=5)) as client:
+        yield client
+
+
+def ask_liveness(client: socket.socket) -> None:
+    client.send(HEAD + b"\r\n")
+    received = b""
+    while not received.endswith(b"}"):
+        received += client.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200")
+
+
+def trickled(client: socket.socket, drops: bytes, seconds: float = 5.0) -> tuple[bytes, float]:
+    """Send a byte of `drops` every 20 ms; return what came back until the server closed, and when it did (seconds)."""
+    client.settimeout(0.02)
+    started, received, left = time.monotonic(), b"", list(drops)
+    while time.monotonic() < started + seconds:
+        try:
+            part = client.recv(65536)
+            if not part:
+                return received, time.monotonic() - started
+            received += part
+            if left:
+                client.send(bytes([left.pop(0)]))
+        except TimeoutError:
+            if left:
+                client.send(bytes([left.pop(0)]))
+        except ConnectionError:
+            return received, time.monotonic() - started
+    raise AssertionError(f"still open after {seconds} s: {received!r}")
+
+
+def error_of(received: bytes) -> tuple[int, dict[str, object]]:
+    """Return the status and the error of one whole reply that says that the connection ends."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines[1:])
+    assert int(headers["content-length"]) == len(body)
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(lines[0].split()[1]), {**error, "connection": headers.get("connection")}
+
+
+def refused(running: Served, reason: str) -> float:
+    return running.metrics.registry.get_sample_value("prolepsis_door_refused_total", {"reason": reason}) or 0
+
+
+def test_headers_that_trickle_in_end_with_408(impatient: Served) -> None:
+    with connected(impatient) as client:
+        received, seconds = trickled(client, HEAD + b"x: " + b"y" * 500)
+    status, error = error_of(received)
+    assert (status, error["code"], error["connection"]) == (408, "request_timeout", "close")
+    assert 0.25 < seconds < 2
+    assert refused(impatient, "headers_too_slow") == 1
+
+
+def test_the_clock_of_the_second_request_starts_with_the_end_of_the_first(impatient: Served) -> None:
+    with connected(impatient) as client:
+        for _ in range(4):
+            time.sleep(0.15)
+            ask_liveness(client)
+        received, seconds = trickled(client, HEAD + b"x: " + b"y" * 500)
+    assert error_of(received)[0] == 408
+    assert 0.25 < seconds < 2
+
+
+def test_who_says_nothing_is_told_nothing(impatient: Served) -> None:
+    with connected(impatient) as client:
+        received, seconds = trickled(client, b"")
+    assert received == b""
+    assert 0.25 < seconds < 2
+
+
+def test_a_body_that_trickles_in_ends_with_408_and_then_without_a_connection(impatient: Served) -> None:
+    with connected(impatient) as client:
+        client.send(POST)
+        received, seconds = trickled(client, b" " * 1000)
+    status, error = error_of(received)
+    assert (status, error["code"]) == (408, "request_timeout")
+    assert 0.45 < seconds < 3, "the rest of the body was waited for, but not for long"
+
+
+def test_a_slow_answer_is_no_slow_client() -> None:
+    config = ServerConfig(header_timeout_s=0.1)
+    with served(FakeEngine(delay_s=0.1), config) as running, httpx.Client(base_url=running.url) as client:
+        for _ in range(2):
+            reply = client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
+            assert reply.status_code == 200
+
+
+def test_one_connection_too_many_is_503_until_another_ends(impatient: Served) -> None:
+    with ExitStack() as stack:
+        for _ in range(3):
+            client = stack.enter_context(connected(impatient))
+            ask_liveness(client)
+        with connected(impatient) as surplus:
+            surplus.send(HEAD + b"\r\n")
+            status, error = error_of(trickled(surplus, b"")[0])
+            assert (status, error["code"], error["connection"]) == (503, "too_many_connections", "close")
+        with connected(impatient) as silent:
+            assert trickled(silent, b"")[0] == b""
+    assert refused(impatient, "too_many_connections") == 1
+    end = time.monotonic() + 5
+    while httpx.get(f"{impatient.url}/health/live").status_code != 200:
+        assert time.monotonic() < end
+
+
+def test_what_is_no_http_is_400_in_our_shape(impatient: Served) -> None:
+    with connected(impatient) as client:
+        client.send(b"\x16\x03\x01 hello\r\n\r\n")
+        status, error = error_of(trickled(client, b"")[0])
+    assert (status, error["code"]) == (400, "invalid_http")
+
+
+def test_headers_far_beyond_the_limit_are_400_in_our_shape(impatient: Served) -> None:
+    with connected(impatient) as client:
+        client.sendall(HEAD + b"x: " + b"y" * 70_000)
+        received, _ = trickled(client, b"")
+    if received:  # the rest of the headers, unread, may cost the reply
+        assert error_of(received)[0] in (400, 431)
+
+
+def test_nonsense_in_the_middle_of_an_answer_is_told_after_it() -> None:
+    with served(FakeEngine(delay_s=0.1)) as running, connected(running) as client:
+        body = json.dumps({"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 30}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+        client.send(head + body)
+        received = client.recv(65536)
+        client.send(b"\x00nonsense\r\n\r\n")
+        received += trickled(client, b"")[0]
+    answer, _, refusal = received.partition(b"HTTP/1.1 400")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert error_of(b"HTTP/1.1 400" + refusal)[0] == 400

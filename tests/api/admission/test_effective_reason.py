@@ -1,0 +1,60 @@
+"""What requests report of the ladder: the rung's plan, as the engine saw it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.api.admission.load_shedding import plan_at
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SamplingParams, SpeculationChoice
+from prolepsis.core.stats import EffectiveMode
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import SampleView
+from tests.fakes import Room, build, draft_chain, request, run, terminals
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+class Right:
+    """Proposes what the target will say."""
+
+    name = "scripted"
+
+    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+        return [
+            draft_chain(s, limit, wrong_from=limit) if limit else None for s, limit in zip(samples, limits, strict=True)
+        ]
+
+    def commit(self, sample: SampleView, num_new: int) -> None:
+        """Nothing to learn."""
+
+    def forget(self, sample: SampleView) -> None:
+        """Nothing to forget."""
+
+
+@pytest.mark.parametrize(
+    ("rung", "mode", "reason"),
+    [
+        (0, "on", "speculating"),
+        (1, "on", "overload_shallow"),
+        (2, "off", "overload_plain"),
+        (3, "off", "overload_batch_waits"),
+        (4, "off", "overload_low_refused"),
+    ],
+)
+def test_each_rung_is_the_reason_of_the_mode_in_effect(rung: int, mode: str, reason: str) -> None:
+    engine = build(Room(proposers=(Right(),)))
+    engine.send(ApplyPlan(plan_at(rung, SpecPlan(fixed_depth=8), version=3)))
+    stats = terminals(run(engine, request("r", [5, 6, 7] * 6, PARAMS)))["r"].stats
+    assert stats.mode == EffectiveMode(mode, reason, 3)  # type: ignore[arg-type]
+    depth = max((len(counts.per_position) for counts in stats.proposers.values()), default=0)
+    assert depth <= (8, 4, 0, 0, 0)[rung]
+
+
+def test_who_asked_for_no_speculation_is_told_so_under_load_too() -> None:
+    engine = build(Room(proposers=(Right(),)))
+    engine.send(ApplyPlan(plan_at(2, SpecPlan(), version=1)))
+    source = replace(request("r", [5, 6, 7] * 6, PARAMS), speculation=SpeculationChoice(enabled=False))
+    assert terminals(run(engine, source))["r"].stats.mode.reason == "requested_off"

@@ -1,0 +1,383 @@
+"""The gate over HTTP: limits, queue, fairness, deadlines, the ladder, draining."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+
+import httpx
+import pytest
+from starlette.requests import HTTPConnection
+
+from prolepsis.api.admission.controller import Gate
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.caller import Caller
+from prolepsis.web.errors import RequestAborted
+from prolepsis.web.refusals import Refused
+from tests.api.admission.clock import Clock
+from tests.api.admission.conftest import House, bearer
+from tests.api.fakes import ByteTokenizer, FakeEngine
+
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
+ONE_PLACE = ServerConfig(max_in_engine=1)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  # the condition is another task's doing
+            await asyncio.sleep(0.005)
+
+
+def waits(gate: Gate, number: int) -> bool:
+    return gate.num_waiting == number
+
+
+def ask(http: httpx.AsyncClient, key: str = "", **changes: object) -> "asyncio.Task[httpx.Response]":
+    headers = bearer(key) if key else {}
+    return asyncio.create_task(http.post("/v1/completions", json=BODY | changes, headers=headers))
+
+
+async def end_all(engine: FakeEngine, tasks: "list[asyncio.Task[httpx.Response]]") -> list[httpx.Response]:
+    """Release held answers one after the other until all tasks have theirs."""
+    while not all(task.done() for task in tasks):
+        for request in engine.requests:
+            engine.abort(request.request_id)
+        await asyncio.sleep(0.005)
+    return [task.result() for task in tasks]
+
+
+async def test_no_more_than_the_places_are_in_the_engine(house: House) -> None:
+    engine = FakeEngine(hold_after=0)
+    async with house.open(engine, ServerConfig(max_in_engine=3)) as http:
+        tasks = [ask(http) for _ in range(6)]
+        await until(lambda: house.app.state.gate.num_waiting == 3)
+        assert len(engine.requests) == 3
+        large = ask(http, n=100)  # more samples than places: alone, and not never
+        await end_all(engine, [*tasks, large])
+        assert len(engine.requests) == 7
+        assert house.app.state.gate.num_inside == 0
+
+
+async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
+    ann, bob, eve = house.key(tenant="ann"), house.key(tenant="bob"), house.key(tenant="eve")
+    engine = FakeEngine(hold_after=0)
+    config = ServerConfig(max_in_engine=1, max_queued=3, max_queued_per_tenant=2)
+    async with house.open(engine, config) as http:
+        gate = house.app.state.gate
+        tasks = [ask(http, ann)]
+        await until(lambda: engine.requests)
+        for number, key in enumerate((ann, ann, bob), 1):
+            tasks.append(ask(http, key))
+            await until(partial(waits, gate, number))
+        refused = await ask(http, eve)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_full")
+        assert int(refused.headers["retry-after"]) >= 1
+        tasks.pop().cancel()
+        await until(lambda: gate.num_waiting == 2)
+        refused = await ask(http, ann)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert int(refused.headers["retry-after-ms"]) >= 1000
+        tasks.pop(-1)
+        await end_all(engine, tasks)
+    assert (house.refused("queue_full"), house.refused("server_full")) == (1, 1)
+
+
+async def test_who_is_refused_has_nothing_tokenised(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    encode = ByteTokenizer.encode
+
+    def watched(self: ByteTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        texts.append(text)
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", watched)
+    key, chat = house.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    async with house.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1})) as http:
+        assert (await ask(http, key)).status_code == 200
+        assert len(texts) == 1
+        assert (await ask(http, key, stream=True)).status_code == 429
+        house.app.state.gate.drain()
+        assert (await http.post("/v1/chat/completions", json=chat, headers=bearer(key))).status_code == 503
+    assert len(texts) == 1
+    assert (house.refused("rate_limited"), house.refused("draining")) == (1, 1)
+
+
+async def test_a_client_that_leaves_the_queue_leaves_no_trace(house: House) -> None:
+    engine = FakeEngine(hold_after=0)
+    async with house.open(engine, ONE_PLACE) as http:
+        gate = house.app.state.gate
+        first = ask(http)
+        await until(lambda: engine.requests)
+        waiting = [ask(http, stream=bool(i % 2)) for i in range(4)]
+        await until(lambda: gate.num_waiting == 4)
+        for task in waiting:
+            task.cancel()
+        await until(lambda: gate.num_waiting == 0)
+        assert gate.num_inside == 1
+        await end_all(engine, [first])
+        assert len(engine.requests) == 1
+        assert (gate.num_inside, gate._taken) == (0, 0)
+
+
+async def test_rate_limits_are_told_reserved_and_refunded(house: House) -> None:
+    key = house.key()
+    limits = ServerConfig(tokens_per_minute={"key": 100}, requests_per_minute={"key": 50})
+    async with house.open(FakeEngine(text="abc"), limits) as http:
+        for remaining in (58, 52, 46):  # 2 prompt tokens and at most 40; used are 2 + 4
+            response = await ask(http, key)
+            assert response.status_code == 200
+            assert abs(int(response.headers["x-ratelimit-remaining-tokens"]) - remaining) <= 2
+            assert response.headers["x-ratelimit-limit-requests"] == "50"
+        streamed = await ask(http, key, stream=True)
+        assert "x-ratelimit-reset-tokens" in streamed.headers
+        refused = await ask(http, key, max_tokens=98)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+        assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+        assert float(refused.headers["retry-after"]) >= 1
+        assert "x-request-id" in refused.headers
+
+
+async def test_several_prompts_are_let_in_and_charged_as_one(house: House) -> None:
+    key, engine = house.key(), FakeEngine(text="abc")
+    limits = ServerConfig(
+        tokens_per_minute={"key": 300}, requests_per_minute={"key": 50}, max_in_engine=1, max_queued_per_tenant=2
+    )
+    async with house.open(engine, limits) as http:
+        reply = await ask(http, key, prompt=["Hi"] * 3)
+        assert reply.status_code == 200
+        assert reply.headers["x-ratelimit-remaining-requests"] == "49"
+        assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 42)) <= 2
+        for stream in (False, True):
+            refused = await ask(http, key, prompt=["Hi"] * 4, stream=stream)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_value", "prompt")
+            assert error["message"].startswith("prompt holds 4 prompts; allowed: 3 at once")
+            assert "retry-after" not in refused.headers
+        assert len(engine.requests) == 3
+        reply = await ask(http, key)
+        assert abs(int(reply.headers["x-ratelimit-remaining-tokens"]) - (300 - 3 * 6 - 42)) <= 2
+        assert reply.headers["x-ratelimit-remaining-requests"] == "48"
+
+
+async def test_tokenizing_is_a_request_of_no_tokens(house: House) -> None:
+    key, engine = house.key(), FakeEngine()
+    limits = ServerConfig(tokens_per_minute={"key": 300}, requests_per_minute={"key": 3})
+    async with house.open(engine, limits) as http:
+        bodies: list[tuple[str, dict[str, object]]] = [
+            ("/tokenize", {"prompt": "Hi"}),
+            ("/detokenize", {"tokens": [72]}),
+        ]
+        for left, (path, body) in zip((2, 1), bodies, strict=True):
+            reply = await http.post(path, json=body, headers=bearer(key))
+            assert reply.status_code == 200
+            assert reply.headers["x-ratelimit-remaining-requests"] == str(left)
+            assert reply.headers["x-ratelimit-remaining-tokens"] == "300"
+        assert (await ask(http, key, max_tokens=4)).status_code == 200
+        for path, body in bodies:
+            refused = await http.post(path, json=body, headers=bearer(key))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        house.app.state.gate.drain()
+        for path, body in bodies:
+            refused = await http.post(path, json=body, headers=bearer(key))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+    assert (house.refused("rate_limited"), house.refused("draining")) == (2, 2)
+
+
+async def test_a_deadline_counts_the_queue_and_the_engine(house: House) -> None:
+    engine = FakeEngine(hold_after=0)
+    async with house.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:
+        first = ask(http)
+        await until(lambda: engine.requests)
+        headers = {"x-request-timeout-ms": "50"}
+        late = await http.post("/v1/completions", json=BODY, headers=headers)
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+        streamed = await http.post("/v1/completions", json=BODY | {"stream": True}, headers=headers)
+        assert streamed.status_code == 504
+        assert len(engine.requests) == 1
+        assert engine.requests[0].deadline_s == pytest.approx(30, abs=1)
+        await end_all(engine, [first])
+        for wrong in ("0", "-1", "1.5", "soon", "9" * 12):
+            response = await http.post("/v1/completions", json=BODY, headers={"x-request-timeout-ms": wrong})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-ms")
+    assert house.refused("deadline") == 2
+
+
+async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(house: House) -> None:
+    client, operator = house.key(tenant="a"), house.key("client", "operator", tenant="b")
+    batch = house.key(tenant="c", tier="batch")
+    engine = FakeEngine()
+    async with house.open(engine) as http:
+        for key in (client, operator, batch):
+            assert (await ask(http, key, priority=-7)).status_code == 200
+    assert [request.priority for request in engine.requests] == [0, -7, 1]
+
+
+async def test_a_draining_server_takes_nothing_new_and_ends_what_it_has(house: House) -> None:
+    engine = FakeEngine(hold_after=0)
+    async with house.open(engine, ONE_PLACE) as http:
+        gate = house.app.state.gate
+        running = ask(http)
+        await until(lambda: engine.requests)
+        waiting = ask(http)
+        await until(lambda: gate.num_waiting == 1)
+        gate.drain()
+        refused = await ask(http)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
+        assert "retry-after" in refused.headers
+        ready = await http.get("/health/ready")
+        assert (ready.status_code, ready.json()["detail"]) == (503, "shutting down")
+        assert (await http.get("/health/live")).status_code == 200
+        gate.end_waiting()
+        assert (await waiting).json()["error"]["code"] == "request_aborted"
+        await end_all(engine, [running])
+        assert (gate.num_inside, gate._taken) == (0, 0)
+
+
+class Bare:
+    """A gate without HTTP, on a clock of its own."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.clock, self.metrics, self.engine = Clock(), Metrics(), FakeEngine()
+        self.gate = Gate(config, self.engine, self.metrics.door, SpecPlan(version=5), self.clock)
+
+    def caller(self, tenant: str = "t", tier: str = "standard") -> Caller:
+        return Caller("k", tenant, frozenset({"client"}), tier)
+
+    @asynccontextmanager
+    async def inside(self, caller: Caller) -> AsyncIterator[None]:
+        http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
+        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
+        with self.gate.receive(http, [request]) as party:
+            async with self.gate.enter(party, 0):
+                yield
+
+    async def stay(self, caller: Caller, leave: asyncio.Event) -> None:
+        async with self.inside(caller):
+            await leave.wait()
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"prolepsis_{name}", labels)
+
+
+async def started(*work: Coroutine[None, None, None]) -> list["asyncio.Task[None]"]:
+    tasks = [asyncio.create_task(one) for one in work]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
+    bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8), shed_hold_s=3)), asyncio.Event()
+    later = asyncio.Event()
+    tasks = await started(bare.stay(bare.caller(), leave), bare.stay(bare.caller(), later))
+    tasks += await started(bare.stay(bare.caller("b", "batch"), later))
+    seen = []
+    for _ in range(9):
+        bare.gate.tick()
+        seen.append(bare.gate.overload.rung)
+        bare.clock.now += 1
+    assert seen == [0, 1, 2, 2, 3, 3, 3, 3, 4]
+    assert [(plan.num_speculative_tokens, plan.reason) for plan in bare.engine.plans] == [
+        (4, "overload_shallow"),
+        (0, "overload_plain"),
+        (0, "overload_batch_waits"),
+        (0, "overload_low_refused"),
+    ]
+    assert [plan.version for plan in bare.engine.plans] == [6, 7, 8, 9]
+    assert bare.sample("shed_rung") == 4
+    assert bare.sample("shed_changes_total", rung="low_refused", direction="up") == 1
+    assert bare.sample("door_queued_requests", tier="batch") == 1
+    for tier in ("economy", "batch"):
+        with pytest.raises(Exception, match="overloaded") as caught:
+            async with bare.inside(bare.caller("x", tier)):
+                pass
+        assert caught.value.status == 503  # type: ignore[attr-defined]
+        assert "retry-after" in caught.value.headers  # type: ignore[attr-defined]
+    assert bare.sample("door_refused_total", reason="shed") == 2
+
+    leave.set()  # the standard request runs, batch is held
+    await tasks[0]
+    bare.gate.tick()
+    assert (bare.gate.num_waiting, bare.gate.overload.rung) == (1, 4)
+    later.set()
+    await tasks[1]
+    bare.gate.tick()
+    assert bare.gate.num_waiting == 1, "batch waits although there is room"
+    rungs = []
+    for _ in range(14):
+        bare.clock.now += 1
+        bare.gate.tick()
+        rungs.append(bare.gate.overload.rung)
+        await asyncio.sleep(0)
+    assert rungs == [4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
+    await tasks[2]
+    assert bare.engine.plans[-1] == SpecPlan(version=13)
+    assert bare.sample("shed_rung") == 0
+
+
+async def test_batch_work_that_waits_is_no_overload() -> None:
+    bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8))), asyncio.Event()
+    tasks = await started(*(bare.stay(bare.caller("b", "batch"), leave) for _ in range(3)))
+    bare.clock.now += 100
+    bare.gate.tick()
+    assert bare.gate.overload.rung == 0
+    leave.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_waiting_batch_work_locks_nobody_out() -> None:
+    config = ServerConfig(max_in_engine=1, max_queued=4, max_queued_per_tenant=2, shed_after_s=(1, 2, 4, 800))
+    bare, leave, now = Bare(config), asyncio.Event(), asyncio.Event()
+    tasks = await started(bare.stay(bare.caller(), now))
+    tasks += await started(*(bare.stay(bare.caller(tenant, "batch"), leave) for tenant in "tu"))
+    for tenant, reason in (("t", "server_full"), ("v", "server_full")):  # half of the queue is full
+        with pytest.raises(Refused) as caught:
+            await bare.stay(bare.caller(tenant, "batch"), leave)
+        assert caught.value.reason == reason
+    tasks += await started(*(bare.stay(bare.caller(tenant, "premium"), now) for tenant in "ttuu"))
+    assert bare.gate.num_waiting == 6
+    for _ in range(6):
+        bare.clock.now += 1
+        bare.gate.tick()
+    assert bare.gate.overload.rung == 3
+    now.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(tasks[0], *tasks[3:])
+    assert bare.gate.num_waiting == 2, "batch is held although there is room"
+    with pytest.raises(Refused):
+        await bare.stay(bare.caller("v", "batch"), leave)
+    await bare.stay(bare.caller("t", "premium"), now)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_who_waits_when_the_server_ends_is_told() -> None:
+    bare, leave = Bare(ONE_PLACE), asyncio.Event()
+    [running, waiting] = await started(bare.stay(bare.caller(), leave), bare.stay(bare.caller(), leave))
+    bare.gate.end_waiting()
+    with pytest.raises(RequestAborted):
+        await waiting
+    leave.set()
+    await running
+    async with bare.inside(bare.caller()):
+        assert bare.gate._taken == 1
+    assert bare.gate._taken == 0
+
+
+async def test_a_place_granted_to_one_that_just_left_goes_on_to_the_next() -> None:
+    bare, leave = Bare(ONE_PLACE), asyncio.Event()
+    first, second = asyncio.Event(), asyncio.Event()
+    tasks = await started(bare.stay(bare.caller(), first), bare.stay(bare.caller(), second))
+    tasks += await started(bare.stay(bare.caller(), leave))
+    first.set()
+    await asyncio.sleep(0)  # the first is leaving
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    leave.set()
+    second.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (bare.gate._taken, bare.gate.num_inside, bare.gate.num_waiting) == (0, 0, 0)

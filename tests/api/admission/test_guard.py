@@ -1,0 +1,274 @@
+"""Who gets past the guard: every route, every role, every size."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import pytest
+from fastapi.routing import iter_route_contexts
+from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
+from structlog.testing import capture_logs
+
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.auth.middleware import ROUTES, Guard
+from prolepsis.api.stream import ClientDisconnected, EventStream, Json
+from prolepsis.core.config import ServerConfig
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.caller import ROLES
+from tests.api.admission.conftest import House, bearer
+from tests.api.fakes import FakeEngine
+
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
+
+
+def routes_of(house: House) -> list[tuple[str, str]]:
+    house.open(FakeEngine())
+    contexts = iter_route_contexts(house.app.routes)
+    return [(method, str(context.path)) for context in contexts for method in context.methods or ()]
+
+
+def test_every_route_has_a_rule(house: House) -> None:
+    routes = [f"{method} {path}" for method, path in routes_of(house)]
+    assert "POST /v1/chat/completions" in routes
+    assert [route for route in routes if route not in ROUTES] == []
+
+
+def test_every_rule_has_a_route(house: House) -> None:
+    assert sorted(ROUTES) == sorted(f"{method} {path}" for method, path in routes_of(house))
+
+
+def test_only_liveness_is_open() -> None:
+    assert [route for route, roles in ROUTES.items() if roles is None] == ["GET /health/live"]
+
+
+async def test_without_a_key_only_liveness_answers(house: House) -> None:
+    house.key()
+    async with house.open(FakeEngine()) as http:
+        for route in ROUTES:
+            method, path = route.split(" ")
+            response = await http.request(method, path.replace("{name:path}", "tiny"))
+            if path == "/health/live":
+                assert response.status_code == 200
+                continue
+            assert response.status_code == 401, route
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            assert response.json()["error"]["code"] == "missing_api_key"
+            assert response.json()["error"]["type"] == "invalid_request_error"
+        for path in ("/", "/docs", "/redoc", "/admin", "/v1/files"):
+            assert (await http.get(path)).status_code == 401
+    assert house.refused("not_authenticated") == len(ROUTES) - 1 + 5
+
+
+async def test_each_role_opens_its_routes_and_no_others(house: House) -> None:
+    keys = {role: house.key(role) for role in ROLES}
+    async with house.open(FakeEngine()) as http:
+        for route, roles in ROUTES.items():
+            method, path = route.split(" ")
+            for role, key in keys.items():
+                response = await http.request(
+                    method, path.replace("{name:path}", "tiny"), headers=bearer(key), json=BODY
+                )
+                allowed = roles is None or role in roles or role == "admin"
+                assert (response.status_code != 403) == allowed, (route, role)
+                if not allowed:
+                    error = response.json()["error"]
+                    assert error["code"] == "insufficient_permissions"
+                    assert f"the key has {role}" in error["message"]
+
+
+async def test_what_has_no_rule_does_not_exist(house: House) -> None:
+    key = house.key("admin")
+    async with house.open(FakeEngine()) as http:
+
+        @house.app.get("/hidden")
+        async def hidden() -> str:
+            return "treasure"
+
+        response = await http.get("/hidden", headers=bearer(key))
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "unknown_url"
+        wrong = await http.put("/v1/completions", headers=bearer(key))
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+async def test_a_key_for_some_models_gets_no_others(house: House) -> None:
+    other, mine = house.key(models=("large",)), house.key(models=("tiny",))
+    async with house.open(FakeEngine()) as http:
+        refused = await http.post("/v1/completions", headers=bearer(other), json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+        assert (await http.post("/v1/completions", headers=bearer(mine), json=BODY)).status_code == 200
+        for key, names in ((other, []), (mine, ["tiny"])):
+            listed = (await http.get("/v1/models", headers=bearer(key))).json()["data"]
+            assert [model["id"] for model in listed] == names
+        assert (await http.get("/v1/models/tiny", headers=bearer(other))).status_code == 403
+    assert house.refused("model_not_allowed") == 2
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:8000"])
+async def test_without_keys_programs_on_this_machine_are_served(house: House, host: str) -> None:
+    async with house.open(FakeEngine()) as http:
+        for headers in ({}, {"origin": f"http://{host}"}, {"origin": "https://localhost:3000"}):
+            assert (await http.get("/v1/models", headers={"host": host, **headers})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": host}
+        for host in (
+            "evil.example",
+            "evil.example:8000",
+            "localhost.evil.example",
+            "10.0.0.1",
+            "",
+            "localhost@evil",
+            "[::2]",
+        )
+    ]
+    + [{"origin": origin} for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://")],
+)
+async def test_without_keys_web_pages_from_elsewhere_are_refused(house: House, headers: dict[str, str]) -> None:
+    async with house.open(engine := FakeEngine()) as http:
+        response = await http.post("/v1/completions", json=BODY, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "not_local")
+    assert house.refused("not_local") == 1
+    assert engine.requests == []
+
+
+async def test_with_keys_any_name_of_the_server_will_do(house: House) -> None:
+    headers = bearer(house.key()) | {"host": "api.example", "origin": "https://app.example"}
+    async with house.open(FakeEngine()) as http:
+        assert (await http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
+
+
+async def test_sizes(house: House) -> None:
+    config = ServerConfig(max_body_bytes=4096, max_header_bytes=2048)
+    async with house.open(FakeEngine(), config) as http:
+        large = await http.post("/v1/completions", content=b" " * 5000)
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
+        for headers in ({"x": "y" * 3000}, {f"x-{i}": "" for i in range(130)}):
+            long = await http.get("/v1/models", headers=headers)
+            assert (long.status_code, long.json()["error"]["code"]) == (431, "request_headers_too_large")
+        assert (await http.get("/v1/models/" + "x" * 3000)).status_code == 431
+    assert house.refused("headers_too_large") == 3
+
+
+async def test_a_body_of_no_stated_length_is_bounded_too(house: House) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(10):
+            yield b" " * 1000
+
+    async with house.open(FakeEngine(), ServerConfig(max_body_bytes=4096)) as http:
+        response = await http.post("/v1/completions", content=chunks())
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert house.refused("body_too_large") == 1
+
+
+async def test_an_upload_that_never_ends_is_408(house: House) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    async with house.open(FakeEngine(), ServerConfig(upload_timeout_s=0.05)) as http:
+        response = await http.post("/v1/completions", content=trickle())
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    assert house.refused("upload_too_slow") == 1
+
+
+def scope(path: str, kind: str = "http") -> Scope:
+    return {
+        "type": kind,
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1:8000")],
+    }
+
+
+async def nothing() -> Message:
+    raise AssertionError("nothing is received")
+
+
+def guard(app: Callable[..., object], config: ServerConfig | None = None) -> Guard:
+    return Guard(app, Keys(None), config or ServerConfig(), Metrics().door)  # type: ignore[arg-type]
+
+
+async def test_web_sockets_are_closed() -> None:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await guard(nothing)(scope("/v1/models", "websocket"), nothing, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_a_client_that_takes_nothing_ends_its_request() -> None:
+    """The route learns it as a client that left, at once from the second time on."""
+    caught: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def route(_scope: Scope, _receive: object, send: Callable[[Message], object]) -> None:
+        for _ in range(2):
+            started = loop.time()
+            with pytest.raises(ClientDisconnected):
+                await send({"type": "http.response.body", "body": b"x"})  # type: ignore[misc]
+            caught.append(loop.time() - started)
+
+    async def stalled(_: Message) -> None:
+        await asyncio.Event().wait()
+
+    await guard(route, ServerConfig(write_timeout_s=0.05))(scope("/v1/models"), nothing, stalled)
+    assert caught[0] >= 0.05
+    assert caught[1] < 0.05
+
+
+async def test_a_client_that_takes_nothing_is_no_failure() -> None:
+    async def route(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse({})(scope, receive, send)
+
+    async def events() -> AsyncGenerator[Json, None]:
+        while True:
+            yield {}
+
+    async def stalled(message: Message) -> None:
+        if message.get("body"):
+            await asyncio.Event().wait()
+
+    async def stays() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    with capture_logs() as logs:
+        for app in (route, EventStream(events())):
+            await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), stays, stalled)
+    assert logs == []
+
+
+async def test_a_reader_that_stalls_later_in_a_stream_is_no_failure() -> None:
+    ended = False
+
+    async def events() -> AsyncGenerator[Json, None]:
+        nonlocal ended
+        try:
+            for _ in range(9):
+                yield {}
+        finally:
+            ended = True
+
+    sent: list[Message] = []
+
+    async def stalls(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 4:
+            await asyncio.Event().wait()
+
+    async def stays() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    with capture_logs() as logs:
+        app = guard(EventStream(events()), ServerConfig(write_timeout_s=0.02))
+        await app(scope("/v1/models"), stays, stalls)
+    assert (logs, len(sent), ended) == ([], 4, True)

@@ -1,0 +1,229 @@
+"""Keys: at rest, presented, changed while the server runs."""
+
+import asyncio
+import json
+import os
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from prolepsis.api.auth.key_file import KEY, KeyFile, new_key
+from prolepsis.api.auth.keys import MAX_CHECKS_WAITING, Keys
+from prolepsis.core.errors import ConfigError
+from prolepsis.web.caller import DEVELOPER
+from prolepsis.web.refusals import Refused
+from tests.api.admission.clock import Clock
+
+
+def add(file: KeyFile, tenant: str = "acme", expires: datetime | None = None) -> str:
+    record, key = new_key(tenant, expires=expires)
+    file.add(record)
+    return key
+
+
+async def refused(keys: Keys, authorization: str | None) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await keys.caller(authorization)
+    return caught.value
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "sub" / "keys.json")
+
+
+async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
+    key = add(file)
+    stored = file.path.read_text()
+    match = KEY.fullmatch(key)
+    assert match is not None
+    assert match[1] in stored
+    assert match[2] not in stored
+    assert "$argon2id$" in stored
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    caller = await Keys(file).caller(f"Bearer {key}")
+    assert (caller.tenant, caller.tier, caller.roles) == ("acme", "standard", frozenset({"client"}))
+    assert caller.key_id == match[1]
+
+
+async def test_argon2_runs_once_per_key(file: KeyFile) -> None:
+    key = add(file)
+    keys = Keys(file)
+    callers = await asyncio.gather(*(keys.caller(f"bearer {key}") for _ in range(30)))
+    assert len(set(callers)) == 1
+    assert keys.num_hashed == 1
+    await keys.caller(f"Bearer {key}")
+    assert keys.num_hashed == 1
+
+
+async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
+    key = add(file)
+    keys = Keys(file)
+    other, own = new_key("acme")[1], key[:-43]
+    for given in (
+        f"Bearer {other}",
+        f"Bearer {own}{'x' * 43}",
+        f"Basic {key}",
+        key,
+        "Bearer ",
+        f"Bearer {key}x",
+        "Bearer ü",
+    ):
+        error = await refused(keys, given)
+        assert (error.status, error.code) == (401, "invalid_api_key")
+        assert error.headers["www-authenticate"] == 'Bearer realm="prolepsis"'
+        assert key not in str(error)
+    missing = await refused(keys, None)
+    assert (missing.status, missing.code) == (401, "missing_api_key")
+
+
+async def test_a_flood_of_guesses_waits_in_a_bounded_line(file: KeyFile) -> None:
+    key = add(file)
+    keys = Keys(file)
+    await keys.caller(f"Bearer {key}")
+    guesses = [asyncio.create_task(refused(keys, f"Bearer {key[:-43]}{i:043d}")) for i in range(MAX_CHECKS_WAITING + 5)]
+    await asyncio.sleep(0)
+    await keys.caller(f"Bearer {key}")  # a key that is known does not wait with them
+    for task in guesses[:-5]:
+        task.cancel()
+    assert [(await task).status for task in guesses[-5:]] == [429] * 5
+    await asyncio.gather(*guesses, return_exceptions=True)
+
+
+async def test_an_expired_key_says_so(file: KeyFile) -> None:
+    end = datetime.now(UTC) + timedelta(hours=1)
+    key = add(file, expires=end)
+    await Keys(file, today=lambda: end - timedelta(seconds=1)).caller(f"Bearer {key}")
+    error = await refused(Keys(file, today=lambda: end), f"Bearer {key}")
+    assert (error.status, error.code) == (401, "expired_api_key")
+
+
+async def test_a_running_server_sees_new_and_revoked_keys(file: KeyFile) -> None:
+    first, clock = add(file), Clock()
+    keys = Keys(file, clock)
+    await keys.caller(f"Bearer {first}")
+    second = add(file)
+    assert (await refused(keys, f"Bearer {second}")).status == 401  # not looked at within the same second
+    clock.now += 1
+    await keys.caller(f"Bearer {second}")
+    file.remove((await keys.caller(f"Bearer {first}")).key_id)
+    clock.now += 1
+    assert (await refused(keys, f"Bearer {first}")).status == 401
+    await keys.caller(f"Bearer {second}")
+
+
+async def test_the_first_key_ends_development_mode_for_good(file: KeyFile) -> None:
+    clock = Clock()
+    keys = Keys(file, clock)
+    assert not keys.required
+    assert await keys.caller(None) == DEVELOPER
+    key = add(file)
+    clock.now += 1
+    assert (await refused(keys, None)).status == 401
+    assert keys.required
+    file.remove((await keys.caller(f"Bearer {key}")).key_id)
+    clock.now += 1
+    assert (await refused(keys, None)).status == 401
+    file.path.unlink()
+    clock.now += 1
+    assert (await refused(keys, None)).status == 401
+
+
+async def test_a_revoked_last_key_does_not_open_the_server_at_a_restart(file: KeyFile) -> None:
+    key = add(file)
+    file.remove((await Keys(file).caller(f"Bearer {key}")).key_id)
+    keys = Keys(file)
+    assert keys.required
+    assert (await refused(keys, None)).status == 401
+
+
+async def test_a_read_that_failed_is_tried_again(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, clock = add(file), Clock()
+    keys = Keys(file, clock)
+    late = add(file, "late")
+    with monkeypatch.context() as broken, capture_logs() as logs:
+        broken.setattr(file, "read", _cannot_be_read)
+        for _ in range(3):
+            clock.now += 1
+            await keys.caller(f"Bearer {key}")
+    assert [line["event"] for line in logs] == ["keys_not_reloaded"]
+    clock.now += 1
+    assert (await keys.caller(f"Bearer {late}")).tenant == "late"
+
+
+def _cannot_be_read() -> None:
+    raise ConfigError("Input/output error", param="keys_file")
+
+
+def test_a_file_put_back_with_its_old_time_is_another_version(file: KeyFile) -> None:
+    add(file)
+    before, stat = file.version(), file.path.stat()
+    text = file.path.read_text()
+    file.path.write_text(text.replace("acme", "emca"))
+    os.utime(file.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert file.version() != before
+
+
+async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
+    key, clock = add(file), Clock()
+    keys = Keys(file, clock)
+    file.path.write_text("{")
+    clock.now += 1
+    assert (await keys.caller(f"Bearer {key}")).tenant == "acme"
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"keys": [{"id": "x"}]}', '{"keys": [], "more": 1}'])
+def test_a_file_that_is_broken_at_start_is_an_error(file: KeyFile, content: str) -> None:
+    file.path.parent.mkdir()
+    file.path.write_text(content)
+    with pytest.raises(ConfigError, match=r"keys\.json is not usable") as caught:
+        Keys(file)
+    assert caught.value.param == "keys_file"
+
+
+def test_a_write_that_fails_leaves_the_file_whole(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(file)
+    before = file.path.read_text()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        add(file)
+    assert file.path.read_text() == before
+    assert sorted(path.name for path in file.path.parent.iterdir()) == ["keys.json", "keys.json.lock"]
+
+
+def test_writers_do_not_lose_each_others_keys(file: KeyFile) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: add(file, f"t{i}"), range(8)))
+    assert {record.tenant for record in file.read()} == {f"t{i}" for i in range(8)}
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"tenant": ""}, "tenant"),
+        ({"tenant": "a b"}, "tenant"),
+        ({"tier": "gold"}, "tier"),
+        ({"roles": ["root"]}, "roles"),
+        ({"roles": []}, "roles"),
+    ],
+)
+def test_values_that_are_not_allowed_are_named(values: dict[str, object], name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        new_key(**{"tenant": "acme", **values})  # type: ignore[arg-type]
+    assert caught.value.param == name
+
+
+def test_a_removed_key_must_be_there(file: KeyFile) -> None:
+    add(file)
+    with pytest.raises(ConfigError, match="keys list"):
+        file.remove("0" * 12)
+    assert len(json.loads(file.path.read_text())["keys"]) == 1

@@ -1,0 +1,131 @@
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import structlog
+import uvicorn
+
+from prolepsis.api.app import build
+from prolepsis.api.connections import door_protocol
+from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.run import bind
+from prolepsis.core.config import ServerConfig
+from prolepsis.cost.prices import PriceFile
+from prolepsis.policy.runtime import Policies
+from prolepsis.store.migrate import upgrade
+from prolepsis.store.store import Store
+from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.store.databases import opened, postgresql_setting, sqlite_setting
+
+
+@dataclass
+class Served:
+    """A real uvicorn around a fake engine."""
+
+    url: str
+    engine: FakeEngine
+    metrics: Metrics
+    clients: list[openai.OpenAI] = field(default_factory=list)
+
+    def openai(self) -> openai.OpenAI:
+        self.clients.append(openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0))
+        return self.clients[-1]
+
+
+@contextmanager
+def served(
+    engine: FakeEngine,
+    config: ServerConfig | None = None,
+    tokenizer: ByteTokenizer | None = None,
+    policies: Policies | None = None,
+    *,
+    store: Store | None = None,
+    prices: PriceFile | None = None,
+    output: Sequence[LoadedPolicy] = (),
+) -> Iterator[Served]:
+    metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
+    app = build(
+        config,
+        engine,
+        tokenizer or ByteTokenizer(),
+        metrics,
+        policies=policies,
+        store=store,
+        prices=prices,
+        output=output,
+    )
+    listener = bind(ServerConfig(port=0))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))
+    )
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    running = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
+    try:
+        yield running
+    finally:
+        for client in running.clients:
+            client.close()
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_logs() -> Iterator[None]:
+    configure_logs("error")
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """One server for tests that leave no trace in it."""
+    with served(FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
+    """Call the application without a network: one client per engine."""
+    clients: list[httpx.AsyncClient] = []
+
+    def connect(engine: FakeEngine) -> httpx.AsyncClient:
+        app = build(ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), Metrics())
+        clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
+        return clients[-1]
+
+    yield connect
+    for one in clients:
+        await one.aclose()
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """The `store` setting of a database of PostgreSQL, with its schema and nothing in it."""
+    with postgresql_setting() as setting:
+        with closing(opened(setting)) as database:
+            upgrade(database)
+        yield setting
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def setting(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The `store` setting of a database with its schema and nothing in it."""
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgresql"))
+    made = sqlite_setting(tmp_path)
+    with closing(opened(made)) as database:
+        upgrade(database)
+    return made

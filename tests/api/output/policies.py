@@ -1,0 +1,106 @@
+"""Output policies for tests, and an answer that goes through a chain in steps of any size."""
+
+import asyncio
+from dataclasses import dataclass
+
+from prolepsis.api.deltas import Choice, Delta
+from prolepsis.api.openai.prepared import Showing
+from prolepsis.api.output.boundary import Boundary, Delivery
+from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
+from prolepsis.api.output.contract import Contract
+from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
+from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.telemetry.contract import ContractMetrics
+from tests.api.fakes import END, ByteTokenizer
+
+FACTS = AnswerFacts("r", 0, "/v1/completions", "acme", "standard", "k", "tiny", structured=False)
+
+
+@dataclass
+class Says:
+    """Asks a function for each decision."""
+
+    look: "Look"
+    inline: bool = True
+
+    def begin(self, answer: AnswerFacts) -> Reader | None:
+        return _Reader(self.look)
+
+
+class Look:
+    def __call__(self, pending: str, ended: bool) -> Decision:
+        return ALLOW
+
+
+@dataclass
+class _Reader:
+    decide: Look
+
+    def look(self, pending: str, *, ended: bool) -> Decision:
+        return self.decide(pending, ended)
+
+
+def loaded(
+    policy: OutputPolicy, *, fails_open: bool = False, timeout_s: float = 1.0, max_held: int = 4096, name: str = "one"
+) -> LoadedPolicy:
+    return LoadedPolicy(name, policy, fails_open, timeout_s, max_held)
+
+
+@dataclass
+class Told:
+    """What the client of one answer got."""
+
+    deltas: list[Delta]
+    delivery: Delivery
+    num_tokens: int
+
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def logprob_texts(self) -> list[str]:
+        return [shown.token.text for delta in self.deltas for shown in delta.logprobs or ()]
+
+    @property
+    def ending(self) -> tuple[object, object]:
+        return self.deltas[-1].finish_reason, self.deltas[-1].stop_reason
+
+
+def tell(
+    text: str,
+    *policies: LoadedPolicy,
+    step: int = 1,
+    stop: tuple[str, ...] = (),
+    metrics: ContractMetrics | None = None,
+) -> Told:
+    """Return what a client gets of `text`, a token a byte, in steps of so many, all of them drafted and accepted."""
+    boundary, delivery = Boundary(OutputPolicies(policies, metrics), metrics), Delivery()
+    contract = boundary.contract(FACTS, delivery)
+    return asyncio.run(_tell(text, step, stop, contract, delivery))
+
+
+async def _tell(text: str, step: int, stop: tuple[str, ...], contract: Contract, delivery: Delivery) -> Told:
+    request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
+    choice = Choice(0, request, ByteTokenizer(), Showing())
+    deltas = []
+    tokens = [*text.encode(), END]
+    for start in range(0, len(tokens), step):
+        ids = tuple(tokens[start : start + step])
+        reason: FinishReason | None = "stop" if start + step >= len(tokens) else None
+        logprobs = tuple(TokenLogprobs(-0.25) for _ in ids)
+        event = Tokens("r", 0, ids, logprobs, reason, accepted_by=("suffix",) * len(ids))
+        delivery.see(event)
+        delta = choice.take(event)
+        shown = None if delta is None else await contract.take(delta)
+        if shown is not None:
+            delivery.passed(shown)
+            deltas.append(shown)
+        if contract.stopped or choice.finished:
+            break
+    return Told(deltas, delivery, contract.num_tokens)

@@ -1,0 +1,98 @@
+"""/admin/rollouts: who may do what, what is said, and what the document promises."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.core.config import ServerConfig
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.routes import RolloutHistoryReply, RolloutListReply, RolloutReply
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+
+POLICY = """
+default:
+  mode: on
+  rollout: {step_weights: [50]}
+  guardrails: [{name: errors, metric: error_rate, margin: 0.1}]
+"""
+
+
+@pytest.fixture
+def door(tmp_path: Path) -> Any:
+    """Return a function from roles to a client of one server."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
+
+    def client(*roles: str) -> httpx.AsyncClient:
+        record, key = new_key("acme", roles=roles)
+        file.add(record)
+        app = build(ServerConfig(), engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=policies)
+        headers = {"authorization": f"Bearer {key}", "x-key": record.id}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+
+    return client
+
+
+@pytest.mark.parametrize(
+    ("role", "reads", "acts"),
+    [("client", 403, 403), ("viewer", 200, 403), ("auditor", 200, 403), ("operator", 200, 200), ("admin", 200, 200)],
+)
+async def test_roles(door: Any, role: str, reads: int, acts: int) -> None:
+    http = door(role)
+    assert (await http.get("/admin/rollouts")).status_code == reads
+    name = (await door("viewer").get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    assert (await http.get(f"/admin/rollouts/{name}")).status_code == reads
+    assert (await http.post(f"/admin/rollouts/{name}/start", json={})).status_code == acts
+
+
+async def test_a_change_is_on_record_with_who_and_why(door: Any) -> None:
+    http = door("operator", "client")
+    listed = RolloutListReply.model_validate((await http.get("/admin/rollouts")).json())
+    [one] = listed.rollouts
+    assert (one.rule, one.phase, one.verdict) == ("default", "off", None)
+    started = await http.post(f"/admin/rollouts/{one.id}/start", json={"reason": "ticket 7"})
+    assert RolloutReply.model_validate(started.json()).phase == "running"
+    for _ in range(5):
+        await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})
+    shown = RolloutHistoryReply.model_validate((await http.get(f"/admin/rollouts/{one.id}")).json())
+    [event] = shown.events
+    assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
+    assert event.policy_version == shown.policy_version
+    assert shown.verdict is not None
+    assert (shown.num_canary + shown.num_control, shown.verdict.outcome) == (5, "inconclusive")
+    [guardrail] = shown.verdict.guardrails
+    assert guardrail.num_canary + guardrail.num_control == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/promote", {}, 409, "rollout_conflict"),
+        ("/destroy", {}, 404, "unknown_command"),
+        ("/start", {"reason": "x" * 501}, 400, None),
+        ("/start", {"why": "so"}, 400, None),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(door: Any, path: str, body: Any, status: int, code: str | None) -> None:
+    http = door("operator")
+    name = (await http.get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    reply = await http.post(f"/admin/rollouts/{name}{path}", json=body)
+    assert reply.status_code == status, reply.text
+    assert code is None or reply.json()["error"]["code"] == code
+
+
+async def test_without_a_policy_there_are_none() -> None:
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    assert (await http.get("/admin/rollouts")).json() == {"rollouts": []}
+    assert (await http.post("/admin/rollouts/code@1/start", json={})).status_code == 404

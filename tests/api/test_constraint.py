@@ -1,0 +1,169 @@
+"""The grammars that requests turn into, run through the library that enforces them."""
+
+import json
+from typing import Any
+
+import llguidance
+import pytest
+
+from prolepsis.api.openai.bodies import CompletionBody, ToolBody, ToolChoiceBody
+from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check_strict, constraint, tool_use
+from prolepsis.api.openai.conversation import Thinking
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.web.body_reader import parse_body
+
+BYTES = llguidance.LLTokenizer("byte")
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    ToolBody.model_validate({"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}),
+    ToolBody.model_validate({"type": "function", "function": {"name": "now"}}),
+]
+WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+FORM = GrammarSpec("json_schema", json.dumps(SCHEMA))
+
+
+def accepts(spec: GrammarSpec | None, text: str) -> bool:
+    assert spec is not None
+    if spec.kind == "lark":
+        source = spec.source
+    elif spec.kind == "json_schema":
+        source = f"start: %json {spec.source}"
+    else:
+        source = f"start: /{spec.source}/"
+    matcher = llguidance.LLMatcher(BYTES, source)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()
+
+
+def use(choice: object = "auto", parallel: bool | None = None) -> ToolUse:
+    value = {"type": choice} if isinstance(choice, str) else choice
+    return tool_use(TOOLS, ToolChoiceBody.model_validate(value), parallel)
+
+
+NAMED = {"type": "function", "function": {"name": "now"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "weather"}}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("tools", "fits", "refused"),
+    [
+        (use(), ["Hello", "", WEATHER, f"So: {NOW}\n{WEATHER} bye", "a < b"], ["<tool_call>x", WEATHER[:-20]]),
+        (
+            use(parallel=False),
+            ["Hello", "", NOW, f"So {NOW}", f"So: {NOW}\n<tool_cal", f"a < b{WEATHER} bye\n</tool_call>"],
+            [f"{WEATHER}"[:-3], "<tool_call>x", f"{NOW}\n{WEATHER}", f'So {NOW} or <tool_call>{{"name": "rm"}}'],
+        ),
+        (use("required"), [WEATHER, NOW, f"{NOW}\n{WEATHER}"], ["Hello", "", f"Hello {NOW}"]),
+        (use("required", parallel=False), [WEATHER, NOW], [f"{NOW}\n{WEATHER}"]),
+        (use(NAMED), [NOW], [WEATHER, f"{NOW}\n{NOW}", "Hello"]),
+        (use(ALLOWED), [WEATHER, f"{WEATHER}\n{WEATHER}"], [NOW]),
+    ],
+)
+def test_tools(tools: ToolUse, fits: list[str], refused: list[str]) -> None:
+    spec = constraint(None, tools)
+    for text in fits:
+        assert accepts(spec, text), text
+    for text in refused:
+        assert not accepts(spec, text), text
+
+
+def test_tools_that_may_not_be_called_leave_the_answer_free() -> None:
+    assert constraint(None, use("none")) is None
+    assert use("none").shown
+    assert constraint(FORM, use("none")) == FORM
+
+
+def test_a_form_beside_tools() -> None:
+    spec = constraint(FORM, use())
+    assert accepts(spec, '{"city": "Ulm"}')
+    assert accepts(spec, WEATHER)
+    assert not accepts(spec, "Hello")
+    assert not accepts(constraint(FORM, use("required")), '{"city": "Ulm"}')
+
+
+@pytest.mark.parametrize(
+    ("thinking", "fits", "refused"),
+    [
+        (Thinking.POSSIBLE, ['{"city": "Ulm"}', '<think>\nhm {</think>\n\n{"city": "Ulm"}'], ["hm", "<think>hm"]),
+        (Thinking.OPENED, ['hm\n</think>{"city": "Ulm"}'], ['{"city": "Ulm"}']),
+    ],
+)
+def test_thinking_comes_before_the_form(thinking: Thinking, fits: list[str], refused: list[str]) -> None:
+    for form in (
+        FORM,
+        GrammarSpec("choice", '["{\\"city\\": \\"Ulm\\"}"]'),
+        GrammarSpec("regex", r'\{"city": "[^/"]+"\}'),
+    ):
+        spec = constraint(form, NO_TOOLS, thinking)
+        for text in fits:
+            assert accepts(spec, text), text
+        for text in refused:
+            assert not accepts(spec, text), text
+    assert accepts(constraint(None, use("required"), Thinking.POSSIBLE), f"<think>x</think>{NOW}")
+
+
+NAMED_SCHEMA = {"name": "a", "schema": SCHEMA, "strict": True}
+
+
+def body(**changes: Any) -> CompletionBody:
+    return parse_body(json.dumps({"model": "m", "prompt": "x", **changes}).encode(), CompletionBody)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, GrammarSpec("json_schema", '{"type": "object"}')),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
+                }
+            },
+            FORM,
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, FORM),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, FORM),
+        ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
+        ({"structured_outputs": {"choice": ["é", "b"]}}, GrammarSpec("choice", '["é", "b"]')),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, GrammarSpec("lark", "start: /a/")),
+        ({"structured_outputs": {"json_object": True}}, GrammarSpec("json_schema", '{"type": "object"}')),
+    ],
+)
+def test_asked_forms(changes: dict[str, object], spec: GrammarSpec | None) -> None:
+    assert asked_form(body(**changes)) == spec
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "array"}, "root"),
+        ({"anyOf": [SCHEMA]}, "root"),
+        ({"type": "object", "properties": {}}, "additionalProperties"),
+        ({**SCHEMA, "required": []}, "'city'"),
+        ({**SCHEMA, "properties": {"city": {"type": "object"}}}, "S.properties.city"),
+        ({**SCHEMA, "properties": {"city": {"allOf": [{}]}}}, "allOf"),
+        ({**SCHEMA, "$defs": {"x": {"type": ["object", "null"]}}}, "S.$defs.x"),
+    ],
+)
+def test_schemas_outside_the_strict_subset(schema: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidParameter, match=named.replace("$", r"\$")):
+        check_strict(schema, "S")
+
+
+def test_a_strict_schema_passes() -> None:
+    inner = {"type": ["object", "null"], "properties": {}, "required": [], "additionalProperties": False}
+    nested = {**SCHEMA, "properties": {"city": {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]}}}
+    check_strict({**nested, "$defs": {"x": inner}}, "S")

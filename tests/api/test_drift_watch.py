@@ -1,0 +1,152 @@
+"""Drift while serving: alarms in metrics, the audit log and over HTTP; a cliff may open a breaker."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prolepsis.api.app import build
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker_watch import BreakerWatch, ByHandFile
+from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftBoard, DriftSettings
+from prolepsis.safety.drift_watch import DriftWatch
+from prolepsis.safety.watch import Watch
+from prolepsis.telemetry.control import DRIFT_STATUSES, ControlMetrics
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+
+TRAFFIC_CLASS = "chat-completions/standard/free/short"
+SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
+
+
+class Told:
+    """A watch over counts set by hand, and what it told whom."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = CollectorRegistry()
+        self.alarms: list[DriftAlarm] = []
+        self.now = 0.0
+        self.counts = TrafficClassCounts("draft_head", TRAFFIC_CLASS)
+        self.version = "head@1"
+        metrics = ControlMetrics(self.registry)
+        self.left_out: list[int] = []
+        self.breakers = BreakerWatch(
+            Breakers(BreakerSettings()),
+            lambda: (),
+            lambda out: self.left_out.append(len(out)),
+            metrics,
+            file=ByHandFile(folder / "breakers.json"),
+        )
+        self.watch = DriftWatch(
+            DriftBoard(SETTINGS),
+            lambda: [self.counts],
+            lambda _: self.version,
+            metrics,
+            tell=self.alarms.append,
+            on_cliff=lambda proposer, name: self.breakers.trip(proposer, name, "cliff"),
+            clock=lambda: self.now,
+        )
+
+    def see(self, judged: int, right: int) -> None:
+        before = self.counts
+        self.now += 2.0
+        self.counts = replace(before, num_judged=before.num_judged + judged, num_right=before.num_right + right)
+        self.watch.look()
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        labels |= {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
+        return self.registry.get_sample_value(f"prolepsis_{name}", labels)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    told = Told(tmp_path)
+    for _ in range(20):
+        told.see(20, 14)
+    return told
+
+
+def test_a_cliff_is_told_once_counted_and_opens_the_breaker(told: Told) -> None:
+    assert told.sample("drift_status", status="steady") == 1.0
+    assert told.sample("drift_acceptance") == pytest.approx(0.7)
+    told.see(40, 0)
+    told.see(40, 0)
+    [alarm] = told.alarms
+    assert (alarm.kind, alarm.version, alarm.after) == ("cliff", "head@1", 0.0)
+    assert alarm.before == pytest.approx(0.7)
+    assert told.sample("drift_alarms_total", kind="cliff") == 1.0
+    assert told.sample("drift_status", status="cliff") == 1.0
+    assert told.sample("breaker_state", state="open") == 1.0
+    assert told.left_out[-1] == 1
+
+
+def test_a_deployment_is_no_cliff(told: Told) -> None:
+    told.version = "head@2"
+    told.see(40, 0)
+    told.see(40, 0)
+    assert told.alarms == []
+    assert told.sample("drift_status", status="learning") == 1.0
+
+
+def test_the_statuses_of_metrics_are_those_there_are() -> None:
+    assert DRIFT_STATUSES == STATUSES
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(counts=(TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=100, num_right=60),))
+
+
+@pytest.fixture
+def connect(engine: FakeEngine) -> Callable[..., tuple[httpx.AsyncClient, Watch]]:
+    def make(**config: object) -> tuple[httpx.AsyncClient, Watch]:
+        app = build(ServerConfig(**config), engine, ByteTokenizer(), Metrics())  # type: ignore[arg-type]
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"), app.state.watch
+
+    return make
+
+
+async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, Watch]]) -> None:
+    client, watch = connect()
+    async with client:
+        assert (await client.get("/admin/drift")).json() == {"enabled": True, "streams": []}
+        await watch.look()
+        engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=300, num_right=160),)
+        await watch.look()
+        [stream] = (await client.get("/admin/drift")).json()["streams"]
+        assert (stream["proposer"], stream["traffic_class"], stream["status"]) == (
+            "draft_head",
+            TRAFFIC_CLASS,
+            "learning",
+        )
+        assert (stream["num_judged"], stream["version"], stream["acceptance"]) == (200, INFO.fingerprint, None)
+        body = {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
+        reply = await client.post("/admin/drift/reset", json=body)
+        assert (reply.status_code, reply.json()["num_judged"]) == (200, 0)
+        refused = await client.post("/admin/drift/reset", json=body | {"proposer": "nobody"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_stream")
+
+
+async def test_a_new_head_begins_anew(
+    engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, Watch]]
+) -> None:
+    client, watch = connect()
+    async with client:
+        for name, judged in (("head@1", 100), ("head@1", 300), ("head@2", 400)):
+            engine.info = replace(INFO, draft_head=name)
+            engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=judged),)
+            await watch.look()
+        [stream] = (await client.get("/admin/drift")).json()["streams"]
+        assert (stream["version"], stream["num_judged"]) == ("head@2", 0)
+
+
+async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, Watch]]) -> None:
+    client, watch = connect(drift="off")
+    async with client:
+        await watch.look()
+        assert (await client.get("/admin/drift")).json() == {"enabled": False, "streams": []}

@@ -1,0 +1,124 @@
+"""What finished requests show to the rollout they are part of: values, failures, and what does not count."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prolepsis.api.app import build
+from prolepsis.api.deltas import Delta, ShownReason
+from prolepsis.api.observation import Observation, values_of
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import EngineError, InvalidParameter
+from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.runtime import Rollouts, RolloutView
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+
+POLICY = """
+default:
+  mode: on
+  rollout: {step_weights: [95]}
+  guardrails: [{name: errors, metric: error_rate, limit: 0.1}, {name: taken, metric: acceptance_rate, limit: 0.1}]
+"""
+
+
+def test_values_of_one_request_with_two_prompts() -> None:
+    short = RequestStats(num_output_tokens=1, first_token_s=0.1, total_s=0.1)
+    long = RequestStats(
+        num_output_tokens=11, first_token_s=0.2, total_s=0.7, proposers={"suffix": ProposerCounts(2, 8, 6)}
+    )
+    assert values_of([short, long]) == pytest.approx(
+        {"error": 0.0, "latency_ms": 700.0, "acceptance": 0.75, "first_token_ms": 200.0, "latency_per_token_ms": 50.0}
+    )
+    assert values_of([RequestStats(total_s=1.0, shadow={"suffix": ProposerCounts(1, 4, 1)})])["acceptance"] == 0.25
+    assert set(values_of([RequestStats()])) == {"error", "latency_ms"}
+
+
+def test_a_token_costs_all_that_its_request_took_of_the_device() -> None:
+    parts = [
+        RequestStats(num_output_tokens=3, device=DeviceSeconds(prefill=0.02, plain=0.05, predicted_plain=9.0)),
+        RequestStats(num_output_tokens=2, device=DeviceSeconds(verify=0.01, propose=0.015, host=0.005)),
+    ]
+    assert values_of(parts)["device_ms_per_token"] == pytest.approx(20.0)
+
+
+def test_every_request_shows_how_far_a_step_got_unless_something_else_kept_it_plain() -> None:
+    drafted = RequestStats(num_output_tokens=24, num_steps=12, proposers={"suffix": ProposerCounts(8, 20, 12)})
+    assert values_of([drafted])["acceptance_length"] == 2.0
+    spared = RequestStats(num_output_tokens=24, num_steps=24, mode=EffectiveMode("off", "too_costly", 1))
+    assert values_of([drafted, spared])["acceptance_length"] == pytest.approx(48 / 36)
+    assert "acceptance" not in values_of([spared])
+    killed = RequestStats(num_output_tokens=24, num_steps=20, mode=EffectiveMode("on", "killed", 1))
+    assert "acceptance_length" not in values_of([killed])
+
+
+@pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0)])
+def test_a_form_that_was_cut_short_is_not_valid(reason: Any, valid: float) -> None:
+    observation = Observation(structured=True)
+    observation.see(Delta(0, "{", first=True, finish_reason=reason))
+    observation.see(RequestStats())
+    assert observation.values()["validity"] == valid
+    free = Observation(structured=False)
+    free.see(RequestStats())
+    assert "validity" not in free.values()
+
+
+def test_a_stored_answer_shows_nothing() -> None:
+    observation = Observation(structured=False)
+    observation.see(RequestStats(mode=EffectiveMode("off", "response_cache", 0)))
+    assert not observation.decoded
+
+
+async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
+    """Ask 60 times and return what the rollout saw of it."""
+    (folder / "policy.yaml").write_text(POLICY)
+    metrics = Metrics()
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies)
+    [view] = await rollouts.views()
+    for what in ("start", "promote"):
+        await rollouts.command(view.state.rollout_id, what, "")  # out of shadow
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        for _ in range(60):
+            await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **body})
+    return await rollouts.view(view.state.rollout_id)
+
+
+def means(view: RolloutView) -> dict[str, tuple[int, float]]:
+    assert view.verdict is not None
+    return {finding.name: (finding.num_canary, finding.estimate) for finding in view.verdict.findings}
+
+
+async def test_answers_and_failures_count_for_their_arm(tmp_path: Path) -> None:
+    good = await seen(tmp_path, FakeEngine())
+    assert good.num_canary + good.num_control == 60
+    assert good.num_canary > good.num_control > 0
+    assert means(good) == {"errors": (good.num_canary, 0.0), "taken": (good.num_canary, 0.5)}
+    bad = await seen(tmp_path, FakeEngine(fail_after=1, error=EngineError("gone")))
+    assert means(bad) == {"errors": (bad.num_canary, 1.0), "taken": (0, 0.0)}
+
+
+@pytest.mark.parametrize("body", [{"speculation": {"mode": "off"}}, {"speculation": {"max_depth": 2}}])
+async def test_who_asks_for_something_else_counts_for_no_arm(tmp_path: Path, body: Any) -> None:
+    view = await seen(tmp_path, FakeEngine(), **body)
+    assert (view.num_canary, view.num_control) == (0, 0)
+
+
+async def test_a_request_that_is_refused_does_not_count(tmp_path: Path) -> None:
+    view = await seen(tmp_path, FakeEngine(error=InvalidParameter("no", param="prompt")))
+    assert (view.num_canary, view.num_control) == (0, 0)
+
+
+@pytest.mark.parametrize(("reason", "validity"), [("stop", 1.0), ("length", 0.0), ("content_filter", None)])
+def test_an_answer_that_an_output_policy_ended_says_nothing_of_its_form(
+    reason: ShownReason, validity: float | None
+) -> None:
+    observation = Observation(structured=True)
+    observation.see(Delta(0, "", first=True, finish_reason=reason))
+    observation.see(RequestStats(num_output_tokens=3))
+    assert observation.values().get("validity") == validity

@@ -1,0 +1,108 @@
+"""The OpenAPI document holds against the server: requests made from it meet no 5xx, no undocumented status or shape."""
+
+import json
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from prolepsis.api import replies
+from prolepsis.api.auth.middleware import ROUTES
+from prolepsis.api.openapi import openapi_document
+from prolepsis.core.config import ServerConfig
+from tests.api.conftest import Served, served
+from tests.api.fakes import FakeEngine
+
+NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json"}
+"""Not served, and the document itself."""
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def described() -> dict[str, Any]:
+    """Return the document, with the one model that is served, so that requests get beyond its name."""
+    document: Any = deepcopy(openapi_document())
+    for body in document["components"]["schemas"].values():
+        if "model" in body.get("properties", {}) and body.get("title", "").endswith("Body"):
+            body["properties"]["model"] = {"const": "tiny"}
+    return dict(document)
+
+
+def test_every_route_is_described() -> None:
+    paths: Any = openapi_document()["paths"]
+    found = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert {route.replace("{name:path}", "{name}") for route in ROUTES} - NOT_DESCRIBED == found
+
+
+async def test_the_document_is_served(served_here: Served) -> None:
+    async with httpx.AsyncClient(base_url=served_here.url) as http:
+        assert (await http.get("/openapi.json")).json() == json.loads(json.dumps(openapi_document()))
+
+
+@pytest.fixture(scope="module")
+def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server with a kill switch and breakers of its own: requests from the document turn them."""
+    folder = tmp_path_factory.mktemp("killed")
+    kill, breakers = folder / "kill.json", folder / "breakers.json"
+    config = ServerConfig(max_body_bytes=65536, kill_file=kill, breaker_file=breakers)
+    with served(FakeEngine(text="ok"), config) as running:
+        yield running
+
+
+schema = schemathesis.openapi.from_dict(described())
+
+
+@schema.parametrize()
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_requests_made_from_the_document(case: schemathesis.Case[Any], served_here: Served) -> None:
+    case.call_and_validate(base_url=served_here.url, checks=CHECKS)
+
+
+FULL: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "Hi"}],
+    "logprobs": True,
+    "top_logprobs": 2,
+    "prediction": {"type": "content", "content": "ok"},
+    "return_token_ids": True,
+    "speculation": {"metrics": True},
+}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "route", "body", "reply"),
+    [
+        ("ok", "/v1/chat/completions", FULL, replies.ChatCompletion),
+        (
+            '<tool_call>{"name": "f", "arguments": {}}</tool_call>',
+            "/v1/chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]},
+            replies.ChatCompletion,
+        ),
+        ("ok", "/v1/completions", {"model": "tiny", "prompt": "Hi", "logprobs": 2}, replies.Completion),
+        ("ok", "/v1/responses", {"model": "tiny", "input": "Hi", "speculation": {"metrics": True}}, replies.Response),
+    ],
+)
+def test_full_replies_have_the_described_shape(
+    text: str, route: str, body: dict[str, Any], reply: type[replies.Reply]
+) -> None:
+    with served(FakeEngine(text=text)) as running:
+        response = httpx.post(running.url + route, json=body)
+    assert response.status_code == 200, response.text
+    reply.model_validate_json(response.content)

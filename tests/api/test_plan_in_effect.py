@@ -1,0 +1,33 @@
+from prolepsis.api.admission.load_shedding import PLAIN, SHALLOW, plan_at
+from prolepsis.core.plan import LeftOut, SpecPlan
+from prolepsis.safety.watch import PlanInEffect
+
+BASE = SpecPlan(version=3, num_speculative_tokens=8)
+OUT = (LeftOut("head", "chat"),)
+
+
+def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
+    applied: list[SpecPlan] = []
+    plan = PlanInEffect(BASE, applied.append)
+    plan.leave_out(OUT)
+    plan.shed(plan_at(SHALLOW, BASE, 99))
+    plan.kill(on=True)
+    plan.shed(plan_at(PLAIN, BASE, 99))
+    plan.leave_out(())
+    plan.kill(on=False)
+    assert [(p.version, p.num_speculative_tokens, p.reason, p.left_out) for p in applied] == [
+        (4, 8, "default", OUT),
+        (5, 2, "overload_shallow", OUT),
+        (6, 0, "killed", ()),
+        (7, 0, "killed", ()),
+        (8, 0, "killed", ()),
+        (9, 0, "overload_plain", ()),
+    ]
+
+
+def test_what_changes_nothing_is_no_plan() -> None:
+    applied: list[SpecPlan] = []
+    plan = PlanInEffect(BASE, applied.append)
+    plan.leave_out(())
+    plan.kill(on=False)
+    assert applied == []

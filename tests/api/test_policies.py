@@ -1,0 +1,215 @@
+"""Policies while serving: terms reach the engine, replies say which rule, edits are taken without a restart."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.replies import Metrics as MetricsReply
+from prolepsis.api.run import StartedEngine, serve
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.caller import ROLES
+from tests.api.fakes import ByteTokenizer, FakeEngine
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+POLICY = """
+version: 1
+rules:
+  - {name: audit, match: {tenant: bank}, pinned: true}
+  - {name: night, match: {headers: {x-job: night}, time: {hours: 22:00-06:00}}, use: batch}
+  - {name: long, match: {prompt_tokens: {min: 100}}, mode: on, num_speculative_tokens: 2}
+  - {name: json, match: {structured_output: any}, mode: shadow, proposers: [suffix], emit: token}
+  - {name: old, match: {route: /v1/completions}, mode: on, proposers: [prediction]}
+"""
+
+
+@dataclass
+class House:
+    """An application with a policy file, and a clock that is set by hand."""
+
+    folder: Path
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    time: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+    def write(self, text: str) -> None:
+        (self.folder / "policy.yaml").write_text(text)
+
+    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",)) -> httpx.AsyncClient:
+        file = KeyFile(self.folder / "keys.json")
+        record, key = new_key(tenant, roles=roles)
+        file.add(record)
+        held = open_policy(self.folder / "policy.yaml")
+        metrics = Metrics()
+        rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, metrics.rollouts, model="tiny")
+        self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
+        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=self.policies)
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+
+    @property
+    def last(self) -> GenerateRequest:
+        return self.engine.requests[-1]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    made = House(tmp_path)
+    made.write(POLICY)
+    return made
+
+
+async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    shape = CHAT if route == "/v1/chat/completions" else {"model": "tiny"}
+    return await http.post(route, json=shape | body)
+
+
+async def test_where_no_rule_matches_the_default_counts_and_says_so(house: House) -> None:
+    reply = await ask(house.open(), speculation={"metrics": True})
+    assert reply.status_code == 200, reply.text
+    assert house.last.speculation == SpeculationChoice(enabled=False, off_by_policy=True)
+    effective = reply.json()["metrics"]["effective"]
+    assert effective["policy_rule"] == "default"
+    assert effective["policy_version"].startswith("1@")
+    MetricsReply.model_validate(reply.json()["metrics"])
+    assert reply.headers["x-spec-effective"].endswith(f";rule=default;policy={effective['policy_version']}")
+
+
+async def test_terms_reach_the_engine(house: House) -> None:
+    http = house.open()
+    await ask(http, "/v1/completions", prompt="Hi")
+    assert house.last.speculation == SpeculationChoice(proposers=("prediction",))
+    await ask(http, response_format={"type": "json_object"})
+    assert house.last.speculation == SpeculationChoice(shadow=True, proposers=("suffix",))
+    await ask(http, messages=[{"role": "user", "content": "x" * 100}])
+    assert house.last.speculation == SpeculationChoice(num_speculative_tokens=2)
+    await ask(http, "/v1/completions", prompt=["short", "y" * 100])  # the longest counts, for all of them
+    assert [request.speculation.num_speculative_tokens for request in house.engine.requests[-2:]] == [2, 2]
+    await ask(http, "/v1/responses", input="z" * 100)
+    assert house.last.speculation.num_speculative_tokens == 2
+
+
+async def test_time_and_headers_count(house: House) -> None:
+    http = house.open()
+    http.headers["X-Job"] = "night"
+    for time, enabled in (("22:00", True), ("05:59", True), ("06:00", False), ("21:59", False)):
+        house.time = datetime.fromisoformat(f"2026-11-20T{time}+00:00")
+        await ask(http)
+        assert house.last.speculation.enabled == enabled
+
+
+async def test_emit_of_the_rule_unless_the_caller_says_otherwise(house: House) -> None:
+    http = house.open()
+
+    async def num_chunks(**speculation: str) -> int:
+        body: dict[str, Any] = {"response_format": {"type": "json_object"}, "stream": True, "speculation": speculation}
+        text = (await ask(http, **body)).text
+        return sum('"content"' in line for line in text.splitlines())
+
+    by_rule, by_block = await num_chunks(), await num_chunks(emit="block")
+    assert by_rule > by_block
+
+
+async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(house: House) -> None:
+    reply = await ask(house.open(), stream=True, speculation={"metrics": True})
+    assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=1@")
+    chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert json.loads(chunks[-1])["metrics"]["effective"]["policy_rule"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "choice"),
+    [
+        ({"mode": "off"}, SpeculationChoice(enabled=False, num_speculative_tokens=2)),
+        ({"mode": "on"}, SpeculationChoice(forced=True, num_speculative_tokens=2)),
+        ({"max_depth": 1}, SpeculationChoice(num_speculative_tokens=1)),
+        ({"max_depth": 9}, SpeculationChoice(num_speculative_tokens=2)),
+        ({"proposer": "suffix"}, SpeculationChoice(num_speculative_tokens=2, proposers=("suffix",))),
+    ],
+)
+async def test_an_operators_wish_within_the_rule(house: House, speculation: Any, choice: SpeculationChoice) -> None:
+    http = house.open(roles=("client", "operator"))
+    await ask(http, messages=[{"role": "user", "content": "x" * 100}], speculation=speculation)
+    assert house.last.speculation == choice
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_pinned_rule_refuses_what_contradicts_it(house: House, route: str) -> None:
+    http = house.open("bank", roles=ROLES)
+    body: dict[str, Any] = {"input": "Hi"} if route == "/v1/responses" else {}
+    refused = await ask(http, route, **body, speculation={"mode": "on"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (403, "policy_conflict", "speculation.mode")
+    assert "'audit' pins it to off" in error["message"]
+    assert house.engine.requests == []
+    assert (await ask(http, route, **body, speculation={"mode": "off"})).status_code == 200
+
+
+async def test_a_wish_that_needs_a_role_still_needs_it(house: House) -> None:
+    refused = await ask(house.open(), speculation={"mode": "on"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
+
+
+async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: House) -> None:
+    http = house.open()
+
+    async def rule_and_mode() -> tuple[str, bool]:
+        reply = await ask(http, speculation={"metrics": True})
+        return reply.json()["metrics"]["effective"]["policy_version"].split("@")[0], house.last.speculation.enabled
+
+    assert await rule_and_mode() == ("1", False)
+    house.write("version: 2\ndefault: {mode: on}\n")
+    assert await rule_and_mode() == ("1", False)  # not looked at yet
+    await house.policies.look()
+    assert await rule_and_mode() == ("2", True)
+    for bad in ("mode: maybe", "mode: off, rollout: {}"):
+        house.write(f"version: 3\ndefault: {{{bad}}}\n")
+        await house.policies.look()
+        assert await rule_and_mode() == ("2", True)
+    house.write("version: 4\ndefault: {mode: off}\n")
+    await house.policies.look()
+    assert await rule_and_mode() == ("4", False)
+
+
+async def test_no_rule_sees_secrets(house: House) -> None:
+    house.write("rules: [{name: spy, match: {headers: {Authorization: {present: true}}}, mode: on}]")
+    await ask(house.open())
+    assert not house.last.speculation.enabled
+
+
+@contextmanager
+def not_started() -> Iterator[Any]:
+    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
+        raise AssertionError("the model was loaded for a policy that cannot be used")
+
+    yield start
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rulez: 1", "did you mean 'rules'"),
+        ("default: {mode: on, proposers: [sufix]}", "did you mean 'suffix'"),
+        ("default: {mode: shadow, rollout: {}}", "given with mode shadow"),
+        ("default: {guardrails: [{name: g, metric: error_rate, margin: 0.1}]}", "given without a rollout"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    with not_started() as start, pytest.raises(ConfigError, match=said) as caught:
+        serve(EngineConfig(), ServerConfig(port=0, policy=tmp_path / "policy.yaml"), start)
+    assert caught.value.param == "policy"

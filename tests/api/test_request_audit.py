@@ -1,0 +1,334 @@
+"""Requests in the audit log: what is kept of each, who may read it, and that it can be decoded again."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
+import pytest
+
+from prolepsis.api.app import Door, build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.audit import chain
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.audit.events import opened_store
+from prolepsis.audit.requests import recorded_in
+from prolepsis.audit.verify import verify
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
+from prolepsis.core.events import Finished, Proposed, Tokens
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.correctness.replay import Recording, parse, plain
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.store import Store, forget_tenant
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.api.test_replays import BODY, table
+
+ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics()) as opened:
+        assert opened is not None
+        yield opened
+
+
+def kept(store: Store) -> list[AuditEntry]:
+    """Return the entries so far; the chain holds."""
+    assert store.writer.flush(20.0)
+    with store.database.read() as connection:
+        entries = list(chain.entries(connection))
+    assert verify(entries).faults == ()
+    return entries
+
+
+def told(entry: AuditEntry) -> dict[str, Any]:
+    assert entry.told is not None
+    assert isinstance(entry.told.after, dict)
+    return entry.told.after
+
+
+def whole(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
+
+
+async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx.Response:
+    config = ServerConfig(**{"audit_sample": 1.0, **settings})
+    app = build(config, engine, ByteTokenizer(), Metrics(), store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        return await http.post("/v1/completions", json=body)
+
+
+async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Store) -> None:
+    client = table()
+    reply = await ask(store, client, {**BODY, "n": 2})
+    await client.close()
+    [entry] = kept(store)
+    after = told(entry)
+    assert (entry.action, after["answer_id"], after["end"]) == ("request.served", reply.json()["id"], "finished")
+    assert (after["mode"], after["reason"], after["exactness"]) == ("on", "speculating", "strict")
+    assert (after["sampling"]["seed"], after["sampling"]["temperature"]) == (3, 1.0)
+    assert after["num_output_tokens"] == [40, 40]
+    assert entry.versions["fingerprint"] == "fp"
+    assert set(entry.versions) == {"prolepsis", "model", "fingerprint", "draft_head", "plan"}
+    samples, proposers, drafted, emitted = zip(*after["rounds"], strict=True)
+    assert (set(samples), set(proposers)) == ({0, 1}, {"scripted"})
+    counts = after["proposers"]["scripted"]
+    assert sum(emitted) - len(emitted) >= counts["num_accepted"] > 0
+    assert sum(drafted) == counts["num_draft_tokens"]
+    assert not {"prompt", "outputs", "recording"} & set(after)
+    assert len({after["prompt_digest"], *after["output_digests"]}) == 3
+
+
+async def test_texts_are_kept_redacted(store: Store) -> None:
+    body = {**ASKED, "prompt": "Write to ann@example.org", "stop": ["bob@example.org"]}
+    await ask(store, FakeEngine(text="Call +49 30 901820 or pay 4111 1111 1111 1111."), body, audit_content="text")
+    after = told(kept(store)[0])
+    assert after["prompt"] == "Write to [EMAIL]"
+    [output] = after["outputs"]
+    assert "[PHONE]" in output
+    assert "901820" not in output
+    assert after["sampling"]["stop"] == ["[EMAIL]"]
+    assert "recording" not in after
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer"),
+    [
+        ({"prompt": "Write to ann@example.org"}, "ok"),
+        ({}, "Write to ann@example.org"),
+        ({"stop": ["ann@example.org"]}, "ok"),
+    ],
+)
+async def test_tokens_are_kept_only_where_redaction_finds_nothing(
+    store: Store, tmp_path: Path, changes: dict[str, Any], answer: str
+) -> None:
+    await ask(store, FakeEngine(text=answer), {**ASKED, **changes}, audit_content="tokens")
+    await ask(store, FakeEngine(text="ok"), ASKED, audit_content="tokens")
+    personal, free = kept(store)
+    assert told(personal)["replayable"] is False
+    assert "recording" not in told(personal)
+    assert told(free)["replayable"] is True
+    recorded = recorded_in(free)
+    assert bytes(recorded.request.prompt_token_ids) == b"Say hi"
+    assert (recorded.request.params.seed, recorded.request.params.stop) == (7, ("@@",))
+    assert bytes(recorded.tokens[0][:2]) == b"ok"
+    ids = ",".join(map(str, b"ann@example.org")).encode()
+    assert not any(secret in whole(tmp_path) for secret in (b"ann@example.org", ids))
+
+
+async def test_drafted_tokens_are_redacted_too(store: Store) -> None:
+    class Drafting(FakeEngine):
+        async def generate(self, request: GenerateRequest) -> Any:
+            draft = tuple(b"ann@example.org")
+            proposed = Proposed(draft, tuple(range(-1, len(draft) - 1)), "suffix")
+            yield Tokens(request.request_id, 0, (111, 107), finish_reason="stop", proposed=proposed)
+            yield Finished(request.request_id, self._stats(request, 2))
+
+    await ask(store, Drafting(), ASKED, audit_content="tokens")
+    [entry] = kept(store)
+    assert told(entry)["rounds"] == [[0, "suffix", 15, 2]]
+    assert told(entry)["replayable"] is False
+
+
+async def test_drafts_are_kept_whole_with_tokens(store: Store) -> None:
+    client = table()
+    await ask(store, client, BODY, audit_content="tokens")
+    await client.close()
+    rounds = told(kept(store)[0])["rounds"]
+    assert len(rounds) > 5
+    for sample, proposer, num_tokens, num_emitted, tokens, parents in rounds:
+        assert (sample, proposer, num_tokens, parents) == (0, "scripted", len(tokens), list(range(-1, num_tokens - 1)))
+        assert 1 <= num_emitted <= num_tokens + 1
+
+
+async def test_without_the_setting_nothing_is_kept(store: Store) -> None:
+    await ask(store, FakeEngine(), ASKED, audit_sample=0.0)
+    assert kept(store) == []
+
+
+async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "default: {mode: on}\n"
+        "rules:\n"
+        "  - {name: bank, match: {temperature: {max: 0}}, mode: off, audit: {content: tokens}}\n"
+        "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
+    )
+    engine, metrics = FakeEngine(), Metrics()
+    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(ServerConfig(audit_sample=1.0), engine, ByteTokenizer(), metrics, policies=policies, store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
+            assert (await http.post("/v1/completions", json={**ASKED, **changes})).status_code == 200
+    bank, default = kept(store)
+    assert (told(bank)["rule"], "recording" in told(bank)) == ("bank", True)
+    assert (told(default)["rule"], "prompt" in told(default)) == ("default", False)
+    assert bank.versions["policy"] == policies.version
+
+
+async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> None:
+
+    await ask(store, FakeEngine(fail_after=2, error=DeadlineExceeded("too late")), ASKED, audit_content="tokens")
+    [entry] = kept(store)
+    assert (told(entry)["end"], told(entry)["error"]) == ("failed", "deadline_exceeded")
+    assert told(entry)["num_output_tokens"] == [6]
+
+
+@pytest.fixture
+def door(tmp_path: Path, store: Store) -> Any:
+    """Return a function from an engine and roles to a client of a server."""
+    file = KeyFile(tmp_path / "keys.json")
+
+    def client(engine: EngineClient, *roles: str, **settings: Any) -> httpx.AsyncClient:
+        record, key = new_key("acme", roles=roles)
+        file.add(record)
+        config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})
+        app = build(config, engine, ByteTokenizer(), Metrics(), Door(Keys(file)), store=store)
+        headers = {"authorization": f"Bearer {key}", "x-key": record.id}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+
+    return client
+
+
+@pytest.mark.parametrize(
+    ("role", "status"), [("client", 403), ("viewer", 403), ("operator", 403), ("auditor", 200), ("admin", 200)]
+)
+async def test_auditors_read(door: Any, store: Store, role: str, status: int) -> None:
+    engine = FakeEngine()
+    await door(engine, "client").post("/v1/completions", json=ASKED)
+    [entry] = kept(store)
+    http = door(engine, role)
+    for path in ("/admin/audit", f"/admin/audit/{entry.seq}"):
+        assert (await http.get(path)).status_code == status
+    assert (await http.post(f"/admin/audit/{entry.seq}/replay")).status_code == status
+
+
+async def test_entries_are_read_as_they_are_chained(door: Any, store: Store) -> None:
+    engine = FakeEngine()
+    asks, reads = door(engine, "client"), door(engine, "auditor")
+    for _ in range(3):
+        await asks.post("/v1/completions", json=ASKED)
+    entries = kept(store)
+    shown = (await reads.get("/admin/audit", params={"last": 2})).json()
+    assert [one["seq"] for one in shown["entries"]] == [2, 3]
+    assert shown["head"] == f"3:{entries[-1].digest}"
+    after = (await reads.get("/admin/audit", params={"after": 1, "last": 1})).json()
+    assert [one["seq"] for one in after["entries"]] == [2]
+    assert (await reads.get("/admin/audit", params={"tenant": "other"})).json()["entries"] == []
+    assert (await reads.get("/admin/audit", params={"action": "request.served"})).json()["entries"]
+    by_number = (await reads.get("/admin/audit/2")).json()
+    assert (await reads.get(f"/admin/audit/{by_number['told']['subject']}")).json() == by_number
+    for params in ({"last": "0"}, {"last": "many"}, {"newest": "1"}):
+        assert (await reads.get("/admin/audit", params=params)).status_code == 400
+    for name in ("9", "nobody", "9" * 40, "a%00b"):
+        assert (await reads.get(f"/admin/audit/{name}")).status_code == 404
+
+
+async def test_a_recorded_request_is_decoded_again_by_hand(door: Any, store: Store) -> None:
+    client = table()
+    body = {**BODY, "n": 2}
+    assert (await door(client, "client").post("/v1/completions", json=body)).status_code == 200
+    [entry] = kept(store)
+    auditor = door(client, "auditor")
+    said = (await auditor.post(f"/admin/audit/{entry.seq}/replay")).json()
+    assert (said["outcome"], said["num_tokens"], said["differences"]) == ("match", 80, [])
+    [_, replayed] = kept(store)
+    assert replayed.told is not None
+    assert (await auditor.post(f"/admin/audit/{replayed.told.subject}/replay")).json()["seq"] == entry.seq
+    assert (replayed.action, told(replayed)) == ("request.replayed", {"entry": 1, "outcome": "match"})
+    assert replayed.told is not None
+    assert (replayed.told.actor, replayed.told.tenant) == (auditor.headers["x-key"], "acme")
+    await client.close()
+
+
+async def test_another_answer_than_was_recorded_is_found(door: Any, store: Store) -> None:
+    client = table(flawed=True)
+    await door(client, "client").post("/v1/completions", json=BODY)
+    said = (await door(client, "auditor").post("/admin/audit/1/replay")).json() if kept(store) else {}
+    assert said["outcome"] == "structural"
+    assert said["differences"][0]["sample"] == 0
+    await client.close()
+
+
+async def test_what_cannot_be_decoded_again_is_said(door: Any, store: Store) -> None:
+    engine = FakeEngine()
+    await door(engine, "client").post("/v1/completions", json={**ASKED, "prompt": "ann@example.org"})
+    await door(engine, "client", audit_content="text").post("/v1/completions", json=ASKED)
+    await door(engine, "client").post("/v1/completions", json=ASKED)
+    assert len(kept(store)) == 3
+    auditor = door(engine, "auditor")
+    redacted = await auditor.post("/admin/audit/1/replay")
+    assert (redacted.status_code, "its text was redacted" in redacted.text) == (400, True)
+    assert "holds no tokens" in (await auditor.post("/admin/audit/2/replay")).text
+    assert (await auditor.post("/admin/audit/3/replay")).status_code == 200
+    assert len(kept(store)) == 4
+    forget_tenant(store.database, "acme", "ann")
+    erased = await auditor.post("/admin/audit/3/replay")
+    assert (erased.status_code, "has been erased" in erased.text) == (400, True)
+    assert kept(store)[2].told is None
+    assert "it is of tenant.forgotten" in (await auditor.post("/admin/audit/5/replay")).text
+
+
+async def test_a_record_of_another_model_is_not_compared(door: Any, store: Store) -> None:
+    await door(FakeEngine(), "client").post("/v1/completions", json=ASKED)
+    assert len(kept(store)) == 1
+    other = table()
+    refused = await door(other, "auditor").post("/admin/audit/1/replay")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "other_model")
+    await other.close()
+
+
+async def test_without_a_store_there_are_no_entries() -> None:
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        assert (await http.get("/admin/audit")).json() == {"head": f"0:{'0' * 64}", "entries": []}
+        assert (await http.get("/admin/audit/1")).status_code == 404
+
+
+async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None:
+    class Watched(ByteTokenizer):
+        threads: ClassVar[set[str]] = set()
+
+        def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+            if list(token_ids) == list(b"Say hi"):
+                self.threads.add(threading.current_thread().name)
+            return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    config = ServerConfig(audit_sample=1.0, audit_content="tokens")
+    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        await http.post("/v1/completions", json=ASKED)
+    assert len(kept(store)) == 1
+    assert Watched.threads == {"store-writer"}
+
+
+async def test_what_waits_has_a_bound_and_what_is_lost_is_counted(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("prolepsis.audit.requests.MAX_PENDING_TOKENS", 80)
+    app = build(ServerConfig(audit_sample=1.0, store_sample=0.0), FakeEngine(), ByteTokenizer(), Metrics(), store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        with store.database.write():  # holds the writer up
+            for _ in range(3):
+                await http.post("/v1/completions", json=ASKED)
+            assert store.writer.health().dropped == {"audit": 1}
+        assert len(kept(store)) == 2
+        await http.post("/v1/completions", json=ASKED)
+        assert len(kept(store)) == 3
+
+
+def test_a_recording_survives_as_plain_values() -> None:
+    params = SamplingParams(temperature=0.3, logit_bias=((1, -2.5),), stop=("a",), stop_token_ids=(4,), seed=2**62)
+    request = GenerateRequest("r", (1, 2), params, n=2, grammar=GrammarSpec("regex", "a+"))
+    recorded = Recording(request, ((3,), (4, 5)))
+    assert parse(plain(recorded), "r") == recorded
+    with pytest.raises(InvalidParameter, match=r"the recording is damaged: tokens"):
+        parse({**plain(recorded), "tokens": "none"}, "r")

@@ -1,0 +1,55 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import httpx
+
+from prolepsis.api.app import build
+from prolepsis.core.config import ServerConfig
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+
+Connect = Callable[[FakeEngine], httpx.AsyncClient]
+
+
+async def test_live_and_ready(client: Connect) -> None:
+    engine = FakeEngine()
+    http = client(engine)
+    for route in ("/health", "/health/ready", "/health/live"):
+        assert (await http.get(route)).status_code == 200
+    engine.ready = False
+    assert (await http.get("/health/live")).status_code == 200
+    response = await http.get("/health/ready")
+    assert response.status_code == 503
+    assert response.json()["detail"] == "preparing the forward for 8 rows"
+    assert response.json()["exactness"] == "strict"
+    engine.alive = False
+    assert (await http.get("/health/live")).status_code == 503
+
+
+async def test_an_engine_that_prepares_already_serves(client: Connect) -> None:
+    response = await client(FakeEngine(ready=False)).post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    assert response.status_code == 200
+
+
+async def test_served_names_replace_the_models_own() -> None:
+    engine = FakeEngine(info=replace(INFO, model="/models/tiny"))
+    app = build(ServerConfig(served_model_names=("a", "org/b")), engine, ByteTokenizer(), Metrics())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        listed = (await http.get("/v1/models")).json()["data"]
+        assert [model["id"] for model in listed] == ["a", "org/b"]
+        assert (await http.get("/v1/models/org/b")).json()["id"] == "org/b"
+        for name, status in (("a", 200), ("/models/tiny", 404)):
+            assert (await http.post("/v1/completions", json={"model": name, "prompt": "x"})).status_code == status
+
+
+async def test_metrics_show_load_identity_and_routes(client: Connect) -> None:
+    http = client(FakeEngine())
+    await http.get("/v1/models")
+    await http.get("/made/up/by/a/client")
+    text = (await http.get("/metrics")).text
+    assert "prolepsis_num_requests_waiting 2.0" in text
+    assert "prolepsis_kv_cache_usage_perc 0.25" in text
+    assert 'prolepsis_engine_info{exactness="strict",forward="fake",model="tiny"} 1.0' in text
+    assert 'prolepsis_http_requests_total{route="/v1/models",status="200"} 1.0' in text
+    assert 'prolepsis_http_requests_total{route="unknown",status="404"} 1.0' in text
+    assert "made/up" not in text

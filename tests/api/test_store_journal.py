@@ -1,0 +1,196 @@
+"""Rollouts in a database: replicas share states and evidence, and go on where it is gone."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prolepsis.rollout.journal import StoreJournal
+from prolepsis.rollout.machine import step
+from prolepsis.store.database import Database
+from tests.api.test_rollouts import House
+from tests.rollout.rollout import NEW, SETTINGS, by_hand, counts
+from tests.store.databases import cut_off, opened, sqlite_setting
+
+Connect = Callable[[], StoreJournal]
+
+
+@pytest.fixture
+def replica(setting: str) -> Iterator[Connect]:
+    """Each call is the journal of another replica."""
+    made: list[Database] = []
+
+    def another() -> StoreJournal:
+        made.append(opened(setting))
+        return StoreJournal(made[-1])
+
+    yield another
+    for database in made:
+        database.close()
+
+
+def test_a_state_is_kept_with_its_events_only_over_the_one_before_it(replica: Connect) -> None:
+    ours, theirs = replica(), replica()
+    started = by_hand(NEW, "start", 0.0)
+    promoted, events = step(started, counts(0, 0.0), 20.0, SETTINGS)
+    promoted = replace(promoted, references={"errors": 0.5})
+    assert ours.swap(started, ())
+    assert theirs.states() == {"r1": started}
+    assert theirs.swap(promoted, events)
+    assert not ours.swap(promoted, events)
+    assert not ours.swap(by_hand(started, "roll_back", 20.0), events)
+    assert ours.states() == ours.states() == {"r1": promoted}
+    assert list(ours.events("r1")) == list(events)
+    assert list(ours.events("r2")) == []
+
+
+def test_of_writers_at_one_moment_one_wins(replica: Connect) -> None:
+    started = by_hand(NEW, "start", 0.0)
+    assert replica().swap(started, ())
+    start, kept = threading.Barrier(4), []
+
+    def write(journal: StoreJournal, number: int) -> None:
+        start.wait()
+        if journal.swap(replace(by_hand(started, "hold", 1.0), references={"by": float(number)}), ()):
+            kept.append(float(number))
+
+    threads = [threading.Thread(target=write, args=(replica(), number)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = kept
+    assert replica().states()["r1"].references == {"by": winner}
+
+
+def test_evidence_of_the_dead_counts_until_their_stage_is_over(replica: Connect) -> None:
+    ours, dead = replica(), replica()
+    started = by_hand(NEW, "start", 0.0)
+    ours.swap(started, ())
+    other = replace(counts(0, 0.0), rollout_id="r2")
+    dead.keep_evidence([counts(0, 0.0, num_canary=7), other])
+    dead.keep_evidence([counts(0, 0.0, num_canary=9)])
+    ours.keep_evidence([counts(0, 0.0)])
+    del dead
+    assert list(ours.other_evidence()) == [counts(0, 0.0, num_canary=9), other]
+    again = replica()
+    assert {one.num_canary for one in again.other_evidence() if one.rollout_id == "r1"} == {9, 1000}
+    held = by_hand(started, "hold", 1.0)
+    ours.swap(held, ())
+    assert len(again.other_evidence()) == 3
+    ours.swap(by_hand(held, "promote", 2.0), ())
+    assert list(again.other_evidence()) == [other]
+
+
+def test_a_database_that_fails_is_an_os_error(tmp_path: Path) -> None:
+    with closing(opened(sqlite_setting(tmp_path))) as database:
+        journal, started = StoreJournal(database), by_hand(NEW, "start", 0.0)
+        for call in (
+            journal.states,
+            journal.other_evidence,
+            lambda: journal.swap(started, ()),
+            lambda: journal.events("r1"),
+            lambda: journal.keep_evidence([counts(0, 0.0)]),
+        ):
+            with pytest.raises(OSError, match=r"store sqlite.*unable to open"):
+                call()
+
+
+async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Connect) -> None:
+    one, other = House(tmp_path, journal=replica()), House(tmp_path, journal=replica())
+    try:
+        await one.go_on()
+        for _ in range(60):
+            if one.state.phase == "on":
+                break
+            for house in (one, other):
+                await house.ask(8)
+                await house.go_on()
+        assert [kind for kind, _ in one.told] == ["started", "promoted", "promoted", "completed"]
+        assert other.told == one.told
+        await other.go_on()
+        other.arms.clear()
+        while set(other.arms) != {("canary", "on"), ("control", "off")}:  # by chance each request is one of control
+            assert other.num_asked < 2000
+            assert set(other.arms) <= {("canary", "on"), ("control", "off")}
+            await other.ask(30)
+        decided = [event for event in one.journal.events(one.state.rollout_id) if event.verdict is not None]
+        assert all(event.verdict and event.verdict.findings for event in decided)
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def test_harm_that_one_replica_saw_takes_back_what_all_serve(tmp_path: Path, replica: Connect) -> None:
+    one, other = House(tmp_path, journal=replica()), House(tmp_path, journal=replica())
+    try:
+        await one.go_on()
+        await one.until("running", 1)
+        await other.go_on()
+        one.damaged = True
+        await one.until("rolled_back", 1)
+        await other.go_on()
+        other.arms.clear()
+        await other.ask(30)
+        assert {mode for _, mode in other.arms} == {"off"}
+        assert await other.stopped() == {f"{one.state.rollout_id}#1"}
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def test_a_replica_that_was_killed_leaves_its_evidence_to_the_next(tmp_path: Path, postgresql: str) -> None:
+    with closing(opened(postgresql)) as database:
+        killed = House(tmp_path, journal=StoreJournal(database))
+        await killed.go_on()
+        await killed.until("running", 1)
+        state = killed.state
+        await killed.ask(16)
+        killed.now += 10.0
+        await killed.rollouts._refresh()  # kept, and killed before anything is decided
+        again = House(tmp_path, journal=StoreJournal(database), now=killed.now)
+        await again.rollouts._refresh()
+        before, after = [await house.rollouts.view(state.rollout_id) for house in (killed, again)]
+        assert after.num_canary + after.num_control == before.num_canary + before.num_control > 0
+        assert again.state == state
+        await killed.close()
+        await again.close()
+
+
+async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_taken_back(
+    tmp_path: Path, postgresql: str
+) -> None:
+    with closing(opened(postgresql)) as database:
+        house = House(tmp_path, journal=StoreJournal(database))
+        await house.go_on()
+        await house.until("running", 1)
+        rollout_id = house.state.rollout_id
+        with cut_off(postgresql):
+            house.arms.clear()
+            for _ in range(6):
+                await house.ask(16)
+                await house.go_on()
+            assert {("canary", "on"), ("rest", "off")} <= set(house.arms)
+            view = await house.rollouts.view(rollout_id)
+            assert (view.state.phase, view.state.stage) == ("running", 1), "what cannot be kept does not happen"
+            house.damaged = True
+            while (await house.rollouts.view(rollout_id)).state.phase != "rolled_back":
+                assert house.num_asked < 1000
+                await house.ask(16)
+                await house.go_on()
+            assert await house.stopped() == {f"{rollout_id}#1"}
+            # a server that starts now serves everything plainly, and starts nothing
+            again = House(tmp_path, journal=StoreJournal(database), now=house.now)
+            await again.go_on()
+            await again.ask(16)
+            assert {mode for _, mode in again.arms} == {"off"}
+        assert house.state.phase == "running"
+        await house.go_on()
+        assert house.told[-1] == ("rolled_back", "canary 30%")
+        await again.go_on()
+        assert (await again.rollouts.view(rollout_id)).state.phase == "rolled_back"
+        await house.close()
+        await again.close()

@@ -1,0 +1,78 @@
+"""Expected times against simulated ones."""
+
+import math
+import random
+import statistics
+
+import pytest
+
+from prolepsis.statistics.guardrail import Guardrail, decide
+from prolepsis.statistics.judge import Levels
+from prolepsis.statistics.means import Better, Difference, Limit
+from prolepsis.statistics.planning import Expectation, expected_time_to_fail, expected_time_to_pass
+
+LEVELS = Levels(num_stages=2)
+
+
+def seconds_to_verdict(e: Expectation, share: float, seed: int, fail_alpha: float) -> float:
+    """Return when a verdict comes at one request a second, looked at every ten."""
+    rng = random.Random(seed)
+    arms = e.guardrail.empty()
+    for i in range(1, 30_000):
+        on_canary = rng.random() < share
+        score = float(rng.random() < (e.canary_mean if on_canary else e.control_mean))
+        arms = e.guardrail.observe(arms, "canary" if on_canary else "control", score)
+        if (
+            i % 10 == 0
+            and decide(e.guardrail, arms, share, fail_alpha=fail_alpha, pass_alpha=0.05)[0] != "inconclusive"
+        ):
+            return i
+    return math.inf
+
+
+def rate(canary: float, control: float, better: Better = "lower") -> Expectation:
+    guardrail = Guardrail(name="g", metric="m", measure=Difference(margin=0.05, baseline=control), better=better)
+    mean = (canary + control) / 2
+    return Expectation(
+        guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=math.sqrt(mean * (1 - mean))
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_passing_takes_about_as_long_as_said(share: float) -> None:
+    expectation = rate(0.1, 0.1)
+    wait = expected_time_to_pass([expectation], share=share, requests_per_s=1.0, levels=LEVELS)
+    median = statistics.median(seconds_to_verdict(expectation, share, seed, 0.025) for seed in range(15))
+    assert wait.least_s < median < wait.most_s
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_failing_takes_about_as_long_as_said(share: float) -> None:
+    expectation = rate(0.25, 0.95, better="higher")
+    wait = expected_time_to_fail(expectation, share=share, requests_per_s=1.0, levels=LEVELS, num_decisive=1)
+    median = statistics.median(seconds_to_verdict(expectation, share, seed, 0.025) for seed in range(15))
+    assert 0.7 * wait.least_s < median < wait.most_s
+
+
+def test_the_slowest_guardrail_decides_and_dry_runs_are_not_waited_for() -> None:
+    quick, slow = rate(0.0, 0.02), rate(0.4, 0.4)
+
+    def wait(*expectations: Expectation) -> float:
+        return expected_time_to_pass(expectations, share=0.5, requests_per_s=2.0, levels=LEVELS).most_s
+
+    assert wait(quick, slow) == wait(slow) > wait(quick)
+
+
+def test_at_the_margin_no_verdict_is_to_be_expected() -> None:
+    at_margin = rate(0.15, 0.10)
+    assert expected_time_to_pass([at_margin], share=0.5, requests_per_s=1.0, levels=LEVELS).least_s == math.inf
+
+
+def test_only_the_canary_counts_for_a_limit() -> None:
+    guardrail = Guardrail(name="g", metric="m", measure=Limit(limit=0.05))
+    expectation = Expectation(guardrail=guardrail, control_mean=0.0, canary_mean=0.0, deviation=0.0)
+    one, ten = (
+        expected_time_to_pass([expectation], share=share, requests_per_s=1.0, levels=LEVELS).most_s
+        for share in (0.1, 1.0)
+    )
+    assert one == pytest.approx(10 * ten)
