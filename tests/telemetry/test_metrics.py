@@ -115,7 +115,7 @@ def test_a_replay_is_no_request() -> None:
 
 
 def test_every_metric_is_in_the_documents() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md") if path.name != "log.md"]
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md") if path.name != "log.md"]
     named = "\n".join(texts)
     assert len(texts) > 10
     assert [family.name for family in Metrics().registry.collect() if family.name not in named] == []

@@ -27,7 +27,7 @@ class RolloutCommandBody(Body):
 
 
 class GuardrailReply(Reply):
-    """Estimate and bounds as docs/verdicts.md says; `harm` and `safety` are logarithms of evidence (base e)."""
+    """Estimate and bounds as docs/why/verdicts.md says; `harm` and `safety` are logarithms of evidence (base e)."""
 
     name: str
     outcome: Outcome

@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path: Path, text: str
 
 
 def test_the_documented_example_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = Path("docs/output-policies.md").read_text()
+    document = Path("docs/how-to/output-policies.md").read_text()
     code = document.split("```python\n")[1].split("```")[0]
     (tmp_path / "acme_moderation.py").write_text(code)
     (tmp_path / "output.yaml").write_text(
