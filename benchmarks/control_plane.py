@@ -233,8 +233,8 @@ async def _loaded_steps(h: House, client: WatchedClient, bench: Bench, *, full: 
 
 async def shadow_row(bench: Bench) -> Figures:
     arms = {
-        True: SpeculationChoice(shadow=True, proposers=("suffix",)),
-        False: SpeculationChoice(enabled=False),
+        True: SpeculationChoice("shadow", proposers=("suffix",)),
+        False: SpeculationChoice("off"),
     }
     found: Figures = {}
     for name, cost in {"bounded": CONFIG.shadow_cost, "all": 1.0}.items():

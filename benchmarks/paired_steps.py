@@ -54,12 +54,12 @@ class Arm:
 
 
 def arms(row: str, loaded: LoadedModel) -> tuple[Arm, Arm]:
-    off = SpeculationChoice(enabled=False)
+    off = SpeculationChoice("off")
     if row == "off":
         return Arm(assemble(CONFIG, loaded, head=head_for("auto", loaded)), off), _bare(loaded)
     if row == "shadow":
         config = CONFIG.model_copy(update={"proposers": ("suffix",)})
-        shadow = SpeculationChoice(shadow=True, proposers=("suffix",))
+        shadow = SpeculationChoice("shadow", proposers=("suffix",))
         return Arm(assemble(config, loaded), shadow), Arm(assemble(config, loaded), off)
     return _bare(loaded), _bare(loaded)
 

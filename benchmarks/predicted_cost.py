@@ -37,7 +37,7 @@ async def one_round(
     params = SamplingParams(temperature=0.0, max_tokens=args.tokens, ignore_eos=True)
 
     def request(name: str, prompt: tuple[int, ...], *, on: bool) -> GenerateRequest:
-        name, choice = f"{concurrency} {seed} {name} {on}", SpeculationChoice(enabled=on)
+        name, choice = f"{concurrency} {seed} {name} {on}", SpeculationChoice("auto" if on else "off")
         return GenerateRequest(name, prompt, params, scope=f"{concurrency} {seed} {on}", speculation=choice)
 
     requests = [request(str(i), prompt, on=on) for i, prompt in enumerate(prompts) for on in (True, False)]

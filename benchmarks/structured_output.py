@@ -75,7 +75,7 @@ class Asker:
             self._params,
             scope=f"{scope} {speculate}",
             grammar=GrammarSpec("json_schema", json.dumps(task.schema)),
-            speculation=SpeculationChoice(enabled=speculate),
+            speculation=SpeculationChoice("auto" if speculate else "off"),
         )
         answer = await ask(self._engine.client, request)
         return Run(answer, self._fault(task, answer))

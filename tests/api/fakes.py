@@ -153,7 +153,7 @@ class FakeEngine:
         return tuple(TokenLogprobs(-0.25, top[:num]) for _ in part)
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
-        predicted, shadow = bool(request.prediction_token_ids), request.speculation.shadow
+        predicted, shadow = bool(request.prediction_token_ids), request.speculation.mode == "shadow"
         drafted = {"suffix": ProposerCounts(3, 6, 3, [[3, 2], [2, 1], [1, 0]])}
         return RequestStats(
             num_prompt_tokens=len(request.prompt_token_ids),

@@ -18,10 +18,9 @@ from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
-from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.requests import GenerateRequest, SpecMode, SpeculationChoice
 from prolepsis.web.caller import Caller, Role
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import SpecMode
 from tests.api.conftest import Served
 from tests.api.fakes import END, FakeEngine
 
@@ -39,7 +38,7 @@ def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
     body = SpeculationBody(mode=mode, emit="token", metrics=True)
     asked = asked_speculation(body, None, caller("client"), ("suffix",))
     assert asked.choice.enabled == (mode != "off")
-    assert (asked.emit_tokens, asked.metrics, asked.choice.forced) == (True, True, False)
+    assert (asked.emit_tokens, asked.metrics, asked.choice.mode) == (True, True, mode or "auto")
 
 
 @pytest.mark.parametrize(
@@ -72,14 +71,14 @@ async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
     ):
         response = await http.post("/v1/chat/completions", json={**CHAT, **body}, headers=headers)
         assert response.status_code == status, response.text
-    assert [(r.speculation.enabled, r.speculation.forced) for r in engine.requests] == [(False, False), (True, True)]
+    assert [r.speculation.mode for r in engine.requests] == ["off", "on"]
 
 
 async def test_shadow_is_asked_of_the_engine_and_its_figures_are_apart(client: Connect) -> None:
     engine = FakeEngine()
     body = CHAT | {"speculation": {"mode": "shadow", "metrics": True}}
     response = await client(engine).post("/v1/chat/completions", json=body)
-    assert engine.requests[0].speculation == SpeculationChoice(shadow=True)
+    assert engine.requests[0].speculation == SpeculationChoice("shadow")
     figures = response.json()["metrics"]
     assert figures["effective"] == {"mode": "shadow", "reason": "compared", "plan_version": 3}
     assert figures["speculative_decoding"]["num_draft_tokens"] == 0

@@ -78,7 +78,7 @@ async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so
     assert reply.headers["x-spec-effective"].endswith(";flag=speculation.enabled:on:DEFAULT")
 
     reply = await house.ask("/v1/completions", prompt="Hi", stream=True, speculation={"metrics": True})
-    assert house.choice == SpeculationChoice(enabled=False, off_by_flag=True)
+    assert house.choice == SpeculationChoice("off", "flag_off")
     off = "mode=off;reason=flag_off;flag=speculation.enabled:off:TARGETING_MATCH"
     assert reply.headers["x-spec-effective"] == off
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
@@ -90,14 +90,14 @@ async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so
 async def test_off_by_flag_beats_caller_and_policy_and_on_forces_nothing(make: Callable[..., House]) -> None:
     house = make(flag(default="off"), policy="default: {mode: on, pinned: true}")
     await house.ask()
-    assert house.choice == SpeculationChoice(enabled=False, off_by_flag=True)
+    assert house.choice == SpeculationChoice("off", "flag_off")
     house = make(flag(), policy="default: {mode: off}")
     reply = await house.ask(stream=True)
-    assert house.choice == SpeculationChoice(enabled=False, off_by_policy=True)
+    assert house.choice == SpeculationChoice("off", "policy_off")
     assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=")
     assert reply.headers["x-spec-effective"].endswith(";flag=speculation.enabled:on:STATIC")
     await house.ask(speculation={"mode": "off"})
-    assert house.choice == SpeculationChoice(enabled=False)
+    assert house.choice == SpeculationChoice("off")
 
 
 async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(

@@ -81,7 +81,7 @@ async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **bo
 async def test_where_no_rule_matches_the_default_counts_and_says_so(house: House) -> None:
     reply = await ask(house.open(), speculation={"metrics": True})
     assert reply.status_code == 200, reply.text
-    assert house.last.speculation == SpeculationChoice(enabled=False, off_by_policy=True)
+    assert house.last.speculation == SpeculationChoice("off", "policy_off")
     effective = reply.json()["metrics"]["effective"]
     assert effective["policy_rule"] == "default"
     assert effective["policy_version"].startswith("1@")
@@ -94,7 +94,7 @@ async def test_terms_reach_the_engine(house: House) -> None:
     await ask(http, "/v1/completions", prompt="Hi")
     assert house.last.speculation == SpeculationChoice(proposers=("prediction",))
     await ask(http, response_format={"type": "json_object"})
-    assert house.last.speculation == SpeculationChoice(shadow=True, proposers=("suffix",))
+    assert house.last.speculation == SpeculationChoice("shadow", proposers=("suffix",))
     await ask(http, messages=[{"role": "user", "content": "x" * 100}])
     assert house.last.speculation == SpeculationChoice(num_speculative_tokens=2)
     await ask(http, "/v1/completions", prompt=["short", "y" * 100])  # the longest counts, for all of them
@@ -134,8 +134,8 @@ async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(house: House)
 @pytest.mark.parametrize(
     ("speculation", "choice"),
     [
-        ({"mode": "off"}, SpeculationChoice(enabled=False, num_speculative_tokens=2)),
-        ({"mode": "on"}, SpeculationChoice(forced=True, num_speculative_tokens=2)),
+        ({"mode": "off"}, SpeculationChoice("off", num_speculative_tokens=2)),
+        ({"mode": "on"}, SpeculationChoice("on", num_speculative_tokens=2)),
         ({"max_depth": 1}, SpeculationChoice(num_speculative_tokens=1)),
         ({"max_depth": 9}, SpeculationChoice(num_speculative_tokens=2)),
         ({"proposer": "suffix"}, SpeculationChoice(num_speculative_tokens=2, proposers=("suffix",))),

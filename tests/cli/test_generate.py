@@ -33,7 +33,7 @@ def an_ask(
     *, system: str | None = None, raw: bool = False, prediction: str | None = None, stop: tuple[str, ...] = ()
 ) -> Ask:
     params = SamplingParams(temperature=0.0, stop=stop)
-    return Ask("hi", system, raw, prediction, SpeculationChoice(enabled=False), params)
+    return Ask("hi", system, raw, prediction, SpeculationChoice("off"), params)
 
 
 async def ask(client: FakeEngineClient, question: Ask) -> tuple[Answer, list[str]]:
@@ -82,7 +82,7 @@ async def test_the_prompt_goes_through_the_chat_template_unless_raw(question: As
     await ask(client, question)
     [request] = client.requests
     assert bytes(request.prompt_token_ids).decode() == prompt
-    assert request.speculation == SpeculationChoice(enabled=False)
+    assert request.speculation == SpeculationChoice("off")
     assert request.params is question.params
 
 

@@ -28,7 +28,7 @@ CURVE = CostCurve((1, 65), (0, 1024), ((10.0, 30.48), (74.0, 94.48)))
 
 def sample(prompt: int, output: int, *, emitted: int = 0, enabled: bool = True) -> Sample:
     """Return a sample that had `output` tokens before the step and got `emitted` by it."""
-    choice = SpeculationChoice(enabled=enabled)
+    choice = SpeculationChoice("auto" if enabled else "off")
     source = GenerateRequest("r", tuple([1] * prompt), SamplingParams(), speculation=choice)
     [made] = open_request(source, 0.0, 0, (), None).samples
     made.tokens += [1] * (output + emitted)
@@ -117,8 +117,8 @@ def mixed(draw: random.Random, number: int) -> GenerateRequest:
     choice = draw.choice(
         [
             SpeculationChoice(),
-            SpeculationChoice(enabled=False),
-            SpeculationChoice(shadow=True),
+            SpeculationChoice("off"),
+            SpeculationChoice("shadow"),
             SpeculationChoice(num_speculative_tokens=2),
         ]
     )

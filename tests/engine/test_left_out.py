@@ -95,7 +95,7 @@ def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too
     first, second = Named("first"), Named("second")
     engine = build(Room(proposers=[first, second]))
     apply(engine, left_out=(LeftOut("first", "chat"),))
-    shadow, named = SpeculationChoice(shadow=True), SpeculationChoice(proposers=("first",))
+    shadow, named = SpeculationChoice("shadow"), SpeculationChoice(proposers=("first",))
     events = run(engine, sliced("a", "chat", shadow), sliced("b", "chat", named))
     assert first.asked == []
     assert set(stats_of(events, "a").shadow) == {"second"}
@@ -123,7 +123,7 @@ def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
 
 
 def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_acceptance() -> None:
-    for choice in (SpeculationChoice(forced=True), SpeculationChoice(shadow=True), SpeculationChoice()):
+    for choice in (SpeculationChoice("on"), SpeculationChoice("shadow"), SpeculationChoice()):
         engine = build(Room(proposers=[Named("first")]))
         run(engine, sliced("a", "chat", choice))
         [counts] = engine.speculation.proposers.ledger.counts()
@@ -147,12 +147,12 @@ def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
     assert first.asked == []
     assert outputs(events)["a", 0] == plain()["a", 0]
     assert stats_of(events, "a").mode == EffectiveMode("on", "killed", 7)
-    events = run(engine, sliced("c", "chat"), sliced("d", "chat", SpeculationChoice(enabled=False)))
+    events = run(engine, sliced("c", "chat"), sliced("d", "chat", SpeculationChoice("off")))
     assert stats_of(events, "c").mode == EffectiveMode("off", "killed", 7)
     assert stats_of(events, "d").mode.reason == "requested_off"
 
 
 def test_a_flag_is_the_reason_where_one_turned_it_off() -> None:
-    choice = SpeculationChoice(enabled=False, off_by_flag=True)
+    choice = SpeculationChoice("off", "flag_off")
     events = run(build(Room(proposers=[Named("first")])), sliced("a", "chat", choice))
     assert stats_of(events, "a").mode == EffectiveMode("off", "flag_off", 0)

@@ -47,7 +47,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             n=draw(st.sampled_from([1, 1, 1, 3])),
             priority=draw(st.integers(0, 1)),
             scope=draw(st.sampled_from(["", "t"])),
-            speculation=SpeculationChoice(enabled=draw(st.booleans())),
+            speculation=SpeculationChoice("auto" if draw(st.booleans()) else "off"),
         )
         abort = draw(st.one_of(st.none(), st.none(), st.integers(0, 40)))
         found.append(Arrival(source, draw(st.integers(0, 25)), abort))

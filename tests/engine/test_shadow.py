@@ -40,7 +40,7 @@ def engine_with(script: Script, plan: SpecPlan, **room: int) -> Engine:
 
 
 def shadow(request_id: str, params: SamplingParams, *, n: int = 1) -> GenerateRequest:
-    return replace(request(request_id, PROMPT, params, n=n), speculation=SpeculationChoice(shadow=True))
+    return replace(request(request_id, PROMPT, params, n=n), speculation=SpeculationChoice("shadow"))
 
 
 def stats_of(events: Sequence[Event], request_id: str = "a") -> RequestStats:
@@ -91,10 +91,10 @@ def test_neighbours_draft_as_they_would_beside_plain_rows(depth: int | None) -> 
         return steps, rows
 
     if depth is None:  # what shadow drafts teach of acceptance may move later windows; the first drafts are the same
-        in_shadow, plain = passes(SpeculationChoice(shadow=True)), passes(SpeculationChoice(enabled=False))
+        in_shadow, plain = passes(SpeculationChoice("shadow")), passes(SpeculationChoice("off"))
         assert in_shadow[1][:2] == plain[1][:2]
     else:
-        assert passes(SpeculationChoice(shadow=True)) == passes(SpeculationChoice(enabled=False))
+        assert passes(SpeculationChoice("shadow")) == passes(SpeculationChoice("off"))
 
 
 def test_samples_are_compared_each_by_itself_through_preemptions() -> None:
@@ -119,10 +119,10 @@ def test_what_is_undecided_when_a_request_is_aborted_is_not_counted() -> None:
 
 def test_ceiling_and_proposer_of_the_request_hold() -> None:
     source = shadow("a", PARAMS["length"])
-    narrow = replace(source, speculation=SpeculationChoice(shadow=True, num_speculative_tokens=2))
+    narrow = replace(source, speculation=SpeculationChoice("shadow", num_speculative_tokens=2))
     stats = stats_of(run(engine_with(SCRIPTS["right"], SpecPlan(fixed_depth=6)), narrow))
     assert len(stats.shadow["scripted"].per_position) == 2
-    other = replace(source, speculation=SpeculationChoice(shadow=True, proposers=("other",)))
+    other = replace(source, speculation=SpeculationChoice("shadow", proposers=("other",)))
     stats = stats_of(run(engine_with(SCRIPTS["right"], SpecPlan(fixed_depth=6)), other))
     assert (stats.shadow, stats.mode.mode, stats.mode.reason) == ({}, "off", "no_draft")
 

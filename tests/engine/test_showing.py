@@ -18,7 +18,7 @@ from tests.fakes import Room, TableModel, build, draft_chain, request, run, subm
 
 PROMPT = list(range(1, 11))
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-OFF = SpeculationChoice(enabled=False)
+OFF = SpeculationChoice("off")
 
 
 class TappedModel(TableModel):

@@ -24,7 +24,7 @@ def engine_with(wrong_from: int) -> Engine:
 
 
 def of_run(request_id: str, params: SamplingParams, name: str, *, shadow: bool = False) -> GenerateRequest:
-    choice = SpeculationChoice(rollout_run=name, shadow=shadow)
+    choice = SpeculationChoice("shadow" if shadow else "auto", rollout_run=name)
     return replace(request(request_id, [1, 2, 3], params), speculation=choice)
 
 

@@ -62,7 +62,7 @@ def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) ->
 
 
 def requests_of(prompts: list[tuple[int, ...]], *, speculate: bool) -> list[GenerateRequest]:
-    choice = SpeculationChoice(enabled=speculate)
+    choice = SpeculationChoice("auto" if speculate else "off")
     return [
         GenerateRequest(f"{speculate}-{i}-{k}", prompt, kind, scope=f"{speculate}", speculation=choice)
         for i, prompt in enumerate(prompts)

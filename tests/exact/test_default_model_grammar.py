@@ -42,7 +42,7 @@ async def answers(loaded: LoadedModel) -> tuple[dict[str, tuple[Answer, Answer]]
         for name, spec in SPECS.items():
             for i, params in enumerate(KINDS):
                 source = GenerateRequest(f"{name}{i}", tuple(prompt), params, grammar=spec)
-                plain = replace(source, request_id=f"{name}{i} plain", speculation=SpeculationChoice(enabled=False))
+                plain = replace(source, request_id=f"{name}{i} plain", speculation=SpeculationChoice("off"))
                 found[f"{name}{i}"] = await ask(client, plain), await ask(client, source)
         with pytest.raises(InvalidGrammar):
             await ask(client, GenerateRequest("bad", tuple(prompt), KINDS[0], grammar=GrammarSpec("regex", "(")))

@@ -95,7 +95,7 @@ def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_shadow_is_plain_decoding_beside_others_that_speculate(proposer: str) -> None:
     for plan in (SpecPlan(fixed_depth=3), SpecPlan()):
-        shadows = [replace(ask(name, name), speculation=SpeculationChoice(shadow=True)) for name in PARAMS]
+        shadows = [replace(ask(name, name), speculation=SpeculationChoice("shadow")) for name in PARAMS]
         texts = serve(room(proposers=[PROPOSERS[proposer]()]), plan, *shadows, ask("sampled"))
         assert {name: texts[name, 0] for name in PARAMS} == PLAIN
         assert texts["r", 0] == PLAIN["sampled"]

@@ -68,7 +68,7 @@ class DeepCheck:
             params=SamplingParams(temperature=0.0, max_tokens=1),
             priority=-(2**31),
             scope=SCOPE,
-            speculation=SpeculationChoice(enabled=False),
+            speculation=SpeculationChoice("off"),
         )
         num_tokens, finished = 0, False
         events = self._client.generate(request)

@@ -140,7 +140,7 @@ def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True
         prompt_token_ids=case.prompt.token_ids,
         params=case.params,
         scope=scope,
-        speculation=SpeculationChoice(enabled=speculate),
+        speculation=SpeculationChoice("auto" if speculate else "off"),
     )
 
 

@@ -175,7 +175,9 @@ def generate(
         seed=seed,
     )
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
-    ask = Ask(_text(prompt), system, raw, _read(prediction), SpeculationChoice(enabled=speculation), params)
+    ask = Ask(
+        _text(prompt), system, raw, _read(prediction), SpeculationChoice("auto" if speculation else "off"), params
+    )
     answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})

@@ -117,25 +117,30 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 )
 
 
+SpecMode = Literal["auto", "off", "on", "shadow"]
+OffReason = Literal["requested_off", "policy_off", "flag_off"]
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
-    """What caller and policy allow of speculation; the plan and the measured value decide what takes effect."""
+    """What caller and policy allow of speculation; the plan and the measured cost decide what takes effect."""
 
-    enabled: bool = True
-    forced: bool = False
-    """Verify every draft there is, whether or not the cost curve says that it pays."""
-    shadow: bool = False
-    """Decode plainly; make drafts only to compare them with what is emitted."""
+    mode: SpecMode = "auto"
+    """off: plain decoding. auto: verify the drafts that pay by the cost curve. on: verify every draft. shadow: decode
+    plainly, and make drafts only to compare them with the tokens that are emitted."""
+    off_reason: OffReason = "requested_off"
+    """Who turned speculation off, in mode off: the caller, the policy or a feature flag."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None
     """Names of the proposers allowed; None allows every proposer of the plan."""
-    off_by_policy: bool = False
-    """Where it is not enabled: the policy says so, not the caller."""
     rollout_run: str = ""
     """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopRun`)."""
-    off_by_flag: bool = False
-    """Where it is not enabled: a feature flag says so, whatever caller and policy say."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether drafts may be made, to verify them or to compare them."""
+        return self.mode != "off"
 
 
 @dataclass(frozen=True, slots=True)

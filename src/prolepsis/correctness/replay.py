@@ -108,7 +108,7 @@ async def replay(client: EngineClient, recorded: Recording, request_id: str) -> 
         deadline_s=None,
         traffic_class="",
         prediction_token_ids=(),
-        speculation=SpeculationChoice(enabled=False),
+        speculation=SpeculationChoice("off"),
         emitted=recorded.tokens,
     )
     lengths, differences = [0] * source.n, dict[int, Difference]()

@@ -193,7 +193,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if choice.rollout_run in plan.stopped:
         return "rolled_back"
     if not choice.enabled or choice.num_speculative_tokens == 0:
-        return "flag_off" if choice.off_by_flag else "policy_off" if choice.off_by_policy else "requested_off"
+        return choice.off_reason if not choice.enabled else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
         return _OFF_BY_PLAN.get(plan.reason, "plan_off")
     frequent: EffectiveReason = "no_decode"

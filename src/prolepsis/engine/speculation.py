@@ -18,7 +18,7 @@ from prolepsis.spec.window import StepLoad
 
 Allowed = list[tuple[str, ...] | None]
 """For each row: names of the proposers that may draft for it; None: all."""
-_PLAIN = SpeculationChoice(enabled=False)
+_PLAIN = SpeculationChoice("off")
 
 
 class Speculation:
@@ -98,7 +98,7 @@ class Speculation:
 
     def _draw(self, request: Request) -> None:
         """Decide for a request in shadow that begins whether it is compared, or put off."""
-        if request.compared is None and request.source.speculation.shadow and not request.source.is_replay:
+        if request.compared is None and request.source.speculation.mode == "shadow" and not request.source.is_replay:
             request.compared = self._shadow_budget.admit(request.request_id)
 
     def _drafts(self, plan: SpecPlan) -> bool:
@@ -107,16 +107,16 @@ class Speculation:
     def _with_drafts(
         self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
-        if not any(choice.enabled and not choice.shadow for choice in choices):
+        if not any(choice.mode in ("auto", "on") for choice in choices):
             return rows
         limits = [
-            0 if choice.shadow else min(self._limit(row.sample, choice), load.max_draft_tokens)
+            0 if choice.mode == "shadow" else min(self._limit(row.sample, choice), load.max_draft_tokens)
             for row, choice in zip(rows, choices, strict=True)
         ]
-        samples, forced = [row.sample for row in rows], [choice.forced for choice in choices]
+        samples, forced = [row.sample for row in rows], [choice.mode == "on" for choice in choices]
         drafts = self.proposers.propose(samples, limits, plan, load, allowed, forced=forced)
         return [
-            replace(row, draft=_within_end(row, draft), plain=plain) if choice.enabled and not choice.shadow else row
+            replace(row, draft=_within_end(row, draft), plain=plain) if choice.mode in ("auto", "on") else row
             for row, choice, draft, plain in zip(rows, choices, drafts, self._plain(allowed), strict=True)
         ]
 
@@ -124,7 +124,7 @@ class Speculation:
         self, rows: list[Row], choices: Sequence[SpeculationChoice], allowed: Allowed, plan: SpecPlan, load: StepLoad
     ) -> list[Row]:
         """Return the rows; those of samples in shadow that compare no draft yet have one for that."""
-        due = [choice.shadow and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
+        due = [choice.mode == "shadow" and row.sample.shadow is None for row, choice in zip(rows, choices, strict=True)]
         if not any(due):
             return rows
         began = self._clock()
@@ -177,7 +177,7 @@ class Speculation:
         sample = row.sample
         if row.draft is not None:
             path = row.draft.follow(sample.tokens[row.start + row.num_tokens :])
-            forced = sample.request.source.speculation.forced
+            forced = sample.request.source.speculation.mode == "on"
             self.proposers.observe(row.draft, path, None if forced else sample.traffic_class)
         self._commit(sample)
 

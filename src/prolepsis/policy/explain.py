@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from prolepsis.core.facts import RequestFacts
+from prolepsis.core.requests import SpecMode
 from prolepsis.policy.model import DEFAULT_RULE, Emit, Mode, Policy, Rule, Terms, mismatch, plain_match, plain_terms
 
 _SHOWN_LABELS = ("version", "description")
@@ -113,7 +114,6 @@ def _longest(lists: Sequence[list[str]]) -> list[str]:
     return lists[lengths.index(max(lengths))] if lists else []
 
 
-WishedMode = Literal["auto", "off", "on", "shadow"]
 Source = Literal["policy", "caller", "shadow_percentage"]
 
 
@@ -121,7 +121,7 @@ Source = Literal["policy", "caller", "shadow_percentage"]
 class Wish:
     """What a request asks of speculation, and may ask by its roles."""
 
-    mode: WishedMode = "auto"
+    mode: SpecMode = "auto"
     """auto: as the policy says; on: verify every draft, whether or not it pays."""
     max_depth: int | None = None
     proposer: str | None = None

@@ -169,5 +169,5 @@ class ShadowWatch:
             yield
         finally:
             ended = entry.client.ended
-            if entry.request.speculation.shadow and ended is not None and ended.stats.mode.reason in _TELLS:
+            if entry.request.speculation.mode == "shadow" and ended is not None and ended.stats.mode.reason in _TELLS:
                 self.evidence.add(entry.request.traffic_class, ended.stats, self._version())

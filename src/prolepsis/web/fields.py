@@ -1,6 +1,6 @@
 """Types of body fields: what JSON may hold, how it is shown in the OpenAPI document, how it is read."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -124,4 +124,3 @@ Prompts: TypeAlias = Annotated[
         }
     ),
 ]
-SpecMode = Literal["auto", "off", "on", "shadow"]

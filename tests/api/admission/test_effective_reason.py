@@ -56,5 +56,5 @@ def test_each_rung_is_the_reason_of_the_mode_in_effect(rung: int, mode: str, rea
 def test_who_asked_for_no_speculation_is_told_so_under_load_too() -> None:
     engine = build(Room(proposers=(Right(),)))
     engine.send(ApplyPlan(plan_at(2, SpecPlan(), version=1)))
-    source = replace(request("r", [5, 6, 7] * 6, PARAMS), speculation=SpeculationChoice(enabled=False))
+    source = replace(request("r", [5, 6, 7] * 6, PARAMS), speculation=SpeculationChoice("off"))
     assert terminals(run(engine, source))["r"].stats.mode.reason == "requested_off"

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from prolepsis.core.requests import SpecMode
 from prolepsis.web.fields import (
     MAX_SAMPLES,
     Body,
@@ -16,7 +17,6 @@ from prolepsis.web.fields import (
     Prompts,
     Schema,
     Seed,
-    SpecMode,
     Stop,
     Text,
     Token,

@@ -5,14 +5,13 @@ from typing import get_args
 
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.policy.explain import InEffect, Wish, conflict, in_effect
 from prolepsis.policy.runtime import Ruling
 from prolepsis.rollout.live import Pin
 from prolepsis.safety.flags import FlagDecision
 from prolepsis.web.caller import SPEC_MODE, Caller
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import SpecMode
 
 _FOR_OPERATORS = ("on", "shadow")
 _DEFAULT = SpeculationBody()
@@ -34,10 +33,8 @@ class AskedSpeculation:
     def known_at_start(self) -> str:
         """What a stream's header can say of the mode before the first step."""
         if not self.choice.enabled:
-            by_policy = "policy_off" if self.choice.off_by_policy else "requested_off"
-            reason = "flag_off" if self.choice.off_by_flag else by_policy
-            return f"mode=off;reason={reason}{self.ruled_by}"
-        return f"mode={'shadow' if self.choice.shadow else 'auto'};reason=undecided{self.ruled_by}"
+            return f"mode=off;reason={self.choice.off_reason}{self.ruled_by}"
+        return f"mode={'shadow' if self.choice.mode == 'shadow' else 'auto'};reason=undecided{self.ruled_by}"
 
     @property
     def ruled_by(self) -> str:
@@ -53,7 +50,7 @@ class AskedSpeculation:
         """What the request counts for in its rule's rollout; None where caller or flag narrow what it gets."""
         wish = self.wish
         as_given = wish.mode == "auto" and wish.max_depth is None and wish.proposer is None
-        as_given = as_given and not self.choice.off_by_flag
+        as_given = as_given and self.choice.off_reason != "flag_off"
         return self.ruling.pin if self.ruling and as_given else None
 
 
@@ -96,17 +93,16 @@ def under_flag(asked: AskedSpeculation, flag: FlagDecision) -> AskedSpeculation:
     """Return what takes effect once the flag has had its say: it turns off what caller and policy left on."""
     if flag.value or not asked.choice.enabled:
         return replace(asked, flag=flag)
-    return replace(asked, choice=replace(asked.choice, enabled=False, off_by_flag=True), flag=flag)
+    return replace(asked, choice=replace(asked.choice, mode="off", off_reason="flag_off"), flag=flag)
 
 
 def _ruled(effect: InEffect) -> SpeculationChoice:
+    by_policy = effect.mode == "off" and effect.sources["mode"] != "caller"
     return SpeculationChoice(
-        enabled=effect.mode != "off",
-        forced=effect.forced,
-        shadow=effect.mode == "shadow",
+        mode="auto" if effect.mode == "on" and not effect.forced else effect.mode,
+        off_reason="policy_off" if by_policy else "requested_off",
         num_speculative_tokens=effect.num_speculative_tokens,
         proposers=effect.proposers,
-        off_by_policy=effect.mode == "off" and effect.sources["mode"] != "caller",
     )
 
 
@@ -129,9 +125,7 @@ def _check_proposer(proposer: str | None, known: tuple[str, ...]) -> None:
 
 def _choice(body: SpeculationBody, mode: SpecMode) -> SpeculationChoice:
     return SpeculationChoice(
-        enabled=mode != "off" and body.max_depth != 0,
-        forced=mode == "on",
-        shadow=mode == "shadow",
+        mode="off" if body.max_depth == 0 else mode,
         num_speculative_tokens=body.max_depth,
         proposers=None if body.proposer is None else (body.proposer,),
     )
