@@ -55,8 +55,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path: Path) -> None
     [
         ("- port\n", "holds a list; allowed: a mapping"),
         ("port: [\n", "is not YAML"),
-        ("port: 70000\n", "port in .* is 70000: input should be less than or equal to 65535"),
-        ("forward: fast\n", "forward in .* is 'fast': input should be 'auto', 'native', 'lean' or 'transformers'"),
+        ("port: 70000\n", "port in .* is 70000; allowed: less than or equal to 65535"),
+        ("forward: fast\n", "forward in .* is 'fast'; allowed: auto, native, lean, transformers"),
         ("3: 4\n", "sets 3, which is unknown"),
     ],
 )

@@ -96,7 +96,7 @@ def test_an_error_is_one_line_on_stderr_without_a_traceback() -> None:
     result = CliRunner().invoke(app, ["serve", "--port", "70000"])
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert result.stderr.splitlines() == ["error: --port is '70000': input should be less than or equal to 65535"]
+    assert result.stderr.splitlines() == ["error: --port is '70000'; allowed: less than or equal to 65535"]
 
 
 def test_a_failing_command_leaves_no_status_undocumented() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.validation import read_yaml
+from prolepsis.core.yaml_document import read_yaml
 from prolepsis.policy.reading import InvalidPolicy, parse_policy, read_policy
 
 
@@ -39,7 +39,7 @@ def said(text: str) -> list[str]:
             "default: {num_speculative_tokens: 0}",
             "p.yaml:1: default.num_speculative_tokens is 0; allowed: greater than or equal to 1",
         ),
-        ("version: 1.10", "p.yaml:1: version is 1.1; allowed: a text; numbers need quotes"),
+        ("version: 1.10", "p.yaml:1: version is 1.1; allowed: text, in quotes"),
         ("rules: {a: 1}", "p.yaml:1: rules is {'a': 1}; allowed: a list"),
         ("- a", "p.yaml:1: is ['a']; allowed: a mapping"),
         ("", "p.yaml: is empty; allowed: version, description, default, rules"),

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.validation import first_problem, shown_path, suggestion
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
@@ -112,8 +113,8 @@ def misspelt_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, st
 def _from_file(file: Path) -> Iterator[tuple[str, Given]]:
     for key, value in _mapping(file).items():
         if key not in field_names():
-            near = difflib.get_close_matches(str(key), field_names(), n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{file} sets {key!r}, which is unknown; did you mean {near!r}?", param=str(key))
+            near = suggestion(str(key), field_names())
+            raise ConfigError(f"{file} sets {key!r}, which is unknown; {near}", param=str(key))
         yield key, Given(value, f"{key} in {file}")
 
 
@@ -146,10 +147,10 @@ def _section(section: type[Section], given: Mapping[str, Given]) -> Section:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = f"{given[name].origin} is {given[name].value!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        raise ConfigError(message, param=name) from error
+        problem = first_problem(error, section, values)
+        name = str(problem.path[0])
+        place = f"{given[name].origin}{shown_path(problem.path[1:])}"
+        raise ConfigError(f"{place} {problem.message}", param=name) from error
 
 
 def _plain(annotation: Any, value: object) -> object:

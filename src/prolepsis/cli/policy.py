@@ -25,12 +25,13 @@ from prolepsis.cli.output import (
 )
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.validation import Finding
+from prolepsis.core.yaml_document import located
 from prolepsis.policy.check import check as check_policy
 from prolepsis.policy.explain import Change, Explanation
 from prolepsis.policy.explain import diff as diff_policies
 from prolepsis.policy.explain import explain as explain_request
 from prolepsis.policy.model import Policy, plain_terms
-from prolepsis.policy.reading import InvalidPolicy, located, read_policy
+from prolepsis.policy.reading import InvalidPolicy, read_policy
 from prolepsis.policy.runtime import KNOWN
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import typer
 
 from prolepsis.cli.output import AsJson, note, print_facts, print_json, print_table, shown_time, warn
 from prolepsis.cli.servers import HERE, Key, Url, ask
-from prolepsis.policy.reading import read_text
+from prolepsis.core.yaml_document import read_text
 
 Expect = Annotated[
     int | None,
@@ -28,7 +28,7 @@ def apply(  # noqa: PLR0917  # typer names its options after parameters
 
     It is checked first: one with an error is refused, and nothing changes.
     """
-    text = read_text(file)
+    text = read_text(file, "policy")
     over = _over(url, key, expect)
     changed = ask(url, key, "PUT", "/admin/policy", {"text": text, "expect": over, "reason": reason})
     _show_changed(changed, over, as_json=as_json)

@@ -1,22 +1,60 @@
-"""One thing that is wrong with a policy, or odd about it."""
+"""What is wrong with a document that a user wrote: findings, and pydantic's errors rendered in one way for all of them.
 
+Also the base of the models that such documents are read as.
+"""
+
+import difflib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Kind = Literal["unknown", "missing", "type", "value"]
+Path = tuple[int | str, ...]
+
+_ALLOWED = {
+    "bool_type": "true, false",
+    "bool_parsing": "true, false",
+    "dict_type": "a mapping",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "invalid_key": "keys that are text",
+    "list_type": "a list",
+    "model_attributes_type": "a mapping",
+    "model_type": "a mapping",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "string_too_long": "at most {max_length} characters",
+    "string_too_short": "at least {min_length} characters",
+    "string_type": "text, in quotes",
+    "too_long": "at most {max_length} items",
+    "too_short": "at least {min_length} items",
+    "tuple_type": "a list",
+}
+_TYPE_ERROR = re.compile(r".*(_type|_parsing|_unicode|_from_float)")
+_PYDANTIC_NAME = re.compile(r".*[\[(].*|str|int|float|bool|dict|list|tuple|none|[A-Z]\w*")
+"""Names that pydantic puts into a location: members of unions, validators and keys."""
+_MOST_NAMES = 12
+"""A longer list of names is not shown."""
+_MOST_CHARACTERS = 64
+
 
 Severity = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A policy with an error is not taken; a warning is for whoever wrote it."""
+    """One thing that is wrong with a document, or odd about it: errors make it unusable, warnings do not."""
 
     severity: Severity
-    path: tuple[int | str, ...]
+    path: Path
     """Keys and list positions from the top of the file."""
     message: str
     line: int | None = None
@@ -37,12 +75,175 @@ class Finding:
         return f"{place}: {f'{self.where} ' if self.path else ''}{self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a document."""
+
+    path: Path
+    """Keys and list positions from the top, spelt as in the document."""
+    kind: Kind
+    given: object = None
+    reason: str = ""
+    """What is allowed, as 'allowed: ...' or in a validator's own words; empty for an unknown or a missing key."""
+    names: tuple[str, ...] = ()
+    """For an unknown key: the keys that are known at its place."""
+
+    @property
+    def where(self) -> str:
+        """The path as people write it, such as rules[2].match.prompt_tokens."""
+        return shown_path(self.path)
+
+    @property
+    def message(self) -> str:
+        """Everything but the path: a predicate that follows it in a sentence."""
+        if self.kind == "unknown":
+            return f"is unknown; {suggestion(str(self.path[-1]), self.names)}"
+        return "is missing" if self.kind == "missing" else f"is {shown_value(self.given)}; {self.reason}"
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.message}".strip()
+
+
+def problems(error: ValidationError, model: type[BaseModel], document: object) -> list[Problem]:
+    """Return the problems that `error`, raised for `document` by `model`, is about, in the order of the model's fields.
+
+    Errors that only follow from an error further inside are left out, and those of several members of a union at one
+    place are one problem.
+    """
+    errors = error.errors(include_url=False)
+    found: dict[tuple[Path, Kind], Problem] = {}
+    for one in errors:
+        if _follows(one, errors):
+            continue
+        problem = _problem(one, model, document)
+        before = found.get((problem.path, problem.kind))
+        found[problem.path, problem.kind] = problem if before is None else _either(before, problem)
+    return list(found.values())
+
+
+def first_problem(error: ValidationError, model: type[BaseModel], document: object) -> Problem:
+    """Return the one problem to report: an unknown key first, as it may also show as a missing one."""
+    found = problems(error, model, document)
+    return next((one for one in found if one.kind == "unknown"), found[0])
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return 'did you mean ...?' with the nearest known name, and a few known names where it is far."""
+    known = sorted(names)
+    if not known:
+        return "allowed: none"
+    [near] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    far = not difflib.get_close_matches(name, [near], cutoff=0.6)
+    return f"did you mean {near!r}?" + (f" allowed: {', '.join(known)}" if far and len(known) <= _MOST_NAMES else "")
+
+
 def shown_path(path: Sequence[int | str]) -> str:
     """Return keys joined by dots, with positions in brackets."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part[:64]}"
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part[:_MOST_CHARACTERS]}"
     return text
+
+
+def shown_value(value: object) -> str:
+    """Return a short text for a value given."""
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _problem(error: ErrorDetails, model: type[BaseModel], document: object) -> Problem:
+    kind, loc = error["type"], error["loc"]
+    path = _as_written(loc, document, last_is_key=kind in ("extra_forbidden", "missing"))
+    if kind == "extra_forbidden":
+        return Problem(path, "unknown", error["input"], names=tuple(_names_at(loc[:-1], model)))
+    if kind == "missing":
+        return Problem(path, "missing")
+    return Problem(path, "type" if _TYPE_ERROR.fullmatch(kind) else "value", error["input"], _reason(error))
+
+
+def _reason(error: ErrorDetails) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in ("value_error", "assertion_error"):
+        return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if kind in ("literal_error", "enum"):
+        return f"allowed: {context['expected']}".replace(" or ", ", ").replace("'", "")
+    if kind == "union_tag_invalid":
+        return f"allowed: {context['expected_tags']}".replace("'", "")
+    known = _ALLOWED.get(kind)
+    allowed = known.format(**context) if known else error["msg"].removeprefix("Input should be ")
+    return f"allowed: {allowed.replace('at least 1 items', 'one or more').replace(' 1 characters', ' 1 character')}"
+
+
+def _either(one: Problem, other: Problem) -> Problem:
+    if one.reason == other.reason or not (one.reason.startswith("allowed: ") and other.reason.startswith("allowed: ")):
+        return one
+    return replace(one, reason=f"{one.reason}, {other.reason.removeprefix('allowed: ')}")
+
+
+def _follows(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    loc = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors
+    )
+
+
+def _as_written(loc: Path, value: object, *, last_is_key: bool) -> Path:
+    """Return `loc` as the document spells it, without positions in a single value and without pydantic's names."""
+    path: list[int | str] = []
+    for i, part in enumerate(loc):
+        inside: object = None
+        if isinstance(part, int):
+            if not isinstance(value, list | tuple):
+                continue
+            inside = value[part] if part < len(value) else None
+            path.append(part)
+        else:
+            keys = value if isinstance(value, Mapping) else {}
+            key = part if part in keys else next((key for key in keys if str(key).lower() == part.lower()), None)
+            if key is None and _PYDANTIC_NAME.fullmatch(part) and not (last_is_key and i == len(loc) - 1):
+                continue
+            inside = None if key is None else keys[key]
+            path.append(part if key is None else str(key))
+        value = inside
+    return tuple(path)
+
+
+def _names_at(loc: Path, model: type[BaseModel]) -> list[str]:
+    """Return the keys that the mapping at `loc` may have."""
+    kinds = list(_members(model))
+    for part in loc:
+        inside = [member for kind in kinds for field in _inside(kind, part) for member in _members(field)]
+        kinds = inside or [kind for kind in kinds if getattr(kind, "__name__", "") == part] or kinds
+    return [
+        field.alias or name
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for name, field in kind.model_fields.items()
+    ]
+
+
+def _inside(kind: Any, part: int | str) -> Iterator[Any]:
+    """Yield the annotations of what a value of the type `kind` holds at a key or position."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield from (f.annotation for name, f in kind.model_fields.items() if part in (name, f.alias))
+    elif get_origin(kind) is dict or get_origin(kind) is Mapping:
+        yield get_args(kind)[1]
+    elif get_origin(kind) in (list, tuple, Sequence) and isinstance(part, int):
+        yield get_args(kind)[0]
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    """Yield the types that an annotation stands for, without what surrounds them."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        yield from _members(get_args(kind)[0])
+    elif origin in (Union, UnionType):
+        for part in get_args(kind):
+            yield from _members(part)
+    elif isinstance(kind, type) and issubclass(kind, RootModel):
+        yield from _members(kind.model_fields["root"].annotation)
+    else:
+        yield kind
 
 
 STRICT = ConfigDict(strict=True, frozen=True)
@@ -74,76 +275,3 @@ def one_or_more(value: object) -> object:
     if isinstance(value, list):
         return tuple(value)
     return value if isinstance(value, tuple | dict) else (value,)
-
-
-Path = Sequence[int | str]
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: `off`, `no` and `12:30` are texts, as people mean them."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own way to declare them
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    problem = f"key {key.value[:64]!r} is given twice"
-                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("merge", r"<<", "<"),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document's value, and where its parts stand."""
-
-    value: object
-    root: yaml.Node | None
-
-    def line(self, path: Path) -> int | None:
-        """Return the line (from 1) of the value at `path`, or of the innermost part of it that is there."""
-        node, line = self.root, None
-        for part in path:
-            if node is None:
-                break
-            line = node.start_mark.line
-            node, line = _inner(node, part, line)
-        if node is not None and line is None:
-            line = node.start_mark.line
-        return None if line is None else line + 1
-
-
-def read_yaml(text: str) -> Document:
-    """Return the document of `text`; raises `ValueError` that says line and reason."""
-    try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        return Document(None if node is None else loader.construct_document(node), node)
-    except yaml.MarkedYAMLError as error:
-        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ValueError(f"{where}{error.problem or error.context}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
-
-
-def _inner(node: yaml.Node, part: int | str, line: int) -> tuple[yaml.Node | None, int]:
-    """Return the node at `part`, None where it is not there, and the line of its key, or `line`."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in reversed(node.value):  # what `<<` brought in stands first
-            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
-                return value, key.start_mark.line
-    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-        return node.value[part], node.value[part].start_mark.line
-    return None, line

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import LastGood
 from prolepsis.core.validation import Finding, Name, Number, Part, one_or_more, spelt
+from prolepsis.core.yaml_document import Malformed, read_shape, read_text
 from prolepsis.policy.model import Label, label_text
-from prolepsis.policy.reading import Malformed, read_shape, read_text
 
 HOURS_PER_MONTH = 730.0
 """A twelfth of 365 days."""

@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.validation import Finding, Severity
+from prolepsis.core.yaml_document import located
 from prolepsis.policy.conditions import Names, Range
 from prolepsis.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms
-from prolepsis.policy.reading import InvalidPolicy, located, parse_policy
+from prolepsis.policy.reading import InvalidPolicy, parse_policy
 from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms, RolloutTerms
 
 Keys = tuple[int | str, ...]

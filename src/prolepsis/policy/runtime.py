@@ -15,9 +15,9 @@ from prolepsis.audit.events import Acts
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.files import LastGood, Reload
+from prolepsis.core.yaml_document import read_text
 from prolepsis.policy.check import NOTHING_KNOWN, Known, check, usable_policy
 from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms
-from prolepsis.policy.reading import read_text
 from prolepsis.rollout.live import Pin
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flags import FlagDecision
@@ -43,7 +43,7 @@ class PolicyFile(LastGood[Policy]):
         return str(self.path)
 
     def _read(self) -> str:
-        return read_text(self.path)
+        return read_text(self.path, "policy")
 
     def _parse(self, text: str) -> Policy:
         return usable_policy(text, self.name, self._known)

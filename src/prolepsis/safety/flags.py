@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.files import LastGood, Reload
-from prolepsis.core.validation import read_yaml
+from prolepsis.core.yaml_document import read_yaml
 
 ENABLED = "speculation.enabled"
 """Boolean; false: the request is decoded plainly, whatever policy and caller say."""

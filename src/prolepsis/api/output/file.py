@@ -12,7 +12,7 @@ from prolepsis.api.output.built_in import Patterns, Repetition
 from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.api.output.policy import OutputPolicy
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.validation import read_yaml
+from prolepsis.core.yaml_document import read_yaml
 
 GROUP = "prolepsis.output_policies"
 """Entry points of this group may be named in the file."""

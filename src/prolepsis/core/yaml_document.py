@@ -1,0 +1,123 @@
+"""YAML documents: their values, the lines where their parts stand, and the model they are read as."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.validation import Finding, problems
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+class Malformed(ValueError):
+    """A text that does not fit the model it was read as."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("; ".join(one.message for one in findings))
+        self.findings = tuple(findings)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars: `off`, `no` and `12:30` are texts, as people mean them."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own way to declare them
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    problem = f"key {key.value[:64]!r} is given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document's value, and where its parts stand."""
+
+    value: object
+    root: yaml.Node | None
+
+    def line(self, path: Sequence[int | str]) -> int | None:
+        """Return the line (from 1) of the value at `path`, or of the innermost part of it that is there."""
+        node, line = self.root, None
+        for part in path:
+            if node is None:
+                break
+            line = node.start_mark.line
+            node, line = _inner(node, part, line)
+        if node is not None and line is None:
+            line = node.start_mark.line
+        return None if line is None else line + 1
+
+
+def read_yaml(text: str) -> Document:
+    """Return the document of `text`; raises `ValueError` that says line and reason."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return Document(None if node is None else loader.construct_document(node), node)
+    except yaml.MarkedYAMLError as error:
+        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ValueError(f"{where}{error.problem or error.context}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def read_shape(text: str, shape: type[Shape]) -> tuple[Shape, Document]:
+    """Return what the YAML in `text` holds, and where its parts stand; raises `Malformed`."""
+    try:
+        document = read_yaml(text)
+    except ValueError as error:
+        raise Malformed([Finding("error", (), f"is not YAML: {error}")]) from None
+    if document.value is None:
+        raise Malformed([Finding("error", (), f"is empty; allowed: {', '.join(shape.model_fields)}")])
+    try:
+        return shape.model_validate(document.value), document
+    except ValidationError as error:
+        found = [Finding("error", one.path, one.message) for one in problems(error, shape, document.value)]
+        raise Malformed(sorted(located(found, document), key=lambda one: one.line or 0)) from None
+
+
+def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
+    """Return the findings with their lines."""
+    return [Finding(one.severity, one.path, one.message, document.line(one.path)) for one in findings]
+
+
+def read_text(file: Path, what: str) -> str:
+    """Return the text of a file; raises `ConfigError`, which calls the file `what`."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
+
+
+def _inner(node: yaml.Node, part: int | str, line: int) -> tuple[yaml.Node | None, int]:
+    """Return the node at `part`, None where it is not there, and the line of its key, or `line`."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in reversed(node.value):  # what `<<` brought in stands first
+            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+                return value, key.start_mark.line
+    elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part], node.value[part].start_mark.line
+    return None, line
