@@ -9,7 +9,7 @@ import pytest
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, MemoryPlanError
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.build import assemble, exactness_of, preparation, proposer_names
+from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
@@ -69,21 +69,3 @@ def test_names_of_proposers() -> None:
         proposer_names(EngineConfig(proposers=("sufix",)))
     with pytest.raises(ConfigError, match="draft_model names no model"):
         proposer_names(EngineConfig(proposers=("draft_model",)))
-
-
-class Compiling(TableModel):
-    def pending(self) -> tuple[int, ...]:
-        return self.left
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.left: tuple[int, ...] = ()
-        return True
-
-
-def test_model_that_is_still_compiled_is_not_called_strict_unless_asked_for() -> None:
-    model = Compiling()
-    model.left = (1, 8)
-    assert preparation(model) == "compiling for 1, 8 rows"
-    assert exactness_of(model, EngineConfig()).mode == "normal"
-    assert exactness_of(model, EngineConfig(strict="on")).mode == "strict"
-    assert preparation(model) == ""

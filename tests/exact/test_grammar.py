@@ -23,7 +23,8 @@ from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import TargetModel
-from prolepsis.models.targets.lean import LeanModel, LeanShape
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow

@@ -1,7 +1,7 @@
 """Whether the kernels can be built and run here, for tests that need them."""
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.targets.few_rows import pick_decoder
+from prolepsis.native.decoder import pick_decoder
 
 
 def why_not() -> str | None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from prolepsis.models.targets.few_rows import FewRowsLinear, pick_decoder, replace_linears
+from prolepsis.models.targets.general import FewRowsLinear, replace_linears
+from prolepsis.native.decoder import pick_decoder
 from tests.models.kernels import why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no few-row kernel here: {why_not()}")

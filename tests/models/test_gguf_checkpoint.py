@@ -9,7 +9,8 @@ import torch
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.gguf import unpermute
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.targets.lean import LeanModel, LeanShape
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.gguf_files import permute, write_gguf
 from tests.models.tiny import LLAMA3, one, reference, run, save_tiny
 

@@ -8,7 +8,8 @@ import torch
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.graphs import Bucket, GraphedLean, lay_out
-from prolepsis.models.targets.lean import LeanModel, LeanShape
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.tiny import save_tiny
 
 

@@ -1,12 +1,12 @@
 """Small C++ programs around the kernels, compiled for each instruction set that this processor runs."""
 
-import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from prolepsis.native.build import SOURCES, compiler_missing
+from prolepsis.native.build import SOURCES, build_key, built, compiler_missing, run_compiler
 from prolepsis.native.processor import (
     AMX_BF16,
     AVX2_FMA,
@@ -28,11 +28,22 @@ each_build = pytest.mark.parametrize(
 )
 
 
-def output_of(source: str, instructions: InstructionSet, folder: Path, *, emulated: bool) -> str:
-    """Compile `source` beside this file, with emulated tiles or without, and return what it prints."""
+def output_of(source: str, instructions: InstructionSet, *, emulated: bool) -> str:
+    """Compile `source` next to this file, with emulated tiles or without, and return what it prints.
+
+    The program is kept by its sources, as extensions are.
+    """
     if instructions not in HERE_RUNS:
         pytest.skip("not an instruction set of this processor")
-    program = folder / Path(source).stem
-    flags = ["-std=c++20", "-O1", *instructions.flags, *(EMULATED if emulated else ()), f"-I{SOURCES}", f"-I{HERE}"]
-    subprocess.run([os.environ.get("CXX", "c++"), *flags, str(HERE / source), "-o", str(program)], check=True)
+    flags = ["-std=c++20", "-O1", *instructions.flags, *(EMULATED if emulated else ())]
+
+    def compile_program(target: Path) -> None:
+        run_compiler([*flags, f"-I{SOURCES}", f"-I{HERE}", str(HERE / source), "-o", str(target)])
+
+    program = built(Path(source).stem, build_key([source, *flags], _sources()), compile_program)
     return subprocess.run([str(program)], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _sources() -> Iterator[Path]:
+    for folder in (SOURCES, HERE):
+        yield from folder.glob("*.[hc]*")

@@ -13,7 +13,8 @@ from prolepsis.models.files.store import Store
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel
-from prolepsis.models.targets.lean import LeanModel, LeanShape
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.tiny import one, run
 
 pytestmark = pytest.mark.real_model

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import SequenceInput, TargetModel
 from prolepsis.models.targets.general import GeneralModel
-from prolepsis.models.targets.lean import LeanModel, LeanShape
+from prolepsis.models.targets.lean import LeanModel
+from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.tiny import GENERAL, LEAN, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
 
 CPU = torch.device("cpu")

@@ -1,10 +1,14 @@
 """Where Prolepsis keeps its files: what it can fetch, build or measure again, and what it cannot."""
 
+import errno
+import fcntl
 import os
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -47,6 +51,29 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def exclusive(lock: Path) -> Iterator[None]:
+    """Hold the file `lock` against other processes; waits until it is free. The kernel frees it with its process."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def sha256_of(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
+    """Return what an `OSError` at writing means for the user."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        wanted = f"; {needed / 1e6:.0f} MB are needed" if needed else ""
+        return f"no space left in {folder}{wanted}"
+    return str(error)
 
 
 Stamp = tuple[int, ...]

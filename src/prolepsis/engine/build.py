@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import structlog
 
@@ -29,7 +28,7 @@ from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.heads.base import DraftHead, HeadInfo
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo
 from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
@@ -60,17 +59,6 @@ DRAFT_MODEL = "draft_model"
 EARLY_EXIT = EarlyExitProposer.name
 EXIT_SAMPLES = 16
 """Samples that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A model that gets faster in the background."""
-
-    def pending(self) -> tuple[int, ...]:
-        """Row counts still being compiled."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is pending; True if so."""
 
 
 def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -> Engine:
@@ -107,7 +95,7 @@ def assemble(
     """
     model, info = target.model, target.model.info
     max_model_len = context_length(config, info.max_positions)
-    exactness = exactness_of(model, config)
+    exactness = decide(model, config.strict)
     page_bytes = info.page_bytes + sum(other.page_bytes for other in _beside(draft, head))
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
     early = early_exit(config, target)
@@ -148,7 +136,6 @@ def assemble(
         observer=observer,
         showing=showing,
         heads=bay if config.num_speculative_tokens else None,
-        preparing=lambda: preparation(model),
     )
     return Engine(parts)
 
@@ -246,21 +233,6 @@ def context_length(config: EngineConfig, max_positions: int) -> int:
             param="max_model_len",
         )
     return config.max_model_len or max_positions
-
-
-def exactness_of(model: TargetModel, config: EngineConfig) -> Exactness:
-    """Return the mode of exactness. A self-check counts only for kernels that stay: strict 'on' waits for them."""
-    if isinstance(model, Preparing) and model.pending():
-        if config.strict != "on":
-            return Exactness("normal", "the forward is compiled in the background, so kernels change while it serves")
-        model.wait()
-    return decide(model, config.strict)
-
-
-def preparation(model: TargetModel) -> str:
-    """Return what a model still does in the background, or nothing."""
-    pending = model.pending() if isinstance(model, Preparing) else ()
-    return f"compiling for {', '.join(map(str, pending))} rows" if pending else ""
 
 
 def _cost(config: EngineConfig, target: LoadedModel, *, speculates: bool) -> CostCurve:

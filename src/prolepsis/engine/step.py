@@ -52,8 +52,6 @@ class EngineParts:
     showing: Showing = field(default_factory=Showing)
     heads: HeadBay | None = None
     """None where no draft head can be put in."""
-    preparing: Callable[[], str] = str
-    """Says what the model still prepares in the background; empty when it is ready."""
 
 
 class Engine:
@@ -75,7 +73,6 @@ class Engine:
         self._verifier = parts.verifier
         self.showing = parts.showing
         self._heads = parts.heads
-        self._preparing = parts.preparing
         self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
@@ -149,7 +146,7 @@ class Engine:
     def health(self) -> EngineHealth:
         """Return how the engine is, from any thread."""
         scheduler, dead = self.scheduler, self.dead
-        detail = str(dead) if dead else self._preparing()
+        detail = str(dead) if dead else ""
         return EngineHealth(
             alive=dead is None,
             ready=not detail,

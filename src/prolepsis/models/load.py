@@ -14,7 +14,6 @@ from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
-from prolepsis.native.build import compiler_missing
 
 log = structlog.get_logger(__name__)
 
@@ -119,12 +118,9 @@ def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | 
 
 
 def _lean(checkpoint: Checkpoint, shape: LeanShape, name: str) -> TargetModel:
-    from prolepsis.models.targets.compiled import CompiledLean
     from prolepsis.models.targets.lean import LeanModel
 
-    if compiler_missing() is not None:
-        return LeanModel(checkpoint, shape, name, torch.device("cpu"))
-    return CompiledLean(checkpoint, shape, name)
+    return LeanModel(checkpoint, shape, name, torch.device("cpu"))
 
 
 def _graphed(checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> TargetModel:

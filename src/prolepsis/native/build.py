@@ -1,63 +1,117 @@
-"""Builds C++ extensions once with torch's extension loader and keeps them in the user's cache directory."""
+"""Compiles C++ once per source, compiler and instruction set, and keeps the results in the user's cache directory."""
 
-import fcntl
 import hashlib
+import importlib.util
 import os
+import platform
+import shlex
 import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import structlog
 
-from prolepsis.core.files import cache_directory
+from prolepsis.core.files import cache_directory, exclusive
 
 log = structlog.get_logger(__name__)
 
 SOURCES = Path(__file__).parent
+_OPTIONS = ("-O3", "-std=c++20", "-fno-math-errno", "-fPIC")
+_LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python")
 
 
 def compiler_missing() -> str | None:
-    """Say why nothing can be built here, or None."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        return "no C++ compiler on this machine"
-    if shutil.which("ninja") is None and _bundled_ninja() is None:
-        return "ninja is not installed"
-    return None
+    """Return why nothing can be compiled here, or None."""
+    name = compiler()[0]
+    return None if shutil.which(name) else f"no C++ compiler on this machine: {name} is not found (CXX names another)"
 
 
-def load_extension(name: str, files: tuple[str, ...], flags: tuple[str, ...] = ()) -> ModuleType:
-    """Build (once) and import the extension `name` from C++ `files` of this package.
+def compiler() -> list[str]:
+    """Return the command of the C++ compiler: that of the environment variable CXX, or c++."""
+    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
-    The build is kept under a hash of sources, flags and torch version, so a changed source is a new build and a
-    restart loads the old one at once. Raises `RuntimeError` with the compiler's output when it cannot be built.
+
+def load_extension(name: str, files: Sequence[str], flags: Sequence[str] = (), *, folder: Path = SOURCES) -> ModuleType:
+    """Import the extension `name` of the C++ `files` in `folder`; it is compiled first where no build of it is kept.
+
+    Raises `RuntimeError` with the compiler's output where it cannot be compiled.
     """
     import torch
-    from torch.utils import cpp_extension
 
-    digest = hashlib.sha256(torch.__version__.encode())
-    for part in (*flags, *((SOURCES / f).read_text() for f in sorted(p.name for p in SOURCES.glob("*.[hc]*")))):
-        digest.update(part.encode())
-    directory = cache_directory() / "native" / f"{name}-{digest.hexdigest()[:16]}"
-    directory.mkdir(parents=True, exist_ok=True)
-    if (bundled := _bundled_ninja()) and shutil.which("ninja") is None:
-        os.environ["PATH"] = f"{bundled}{os.pathsep}{os.environ.get('PATH', '')}"
-    with (directory / "owner").open("w") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)  # released by the kernel, whatever ends this process
-        (directory / "lock").unlink(
-            missing_ok=True
-        )  # torch's own lock outlives a killed build, which then waits for ever
-        module: ModuleType = cpp_extension.load(
-            name=f"{name}_{digest.hexdigest()[:8]}",
-            sources=[str(SOURCES / f) for f in files],
-            extra_cflags=["-O3", "-std=c++20", "-fno-math-errno", *flags],
-            build_directory=str(directory),
-        )
-    return module
+    options = (*_OPTIONS, *flags)
+    versions = (torch.__version__, str(sysconfig.get_config_var("SOABI")))
+    key = build_key((*options, *files, *versions), folder.glob("*.[hc]*"))
+    module = f"{name}_{key[:8]}"
+
+    def compile_and_link(target: Path) -> None:
+        objects = [str(target.with_name(f"{file}.o")) for file in files]
+        includes, libraries = _torch_paths()
+        for file, to in zip(files, objects, strict=True):
+            run_compiler([*options, f"-DTORCH_EXTENSION_NAME={module}", *includes, "-c", str(folder / file), "-o", to])
+        run_compiler(["-shared", *objects, *libraries, "-o", str(target)])
+
+    library = built(f"{module}.so", key, compile_and_link)
+    spec = importlib.util.spec_from_file_location(module, library)
+    assert spec is not None, "a path that ends in .so has a loader"
+    assert spec.loader is not None, "a path that ends in .so has a loader"
+    extension = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    return extension
 
 
-def _bundled_ninja() -> str | None:
-    try:
-        import ninja
-    except ImportError:
-        return None
-    return str(ninja.BIN_DIR)
+def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
+    """Return a hash, in hexadecimal, of options, sources, compiler and machine: equal keys have equal results."""
+    digest = hashlib.sha256()
+    version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
+    for part in (*parts, version, platform.machine()):
+        digest.update(part.encode() + b"\0")
+    for source in sorted(sources):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """Return the file `name` that is kept under `key`; `make` writes it to the path it is given where there is none.
+
+    One process builds at a time, in a folder of its own: a build that is killed leaves nothing that counts.
+    """
+    kept = cache_directory() / "native" / key[:16] / name
+    if kept.is_file():
+        return kept
+    with exclusive(kept.parent.with_suffix(".lock")):
+        if kept.is_file():
+            return kept
+        log.warning("native_compile_started", file=name, compiler=" ".join(compiler()), reason=f"{kept} is missing")
+        started = time.monotonic()
+        staging = kept.parent.with_suffix(".partial")
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+        make(staging / name)
+        kept.parent.mkdir(exist_ok=True)
+        (staging / name).replace(kept)
+        shutil.rmtree(staging)
+        log.warning("native_compile_finished", file=name, seconds=round(time.monotonic() - started, 1))
+    return kept
+
+
+def run_compiler(arguments: Sequence[str]) -> None:
+    """Run the compiler; raises `RuntimeError` with its output where it fails."""
+    result = subprocess.run([*compiler(), *arguments], capture_output=True, text=True, check=False)  # noqa: S603
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(compiler())} failed with status {result.returncode}:\n{result.stderr.strip()}")
+
+
+def _torch_paths() -> tuple[list[str], list[str]]:
+    """Return the options with which extensions are compiled and those with which they are linked."""
+    import torch
+
+    root = Path(torch.__file__).parent
+    headers = (root / "include", root / "include/torch/csrc/api/include", Path(sysconfig.get_paths()["include"]))
+    includes = ["-DTORCH_API_INCLUDE_EXTENSION_H", *(option for path in headers for option in ("-isystem", str(path)))]
+    late = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+    return includes, [f"-L{root / 'lib'}", *_LIBRARIES, *late]

@@ -6,14 +6,15 @@ which sequence each token belongs to. Legend: T tokens of the step, L logits kep
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 
+import structlog
 import torch
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
-from prolepsis.models.targets.few_rows import replace_linears
 from prolepsis.models.targets.paged_attention import (
     AttentionPlan,
     LayerKV,
@@ -23,6 +24,9 @@ from prolepsis.models.targets.paged_attention import (
     paged_attention,
     plan_attention,
 )
+from prolepsis.native.decoder import pick_decoder
+
+log = structlog.get_logger(__name__)
 
 INTERFACE = "prolepsis_paged"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention", "local_attention", "global_attention"}
@@ -225,3 +229,39 @@ def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module
     keys = getattr(model, "_tied_weights_keys", None) or ()
     tied = {str(key) for key in keys} if checkpoint.config.tie_word_embeddings else set()
     return model, sorted(set(missing) - tied)
+
+
+class FewRowsLinear(nn.Module):
+    """`nn.Linear` in bf16 on packed weights: fast for few rows, bitwise the same for any number of them.
+
+    Sums are in float32, the result is rounded to bf16 once (`native/products.h`).
+    """
+
+    def __init__(self, module: ModuleType, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self._module = module
+        self._packed: Tensor = module.pack(linear.weight.detach())
+        self._bias = None if linear.bias is None else linear.bias.detach().float()
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in_features] bf16 -> [..., out_features] bf16
+        rows = x.reshape(-1, self.in_features)
+        out: Tensor = self._module.linear(rows, self._packed, self.out_features, self._bias)
+        return out.bfloat16().view(*x.shape[:-1], self.out_features)
+
+
+def replace_linears(model: nn.Module) -> str | None:
+    """Replace all bf16 `nn.Linear` of `model` by few-row linears; return the kernel's name, or None without one.
+
+    Subclasses of `nn.Linear` stay: they mean something else.
+    """
+    try:
+        module, instructions = pick_decoder()
+    except ModelLoadError as error:
+        log.info("few_rows_unavailable", reason=str(error))
+        return None
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
+                setattr(parent, name, FewRowsLinear(module, child))
+    return instructions.name

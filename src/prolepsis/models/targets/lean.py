@@ -3,7 +3,7 @@
 Legend: T tokens of the step, L logits kept, h query heads, k key/value heads, d head dimension.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
-from prolepsis.models.targets.lean_shape import LeanEnds, LeanLayer, LeanShape, lean_ends, lean_fault, lean_layers
+from prolepsis.models.targets.lean_shape import LeanEnds, LeanLayer, LeanShape, lean_ends, lean_layers
 from prolepsis.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
@@ -21,8 +21,6 @@ from prolepsis.models.targets.paged_attention import (
     paged_attention,
     plan_attention,
 )
-
-__all__ = ["LeanEnds", "LeanLayer", "LeanModel", "LeanShape", "lean_ends", "lean_fault", "lean_layers"]
 
 
 class LeanModel:
@@ -76,19 +74,14 @@ class LeanModel:
         """Write the K/V of the first `num_layers` layers; return what enters each of them and what leaves the last."""
         plan = plan_attention(batch, self.device)
         rotary = self.rotary(batch.positions.to(self.device))
-        before, after = self.dense(batch.num_tokens)
         entering = [self.ends.embedding[batch.token_ids.to(self.device)]]
         for i, layer in enumerate(self.layers[:num_layers]):
             x = entering[-1]
-            q, k, v = before(x, layer, rotary, self.shape)
+            q, k, v = before_attention(x, layer, rotary, self.shape)
             cache.write(i, plan.slots, k, v)
             mixed = paged_attention(q, cache, i, plan, self.scoring)
-            entering.append(after(x, mixed, layer, self.shape))
+            entering.append(after_attention(x, mixed, layer, self.shape))
         return entering
-
-    def dense(self, num_tokens: int) -> "Dense":
-        """Return what runs a layer before and after attention for `num_tokens` rows."""
-        return before_attention, after_attention
 
     def rotary(self, positions: Tensor) -> Tensor:  # [2, T, 1, d / 2] float32: cosine and sine
         angles = positions[:, None].float() * self._inv_freq
@@ -115,11 +108,6 @@ def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape
     x = x + F.linear(mixed.flatten(1), layer.o)
     gate, up = F.linear(rms_norm(x, layer.post_norm, shape.eps), layer.gate_up).chunk(2, dim=-1)
     return x + F.linear(F.silu(gate) * up, layer.down)
-
-
-Before = Callable[[Tensor, LeanLayer, Tensor, LeanShape], tuple[Tensor, Tensor, Tensor]]
-After = Callable[[Tensor, Tensor, LeanLayer, LeanShape], Tensor]
-Dense = tuple[Before, After]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
-from prolepsis.models.targets.few_rows import pick_decoder
 from prolepsis.models.targets.lean_shape import LeanLayer, LeanShape, lean_ends, lean_layers
+from prolepsis.native.decoder import pick_decoder
 from prolepsis.native.processor import default_threads
 
 WIDTH = 32

@@ -1,24 +1,14 @@
-"""Linears for a few rows at the speed of memory, bitwise the same for any number of rows.
-
-`native/products.h` holds the kernels (AMX, AVX-512 BF16, AVX2); this file builds them, tests them against torch before
-they are trusted, and puts them in the place of a model's `nn.Linear` modules.
-"""
+"""The compiled decoder: the fastest build of it that this machine runs correctly."""
 
 from functools import lru_cache
 from types import ModuleType
 
 import structlog
 import torch
-from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.native.build import compiler_missing, load_extension
-from prolepsis.native.processor import (
-    InstructionSet,
-    describe_missing,
-    instruction_sets,
-    processor_flags,
-)
+from prolepsis.native.processor import InstructionSet, describe_missing, instruction_sets, processor_flags
 
 log = structlog.get_logger(__name__)
 
@@ -56,36 +46,3 @@ def pick_decoder() -> tuple[ModuleType, InstructionSet]:
         log.warning("kernel_disagrees", instructions=instructions.name)
     names = ", ".join(instructions.name for instructions in candidates)
     raise ModelLoadError(f"the kernels ({names}) disagree with torch on this processor")
-
-
-class FewRowsLinear(nn.Module):
-    """`nn.Linear` in bf16 on packed weights; sums in float32, result rounded to bf16 once."""
-
-    def __init__(self, module: ModuleType, linear: nn.Linear) -> None:
-        super().__init__()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._module = module
-        self._packed: Tensor = module.pack(linear.weight.detach())
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
-
-    def forward(self, x: Tensor) -> Tensor:  # [..., in_features] bf16 -> [..., out_features] bf16
-        rows = x.reshape(-1, self.in_features)
-        out: Tensor = self._module.linear(rows, self._packed, self.out_features, self._bias)
-        return out.bfloat16().view(*x.shape[:-1], self.out_features)
-
-
-def replace_linears(model: nn.Module) -> str | None:
-    """Replace all bf16 `nn.Linear` of `model` by few-row linears; return the kernel's name, or None without one.
-
-    Subclasses of `nn.Linear` stay: they mean something else.
-    """
-    try:
-        module, instructions = pick_decoder()
-    except ModelLoadError as error:
-        log.info("few_rows_unavailable", reason=str(error))
-        return None
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.bfloat16:
-                setattr(parent, name, FewRowsLinear(module, child))
-    return instructions.name
