@@ -5,10 +5,12 @@
 # TORCH_INDEX  package index torch comes from. Unset: where pip has a wheel at hand (find-links), that one; on Linux
 #              without an NVIDIA driver PyTorch's own index of CPU wheels, so that no CUDA packages are downloaded;
 #              elsewhere pip's configured index. TORCH_INDEX=none: pip's configured index in any case.
+# WORKERS      processes that share the tests; default: one a core, at most 4
 # ARGS         passed on to serve, test (pytest) and bench
 
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 CPU_INDEX := https://download.pytorch.org/whl/cpu
@@ -57,7 +59,7 @@ check: setup ## lint, formatting, types, layers
 
 test: setup ## run the tests; those of the real model fetch it first
 	@$(BIN)/prolepsis models pull || echo "the default model cannot be had: its tests will be skipped" >&2
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 $(ARGS)
 
 bench: model ## measure plain decoding and speculation side by side on the shipped prompts
 	$(BIN)/prolepsis bench $(ARGS)

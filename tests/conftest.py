@@ -1,8 +1,41 @@
-"""What holds for every test."""
+"""What holds for every test: one core for each worker, files of its own, and databases with the schema."""
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:  # a run of a few tests imports what they need
+    from prolepsis.store.database import Database
+
+DEFAULT_MODEL = "test_default_model"
+"""Files whose names begin so share the default model, which one worker loads once."""
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: set before torch is imported
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """The tests of a file run in one worker, and so do all those of the default model."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return DEFAULT_MODEL if DEFAULT_MODEL in path else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the default model: the slowest tests, which would keep one worker busy at the end."""
+    items.sort(key=lambda item: DEFAULT_MODEL not in item.nodeid)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -11,3 +44,73 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROLEPSIS_DATA", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of SQLite with the schema and nothing in it, for copies."""
+    from prolepsis.store.migrate import upgrade
+    from tests.store.databases import opened, sqlite_setting
+
+    folder = tmp_path_factory.mktemp("migrated")
+    with closing(opened(sqlite_setting(folder))) as database:
+        upgrade(database)
+        assert database.file is not None
+        return database.file
+
+
+@pytest.fixture
+def sqlite(migrated_sqlite: Path, tmp_path: Path) -> str:
+    """The `store` setting of a file of SQLite with the schema and nothing in it."""
+    from tests.store.databases import sqlite_setting
+
+    shutil.copy(migrated_sqlite, tmp_path)
+    return sqlite_setting(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def migrated_postgresql() -> Iterator[str]:
+    """The `store` setting of a database of PostgreSQL with the schema, for all tests that leave it unharmed."""
+    from prolepsis.store.migrate import upgrade
+    from tests.store.databases import opened, postgresql_setting
+
+    with postgresql_setting() as setting:
+        with closing(opened(setting)) as database:
+            upgrade(database)
+        yield setting
+
+
+@pytest.fixture
+def postgresql(migrated_postgresql: str) -> str:
+    """The `store` setting of a database of PostgreSQL with the schema and nothing in it."""
+    from tests.store.databases import emptied
+
+    emptied(migrated_postgresql)
+    return migrated_postgresql
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def setting(request: pytest.FixtureRequest) -> str:
+    """The `store` setting of a database of either kind with the schema and nothing in it."""
+    return str(request.getfixturevalue(request.param))
+
+
+@pytest.fixture
+def connect(setting: str) -> Iterator[Callable[[], "Database"]]:
+    """Each call is another process's view of one database."""
+    from tests.store.databases import opened
+
+    made: list[Database] = []
+
+    def another() -> "Database":
+        made.append(opened(setting))
+        return made[-1]
+
+    yield another
+    for database in made:
+        database.close()
+
+
+@pytest.fixture
+def database(connect: Callable[[], "Database"]) -> "Database":
+    return connect()

@@ -2,9 +2,8 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import openai
@@ -19,12 +18,10 @@ from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
 from prolepsis.policy.runtime import Policies
-from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.store.databases import opened, postgresql_setting, sqlite_setting
 
 
 @dataclass
@@ -109,23 +106,3 @@ async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
     yield connect
     for one in clients:
         await one.aclose()
-
-
-@pytest.fixture
-def postgresql() -> Iterator[str]:
-    """The `store` setting of a database of PostgreSQL, with its schema and nothing in it."""
-    with postgresql_setting() as setting:
-        with closing(opened(setting)) as database:
-            upgrade(database)
-        yield setting
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def setting(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The `store` setting of a database with its schema and nothing in it."""
-    if request.param == "postgresql":
-        return str(request.getfixturevalue("postgresql"))
-    made = sqlite_setting(tmp_path)
-    with closing(opened(made)) as database:
-        upgrade(database)
-    return made

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.api.test_run import free_port, wait_until_live
+from tests.store.databases import postgresql_setting
 
 SCRIPT = """
 import sys
@@ -38,6 +40,12 @@ def processes(setting: str, number: int) -> Iterator[list[str]]:
             one.wait()
 
 
+@pytest.fixture
+def own_postgresql() -> Iterator[str]:
+    with postgresql_setting() as setting:
+        yield setting
+
+
 def in_use(url: str) -> Any:
     return httpx.get(url).json()["version"]
 
@@ -46,8 +54,8 @@ def apply(url: str, text: str, expect: int) -> int:
     return httpx.put(url, json={"text": text, "expect": expect}, timeout=30).status_code
 
 
-def test_replicas_follow_each_other_and_a_restart_changes_nothing(postgresql: str) -> None:
-    with processes(postgresql, 2) as (one, other):
+def test_replicas_follow_each_other_and_a_restart_changes_nothing(own_postgresql: str) -> None:
+    with processes(own_postgresql, 2) as (one, other):
         assert (in_use(one), in_use(other)) == (0, 0)
         assert apply(one, "default: {mode: off}", 0) == 200
         applied = time.monotonic()
@@ -60,5 +68,5 @@ def test_replicas_follow_each_other_and_a_restart_changes_nothing(postgresql: st
         assert sorted(statuses) == [200, 409]
         shown = httpx.get(f"{one}/versions/2").json()["text"]
         assert shown == texts[statuses.index(200)]
-    with processes(postgresql, 1) as (again,):
+    with processes(own_postgresql, 1) as (again,):
         assert in_use(again) == 2

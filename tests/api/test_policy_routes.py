@@ -233,10 +233,8 @@ async def test_without_store_and_file_there_is_none() -> None:
     ("role", "reads", "acts"),
     [("client", 403, 403), ("viewer", 200, 403), ("auditor", 200, 403), ("operator", 200, 200), ("admin", 200, 200)],
 )
-async def test_roles(tmp_path: Path, role: Any, reads: int, acts: int) -> None:
-    setting = sqlite_setting(tmp_path)
-    with closing(opened(setting)) as database:
-        upgrade(database)
+async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: int) -> None:
+    with closing(opened(sqlite)) as database:
         file = KeyFile(tmp_path / "keys.json")
         record, key = new_key("acme", roles=(role,))
         file.add(record)
@@ -253,10 +251,8 @@ async def test_roles(tmp_path: Path, role: Any, reads: int, acts: int) -> None:
 
 
 @pytest.mark.parametrize("version", ["0", "7", "x", "9" * 12, "-1"])
-async def test_a_version_that_is_not_there_is_404(tmp_path: Path, version: str) -> None:
-    setting = sqlite_setting(tmp_path)
-    with closing(opened(setting)) as database:
-        upgrade(database)
+async def test_a_version_that_is_not_there_is_404(sqlite: str, version: str) -> None:
+    with closing(opened(sqlite)) as database:
         server = Server(StoredPolicy(database))
         reply = await server.http.get(f"/admin/policy/versions/{version}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_version")

@@ -1,15 +1,21 @@
 """Databases for tests: a file of SQLite, or a database of its own on a PostgreSQL server."""
 
+import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, make_url, update
 
+from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database, store_url
+from prolepsis.store.tables import audit_head, metadata, plan_current
 
-SERVER = "host=127.0.0.1 user=root dbname=postgres connect_timeout=2"
+SERVER = os.environ.get("PROLEPSIS_TEST_POSTGRES", "postgresql://127.0.0.1:5432/postgres")
+"""The PostgreSQL server on which tests make databases, as a URL; whoever it names may make them."""
 
 
 def sqlite_setting(folder: Path) -> str:
@@ -38,29 +44,59 @@ def postgresql_setting() -> Iterator[str]:
     name = f"prolepsis_test_{secrets.token_hex(6)}"
     ask_server(f"CREATE DATABASE {name}")
     try:
-        yield f"postgresql://root@127.0.0.1/{name}"
+        yield make_url(SERVER).set(database=name).render_as_string(hide_password=False)
     finally:
         ask_server(f"DROP DATABASE {name} WITH (FORCE)")
 
 
+def emptied(setting: str) -> None:
+    """Leave in a database what its migrations put there."""
+    with closing(opened(setting)) as database, database.write() as connection:
+        for table in set(metadata.sorted_tables) - {audit_head, plan_current}:
+            connection.execute(delete(table))
+        connection.execute(update(audit_head).values(seq=0, digest=START_OF_CHAIN))
+        connection.execute(update(plan_current).values(version=0))
+
+
 def ask_server(*statements: str) -> None:
-    psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed")
-    try:
-        connection = psycopg.connect(SERVER, autocommit=True)
-    except psycopg.OperationalError as error:
-        pytest.skip(f"no PostgreSQL server at 127.0.0.1: {error}")
-    with connection:
+    """Run statements on the server; skips where no server answers."""
+    if (reason := _unreachable()) is not None:
+        pytest.skip(reason)
+    import psycopg
+
+    with psycopg.connect(SERVER, autocommit=True, connect_timeout=2) as connection:
         for statement in statements:
             connection.execute(statement)
+
+
+@cache
+def _unreachable() -> str | None:
+    """Say why there is no PostgreSQL for tests, or None."""
+    try:
+        import psycopg
+    except ImportError:
+        return "psycopg is not installed"
+    try:
+        psycopg.connect(SERVER, connect_timeout=2).close()
+    except psycopg.OperationalError as error:
+        server = make_url(SERVER).render_as_string(hide_password=True)
+        return f"no PostgreSQL server at {server}, set PROLEPSIS_TEST_POSTGRES to the URL of one: {error}"
+    return None
 
 
 @contextmanager
 def cut_off(setting: str) -> Iterator[None]:
     """Close all connections to a database of PostgreSQL, and take no new ones until the block is left."""
-    name = setting.rpartition("/")[2]
+    name = database_name(setting)
     close = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
     ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", close)
     try:
         yield
     finally:
         ask_server(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+def database_name(setting: str) -> str:
+    name = make_url(setting).database
+    assert name is not None
+    return name

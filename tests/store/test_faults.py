@@ -19,7 +19,7 @@ from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
-from tests.store.databases import ask_server, cut_off, opened, postgresql_setting, sqlite_setting
+from tests.store.databases import ask_server, cut_off, database_name, opened, postgresql_setting, sqlite_setting
 from tests.store.fakes import record
 from tests.store.test_writer import QUICK, num_stored, wait_until
 
@@ -74,9 +74,7 @@ def test_a_server_that_closes_its_connections_and_takes_no_new_ones() -> None:
 def test_a_connection_that_the_server_closed_is_replaced() -> None:
     with postgresql_setting() as setting:
         store = started(setting)
-        ask_server(
-            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{setting.rpartition('/')[2]}'"
-        )
+        ask_server(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database_name(setting)}'")
         assert store.record_act(Act(actor="ann", action="kill.on")).seq == 1
         store.close()
 
