@@ -118,7 +118,7 @@ class TakenBack:
     """Steps that drafted and ended after the engine was told; one may have run already then."""
     canary_before: int
     """Requests of the canary that had drafted with the good head."""
-    findings: dict[str, tuple[float, float]]
+    guardrails: dict[str, tuple[float, float]]
     """By guardrail: what was seen, what was allowed."""
     told: list[str]
     """What control told the engine since the exchange."""
@@ -145,7 +145,7 @@ async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: i
         last_draft_s=max(drafted, default=put_in) - put_in,
         drafted_after=client.drafted_after(stop),
         canary_before=before,
-        findings={f.name: (f.estimate, f.allowed) for f in verdict.findings} if verdict else {},
+        guardrails={f.name: (f.estimate, f.allowed) for f in verdict.guardrails} if verdict else {},
         told=[f"{told.at - put_in:.1f} s: {told.what}" for told in client.told[num_told:]],
     )
 

@@ -23,7 +23,7 @@ from benchmarks.rollout_traffic import REQUESTS_PER_S, Damage, Traffic, Values
 from numpy.typing import NDArray
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.statistics.arms import WIDTH, History, log_evidence_against
+from prolepsis.statistics.arms import WIDTH, Histogram, log_evidence_against
 from prolepsis.statistics.guardrail import Guardrail, Outcome
 from prolepsis.statistics.judge import UNEVEN_ALPHA, Levels, StageEvidence, judge
 from prolepsis.statistics.means import Difference, Limit, Ratio, sign_of
@@ -37,7 +37,7 @@ HISTORY = 1000
 REPLAYED = 50
 LEVELS = Levels(num_stages=len(SHARES))
 GUARDRAILS = (
-    Guardrail(name="acceptance", metric="acceptance", better="higher", measure=Difference(margin=0.05, num_knots=33)),
+    Guardrail(name="acceptance", metric="acceptance", better="higher", measure=Difference(margin=0.05, num_points=33)),
     Guardrail(name="per_token_p50", metric="ms_per_token", measure=QuantileRatio(level=0.5, margin=0.10)),
     Guardrail(name="per_token_p95", metric="ms_per_token", measure=QuantileRatio(level=0.95, margin=0.20)),
     Guardrail(name="end_to_end_p95", metric="end_to_end_ms", measure=QuantileRatio(level=0.95, margin=0.35)),
@@ -175,12 +175,12 @@ def _tail(guardrails: Sequence[Guardrail]) -> float:
     return math.sqrt(median.reference * (1.0 + median.margin) * p95.reference)
 
 
-def _history(values: Values) -> History:
+def _history(values: Values) -> Histogram:
     """Return the history that observing the values one by one makes."""
     values = values[~np.isnan(values)]
     bins = np.ceil(np.log(np.maximum(values, 1e-9)) / math.log(WIDTH)).astype(np.int64)
     counts = dict(zip(*(column.tolist() for column in np.unique(bins, return_counts=True)), strict=True))
-    return History(counts, len(values), float(values.sum()))
+    return Histogram(counts, len(values), float(values.sum()))
 
 
 def run_stage(
@@ -228,7 +228,7 @@ class Stream:
             (self._log_factors(self._contrast.stakes(harm)), -math.log(fail_alpha)),
             (self._log_factors(self._contrast.stakes(-harm)), -math.log(LEVELS.promotion)),
         ]
-        self._weights = np.zeros((2 * guardrail.measure.num_knots, 1))
+        self._weights = np.zeros((2 * guardrail.measure.num_points, 1))
         self._counts = np.zeros((2, 1))
 
     def extend(self, canary: NDArray[np.bool_], values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -244,12 +244,12 @@ class Stream:
         return fails, passes & ~fails
 
     def _on_knots(self, canary: NDArray[np.bool_], values: Values, here: NDArray[np.bool_]) -> Values:
-        """Return what each request adds to the tallies of canary and control [2 * knots, number]."""
-        num_knots = self.guardrail.measure.num_knots
-        place = self._scores(canary, values) * (num_knots - 1)
-        lower = np.minimum(place.astype(np.int64), num_knots - 2)
-        added = np.zeros((2 * num_knots, len(values)))
-        column, row = np.arange(len(values)), lower + np.where(canary, 0, num_knots)
+        """Return what each request adds to the histograms of canary and control [2 * points, number]."""
+        num_points = self.guardrail.measure.num_points
+        place = self._scores(canary, values) * (num_points - 1)
+        lower = np.minimum(place.astype(np.int64), num_points - 2)
+        added = np.zeros((2 * num_points, len(values)))
+        column, row = np.arange(len(values)), lower + np.where(canary, 0, num_points)
         added[row, column] = (1.0 - (place - lower)) * here
         added[row + 1, column] = (place - lower) * here
         return added
@@ -265,14 +265,14 @@ class Stream:
         return np.clip(np.nan_to_num(values) / high, 0.0, 1.0)
 
     def _log_factors(self, stakes: Sequence[float]) -> Values:
-        """Return the logarithms of the factors at the knots of canary and control [stakes, 2 * knots]."""
+        """Return the logarithms of the factors at the points of canary and control [stakes, 2 * points]."""
         c = self._contrast
         on_canary, on_control = c.factors
-        knots = np.linspace(0.0, 1.0, self.guardrail.measure.num_knots)
+        points = np.linspace(0.0, 1.0, self.guardrail.measure.num_points)
         stake = np.array(stakes)[:, None]
         centre = c.centre if c.ratio else 0.0
-        up = np.log(1.0 + stake * on_canary * (knots - c.shift - centre))
-        down = np.log(1.0 - stake * on_control * (c.ratio * knots - centre))
+        up = np.log(1.0 + stake * on_canary * (points - c.shift - centre))
+        down = np.log(1.0 - stake * on_control * (c.ratio * points - centre))
         return np.concatenate([up, down], axis=1)
 
 

@@ -91,7 +91,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
 
 def means(view: RolloutView) -> dict[str, tuple[int, float]]:
     assert view.verdict is not None
-    return {finding.name: (finding.num_canary, finding.estimate) for finding in view.verdict.findings}
+    return {finding.name: (finding.num_canary, finding.estimate) for finding in view.verdict.guardrails}
 
 
 async def test_answers_and_failures_count_for_their_arm(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ async def test_a_damaged_one_is_rolled_back_and_nobody_notices(house: House) -> 
     event = (await house.rollouts.events(house.state.rollout_id))[-1]
     assert (event.kind, event.reason, event.stage) == ("rolled_back", "taken", "canary 30%")
     assert event.verdict is not None
-    [taken] = [f for f in event.verdict.findings if f.name == "taken"]
+    [taken] = [f for f in event.verdict.guardrails if f.name == "taken"]
     assert taken.estimate < 0.4 < taken.allowed + 1e-9
     assert event.plan_version
     house.arms.clear()

@@ -118,7 +118,7 @@ async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Con
             assert set(other.arms) <= {("canary", "on"), ("control", "off")}
             await other.ask(30)
         decided = [event for event in one.journal.events(one.state.rollout_id) if event.verdict is not None]
-        assert all(event.verdict and event.verdict.findings for event in decided)
+        assert all(event.verdict and event.verdict.guardrails for event in decided)
     finally:
         await one.close()
         await other.close()

@@ -45,7 +45,7 @@ def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
 
 def test_each_metric_has_its_test() -> None:
     taken, typical, slow, errors, forms, same = settings("{}").stages[1].guardrails
-    assert (taken.metric, taken.better, taken.measure) == ("acceptance", "higher", Limit(limit=0.3, num_knots=33))
+    assert (taken.metric, taken.better, taken.measure) == ("acceptance", "higher", Limit(limit=0.3, num_points=33))
     assert (typical.metric, typical.measure) == ("latency_per_token_ms", QuantileRatio(level=0.5, margin=0.1))
     assert (slow.metric, slow.measure) == ("latency_ms", QuantileLimit(level=0.95, limit=2000.0))
     assert (errors.better, errors.measure) == ("lower", Difference(margin=0.02))
@@ -64,7 +64,7 @@ def test_the_length_of_a_step_counts_from_one_token_on_and_not_in_shadow() -> No
     [canary] = found.stages
     assert canary.kind == "canary"
     assert canary.guardrails[0].better == "higher"
-    assert canary.guardrails[0].measure == Limit(limit=1.25, low=1.0, high=2.0, num_knots=33)
+    assert canary.guardrails[0].measure == Limit(limit=1.25, low=1.0, high=2.0, num_points=33)
 
 
 def test_costs_are_compared_as_means_of_amounts() -> None:
@@ -76,7 +76,7 @@ guardrails:
     dearer, dear = settings("{}", both).stages[0].guardrails
     assert (dearer.metric, dearer.better, dearer.measure) == ("device_ms_per_token", "lower", Ratio(margin=0.1))
     assert not dearer.measure.ready
-    assert dear.measure == Limit(limit=20.0, high=80.0, num_knots=33)
+    assert dear.measure == Limit(limit=20.0, high=80.0, num_points=33)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from prolepsis.policy.rollout_terms import RolloutSettings, Stage
 from prolepsis.rollout.machine import Command, RolloutState, command
-from prolepsis.statistics.arms import Arms, Tally
+from prolepsis.statistics.arms import ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import StageEvidence
 from prolepsis.statistics.means import Difference, Limit
@@ -23,7 +23,9 @@ def counts(stage: int, canary_errors: float, errors: int = 0, num_canary: int = 
     share = STAGES[stage].share
     num_control = 0 if stage == 0 else round(num_canary * (1 - share) / share)
     bad = canary_errors * num_canary
-    arms = Arms(Tally((num_canary - bad, bad), num_canary), Tally((float(num_control), 0.0), num_control))
+    arms = ArmScores(
+        ScoreHistogram((num_canary - bad, bad), num_canary), ScoreHistogram((float(num_control), 0.0), num_control)
+    )
     return StageEvidence("r1", stage, {"errors": arms}, num_canary, num_control, errors, run=1)
 
 

@@ -14,7 +14,7 @@ from prolepsis.statistics.means import Difference, Limit
 from prolepsis.statistics.quantiles import QuantileRatio
 from tests.policy.policies import policy
 
-TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, num_knots=33), better="higher")
+TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, num_points=33), better="higher")
 SLOW = Guardrail(name="slow", metric="latency_ms", measure=QuantileRatio(level=0.5, margin=0.1))
 ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.1))
 SETTINGS = RolloutSettings(
@@ -60,7 +60,7 @@ def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> Non
     live.observe_more(canary, {"error": 1.0})
     live.observe_more(control, {"error": 0.0})
     live.observe_more(replace(canary, stage=0), {"error": 1.0})
-    arms = live.evidence.arms["errors"]
+    arms = live.evidence.scores["errors"]
     assert (arms.canary.count, arms.canary.mean, arms.control.count) == (1, 1.0, 1)
     assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
     assert live.histories["error"].count == 1, "plain requests are what later stages refer to"
@@ -105,7 +105,7 @@ def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     live.take(after)
     assert live.evidence.num_control == counted
     live.observe(Pin("code@1", 1, 1, "canary", "on"), VALUES)
-    assert live.evidence.arms["slow"].canary.count == 1
+    assert live.evidence.scores["slow"].canary.count == 1
 
 
 @pytest.mark.parametrize(("factor", "phase"), [(0.7, "on"), (1.6, "rolled_back")])

@@ -34,7 +34,7 @@ def test_harm_rolls_back_at_once_from_every_active_phase(phase: Phase, stage: in
     assert (state.phase, state.version, canary_share(state, SETTINGS)) == ("rolled_back", 4, 0.0)
     assert (event.kind, event.reason, event.plan_version, event.version) == ("rolled_back", "errors", "7", 4)
     assert event.verdict is not None
-    assert event.verdict.findings[0].estimate == pytest.approx(0.3)
+    assert event.verdict.guardrails[0].estimate == pytest.approx(0.3)
 
 
 def test_a_pass_waits_for_the_least_time_of_the_stage() -> None:

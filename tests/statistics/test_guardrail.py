@@ -7,28 +7,28 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.statistics.arms import Arms, History
-from prolepsis.statistics.guardrail import Guardrail, Measure, decide, find
+from prolepsis.statistics.arms import ArmScores, Histogram
+from prolepsis.statistics.guardrail import Guardrail, Measure, decide, evaluate
 from prolepsis.statistics.means import Better, Difference, Limit, LogRatio, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
 MEASURES: tuple[tuple[Measure, Better], ...] = (
-    (Difference(margin=0.1, num_knots=17), "lower"),
-    (Difference(margin=0.1, num_knots=17), "higher"),
+    (Difference(margin=0.1, num_points=17), "lower"),
+    (Difference(margin=0.1, num_points=17), "higher"),
     (Ratio(margin=0.2, high=1.0), "lower"),
     (Ratio(margin=0.2, high=1.0), "higher"),
     (Ratio(margin=0.2).referring_to(0.5), "lower"),
     (LogRatio(margin=0.3, low=0.1, high=1.0), "lower"),
     (QuantileRatio(level=0.5, margin=0.2, reference=0.5), "lower"),
-    (Limit(limit=0.6, num_knots=17), "lower"),
-    (Limit(limit=0.4, num_knots=17), "higher"),
+    (Limit(limit=0.6, num_points=17), "lower"),
+    (Limit(limit=0.4, num_points=17), "higher"),
     (QuantileLimit(level=0.5, limit=0.6), "lower"),
 )
 
 
 def arms(
     guardrail: Guardrail, number: int, canary: Callable[[float], float], seed: int = 0, share: float = 0.4
-) -> Arms:
+) -> ArmScores:
     """Values are uniform in [0.1, 0.9], the canary's changed by `canary`."""
     rng = random.Random(seed)
     seen = guardrail.empty()
@@ -49,9 +49,9 @@ def test_no_difference_passes_and_damage_fails(measure: Measure, better: Better)
 
 def test_a_ratio_without_a_bound_waits_for_what_the_control_showed() -> None:
     guardrail = Guardrail(name="g", metric="ms", measure=Ratio(margin=0.1))
-    assert decide(guardrail, Arms.empty(33), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
-    assert guardrail.calibrated(History()) == guardrail
-    history = History().observe(10.0).observe(14.0)
+    assert decide(guardrail, ArmScores.empty(33), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
+    assert guardrail.calibrated(Histogram()) == guardrail
+    history = Histogram().observe(10.0).observe(14.0)
     assert guardrail.calibrated(history).measure == Ratio(margin=0.1, high=48.0, baseline=12.0)
     assert Ratio(margin=0.1, high=50.0).referring_to(12.0) == Ratio(margin=0.1, high=50.0, baseline=12.0)
 
@@ -62,7 +62,7 @@ def test_it_decides_when_a_bound_passes_the_margin(measure: Measure, better: Bet
     guardrail = Guardrail(name="g", metric="m", measure=measure, better=better, minimum_samples=1)
     for i, factor in enumerate((0.5, 1.0, 1.1)):
         seen = arms(guardrail, number, lambda x, f=factor: min(1.0, f * x), seed=i)  # type: ignore[misc]
-        found = find(guardrail, seen, 0.4, fail_alpha=0.01, pass_alpha=0.05)
+        found = evaluate(guardrail, seen, 0.4, fail_alpha=0.01, pass_alpha=0.05)
         above, below = found.lower > found.allowed, found.upper < found.allowed
         by_bounds = {(False, False): "inconclusive", (True, False): "fail", (False, True): "pass"}[above, below]
         if better == "higher":
@@ -71,7 +71,7 @@ def test_it_decides_when_a_bound_passes_the_margin(measure: Measure, better: Bet
 
 
 def test_estimates_and_bounds_are_in_the_units_that_people_read() -> None:
-    latency = Guardrail(name="l", metric="ms", measure=Difference(margin=20.0, low=0.0, high=400.0, num_knots=33))
+    latency = Guardrail(name="l", metric="ms", measure=Difference(margin=20.0, low=0.0, high=400.0, num_points=33))
     cost = Guardrail(name="c", metric="eur", measure=Ratio(margin=0.1, high=4.0))
     speed = Guardrail(name="s", metric="ms", measure=LogRatio(margin=0.1, low=1.0, high=1000.0))
     for guardrail, canary, control, estimate, allowed in (
@@ -82,7 +82,7 @@ def test_estimates_and_bounds_are_in_the_units_that_people_read() -> None:
         seen = guardrail.empty()
         for _ in range(400):
             seen = guardrail.observe(guardrail.observe(seen, "canary", canary), "control", control)
-        found = find(guardrail, seen, 0.5, fail_alpha=0.01, pass_alpha=0.05)
+        found = evaluate(guardrail, seen, 0.5, fail_alpha=0.01, pass_alpha=0.05)
         assert found.estimate == pytest.approx(estimate)
         assert found.allowed == pytest.approx(allowed)
         assert found.lower < estimate < found.upper
@@ -109,13 +109,13 @@ def test_a_limit_does_not_wait_for_the_control() -> None:
 def test_a_quantile_of_the_control_that_is_not_known_decides_nothing() -> None:
     guardrail = Guardrail(name="p95", metric="ms", measure=QuantileRatio(level=0.95, margin=0.1))
     assert decide(guardrail, guardrail.empty(), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
-    known = guardrail.calibrated(History().observe(100.0))
+    known = guardrail.calibrated(Histogram().observe(100.0))
     assert isinstance(known.measure, QuantileRatio)
     assert known.measure.reference == pytest.approx(100.0, rel=0.02)
 
 
 def test_calibration_changes_speed_and_not_what_is_tested() -> None:
-    history = History().observe(0.2).observe(0.4)
+    history = Histogram().observe(0.2).observe(0.4)
     for measure, better in MEASURES:
         before = measure.contrast(better, 0.4)
         known = Guardrail(name="g", metric="m", measure=measure, better=better).calibrated(history)

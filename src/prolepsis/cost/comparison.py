@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prolepsis.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Contest, Dimension, RequestCost, Spent
-from prolepsis.statistics.arms import Arm, Arms, Tally
+from prolepsis.statistics.arms import Arm, ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import bounds
 from prolepsis.statistics.means import FINE, Limit, Ratio
 
@@ -29,8 +29,8 @@ MOST_COMPARED = 8
 """Values of a dimension that are compared by themselves."""
 _TAIL = 0.025  # of each bound: 95 % together
 _HALVINGS = 12  # of [-1, 1]: bounds to half a thousandth
-_PREDICTED = Limit(limit=1.0, low=0.0, high=2.0, num_knots=FINE)  # measured / predicted
-_NO_ARM = Tally.empty(FINE)
+_PREDICTED = Limit(limit=1.0, low=0.0, high=2.0, num_points=FINE)  # measured / predicted
+_NO_ARM = ScoreHistogram.empty(FINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class _Group:
     def __init__(self) -> None:
         self.spent: dict[Arm, Spent] = {"canary": Spent(), "control": Spent()}
         self.seconds: dict[Arm, float] = {"canary": 0.0, "control": 0.0}
-        self.arms = Arms(_NO_ARM, _NO_ARM)
-        self.against_prediction = Arms(_NO_ARM, _NO_ARM)
+        self.arms = ArmScores(_NO_ARM, _NO_ARM)
+        self.against_prediction = ArmScores(_NO_ARM, _NO_ARM)
 
     def observe(self, cost: RequestCost, measure: Ratio) -> None:
         self.spent[cost.arm].add(cost)
@@ -125,7 +125,7 @@ class Comparison:
         if self._first.num_requests == CALIBRATION:
             self._measure = self._measure.referring_to(self._first_total / CALIBRATION)
 
-    def _compared(self, by: Dimension | Literal["all"], value: str, group: _Group, control: Tally) -> Compared:
+    def _compared(self, by: Dimension | Literal["all"], value: str, group: _Group, control: ScoreHistogram) -> Compared:
         canary = group.spent["canary"]
         plain = self._all if by == "proposer" else group
         tokens = canary.num_output_tokens
@@ -137,12 +137,12 @@ class Comparison:
             seconds_per_token=group.per_token("canary"),
             control_seconds_per_token=plain.per_token("control"),
             predicted_seconds_per_token=canary.device.predicted_plain / tokens if tokens else None,
-            saved=self._saved(Arms(group.arms.canary, control), randomised=by != "proposer"),
+            saved=self._saved(ArmScores(group.arms.canary, control), randomised=by != "proposer"),
             randomised=by != "proposer",
             saved_by_prediction=_saved_by_prediction(group.against_prediction),
         )
 
-    def _saved(self, arms: Arms, *, randomised: bool) -> Saving:
+    def _saved(self, arms: ArmScores, *, randomised: bool) -> Saving:
         """Return the saving; bounds only where chance drew the arms, as nothing else makes them valid."""
         if not (arms.canary.count and arms.control.count and self._measure.ready):
             return Saving(None)
@@ -154,7 +154,7 @@ class Comparison:
         return Saving(estimate, None if upper >= 1.0 else -upper, min(1.0, -lower))
 
 
-def _saved_by_prediction(arms: Arms) -> Saving:
+def _saved_by_prediction(arms: ArmScores) -> Saving:
     if not arms.canary.count:
         return Saving(None)
     estimate = 1.0 - _PREDICTED.high * arms.canary.mean

@@ -72,8 +72,8 @@ class Meaning:
             return QuantileLimit(level=self.level, limit=limit)
         if not self.is_rate:
             high = self.lowest + HEADROOM * (limit - self.lowest)
-            return Limit(limit=limit, low=self.lowest, high=high, num_knots=FINE)
-        return Limit(limit=limit, num_knots=FINE if self.value == "acceptance" else 2)
+            return Limit(limit=limit, low=self.lowest, high=high, num_points=FINE)
+        return Limit(limit=limit, num_points=FINE if self.value == "acceptance" else 2)
 
 
 METRICS: dict[Metric, Meaning] = {

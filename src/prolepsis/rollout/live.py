@@ -10,7 +10,7 @@ from prolepsis.policy.explain import position
 from prolepsis.policy.model import Mode, Policy, Terms, plain_match, plain_terms
 from prolepsis.policy.rollout_terms import RolloutSettings
 from prolepsis.rollout.machine import ACTIVE, RolloutState, Stepped, canary_share, guardrails_of, step
-from prolepsis.statistics.arms import Arm, History
+from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.judge import StageEvidence
 
 Place = Literal["canary", "rest", "control"]
@@ -84,7 +84,7 @@ def _digest(content: object) -> str:
 
 REFERENCE_REQUESTS = 100
 """Requests of the control whose quantiles a stage is judged by; with fewer its quantiles wait."""
-Histories = Mapping[str, History]
+Histories = Mapping[str, Histogram]
 """What plain requests showed since the stage began, by what is measured."""
 
 
@@ -133,7 +133,7 @@ class LiveRollout:
 
     def _begin(self, state: RolloutState) -> None:
         self.evidence = StageEvidence(state.rollout_id, state.stage, run=state.run)
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, Histogram] = {}
 
     def place(self, key: str) -> Pin:
         """Return what the request with `key` gets now."""
@@ -222,4 +222,4 @@ def stopped_runs(before: RolloutState, after: RolloutState) -> Sequence[str]:
     return (run_name(before.rollout_id, before.run),) if taken_back else ()
 
 
-_NO_HISTORY = History()
+_NO_HISTORY = Histogram()

@@ -12,7 +12,7 @@ from prolepsis.api.room import Room
 from prolepsis.core.errors import RolloutNotFound
 from prolepsis.rollout.machine import Command, Kind, Phase, RolloutEvent, canary_share
 from prolepsis.rollout.runtime import Rollouts, RolloutView
-from prolepsis.statistics.guardrail import Finding, Outcome
+from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import Reason, Verdict
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import caller_of
@@ -132,11 +132,11 @@ def _event(event: RolloutEvent) -> RolloutEventReply:
 def _verdict(verdict: Verdict | None) -> VerdictReply | None:
     if verdict is None:
         return None
-    found = [_guardrail(finding) for finding in verdict.findings]
+    found = [_guardrail(finding) for finding in verdict.guardrails]
     return VerdictReply(outcome=verdict.outcome, reason=verdict.reason, guardrails=found)
 
 
-def _guardrail(finding: Finding) -> GuardrailReply:
+def _guardrail(finding: GuardrailResult) -> GuardrailReply:
     return GuardrailReply(
         name=finding.name,
         outcome=finding.outcome,

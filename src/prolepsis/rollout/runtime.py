@@ -24,7 +24,7 @@ from prolepsis.rollout.machine import (
     outcome_on,
     verdict_on,
 )
-from prolepsis.statistics.guardrail import Finding, Outcome
+from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict
 from prolepsis.telemetry.rollouts import RolloutMetrics
 
@@ -263,7 +263,7 @@ class Rollouts:
                 stage=event.stage,
                 reason=event.reason,
                 policy=event.plan_version,
-                findings=[_told(finding) for finding in event.verdict.findings] if event.verdict else [],
+                guardrails=[_told(finding) for finding in event.verdict.guardrails] if event.verdict else [],
             )
 
     def _ours(self, state: RolloutState) -> RolloutState:
@@ -309,7 +309,7 @@ async def _contained(event: str, work: Awaitable[None]) -> None:
         log.error(event, error=f"{type(error).__name__}: {error}")
 
 
-def _told(finding: Finding) -> dict[str, object]:
+def _told(finding: GuardrailResult) -> dict[str, object]:
     return {
         "guardrail": finding.name,
         "outcome": finding.outcome,

@@ -1,4 +1,16 @@
-"""What the finished requests of one stage showed: the recorded counters that a verdict is made of."""
+"""The verdict on a stage: the evidence of its finished requests, judged over all guardrails.
+
+The error rates of the whole rollout hold, by two arguments.
+
+False rollback. A rollout fails if any decisive guardrail fails in any of its stages, so each guardrail of each stage
+is tested at level rollback / (guardrails x stages): by the union bound a rollout with a harmless canary is rolled back
+with probability at most `rollback`.
+
+False promotion. A stage is passed only if every decisive guardrail passes. If one metric forbids a canary, that
+guardrail has to pass all the same, which happens with probability at most `promotion` in the first stage where the
+metric forbids it; no later stage is reached otherwise. So nothing is divided: each passes at level `promotion`
+(intersection-union test, Berger, Technometrics 1982).
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,22 +19,22 @@ from typing import Literal, Self
 
 from pydantic import TypeAdapter
 
-from prolepsis.statistics.arms import Arm, Arms, log_evidence_against
-from prolepsis.statistics.guardrail import Finding, Guardrail, Outcome, decide, find
+from prolepsis.statistics.arms import Arm, ArmScores, log_evidence_against
+from prolepsis.statistics.guardrail import Guardrail, GuardrailResult, Outcome, decide, evaluate
 
 
 @dataclass(frozen=True, slots=True)
 class StageEvidence:
-    """Arms by guardrail name; evidence of replicas about one stage is added."""
+    """Scores by guardrail; the evidence of replicas about one stage is added."""
 
     rollout_id: str
     stage: int
-    arms: Mapping[str, Arms] = field(default_factory=dict)
+    scores: Mapping[str, ArmScores] = field(default_factory=dict)
     num_canary: int = 0
     num_control: int = 0
-    """Requests of the stage that finished, by arm, whatever was measured of them."""
+    """Requests of the stage that finished, by arm, with or without measured values."""
     consecutive_errors: int = 0
-    """Requests with a measurement that failed since the last without; of the replica that has most."""
+    """Requests in a row with a measurement that failed; the largest number of any replica."""
     run: int = 0
     """Which start of the rollout the stage belongs to."""
 
@@ -32,35 +44,33 @@ class StageEvidence:
     def observe(self, guardrails: Sequence[Guardrail], arm: Arm, values: Mapping[str, float]) -> Self:
         """Return the evidence with one more finished request, given its values by metric.
 
-        A metric that does not apply to the request is left out; NaN says that measuring it failed.
+        A metric that does not apply to the request is absent; NaN means that measuring it failed.
         """
-        arms = dict(self.arms)
-        for guardrail in guardrails:
-            value = values.get(guardrail.metric)
-            if value is not None and not math.isnan(value) and guardrail.measure.ready:
-                arms[guardrail.name] = guardrail.observe(arms.get(guardrail.name, guardrail.empty()), arm, value)
         failed = any(math.isnan(value) for value in values.values())
         return replace(
-            self,
-            arms=arms,
+            self.observe_more(guardrails, arm, values),
             num_canary=self.num_canary + (arm == "canary"),
             num_control=self.num_control + (arm == "control"),
             consecutive_errors=self.consecutive_errors + 1 if failed else 0,
         )
 
     def observe_more(self, guardrails: Sequence[Guardrail], arm: Arm, values: Mapping[str, float]) -> Self:
-        """Return the evidence with what was measured later of a request that is counted already."""
-        more = self.observe(guardrails, arm, values)
-        return replace(self, arms=more.arms)
+        """Return the evidence with values of a request that is counted already."""
+        scores = dict(self.scores)
+        for guardrail in guardrails:
+            value = values.get(guardrail.metric)
+            if value is not None and not math.isnan(value) and guardrail.measure.ready:
+                scores[guardrail.name] = guardrail.observe(scores.get(guardrail.name, guardrail.empty()), arm, value)
+        return replace(self, scores=scores)
 
     def __add__(self, other: Self) -> Self:
         assert other.belongs_to(self.rollout_id, self.run, self.stage), "evidence of one stage is added"
-        merged = dict(self.arms)
-        for name, arms in other.arms.items():
-            merged[name] = merged[name] + arms if name in merged else arms
+        merged = dict(self.scores)
+        for name, scores in other.scores.items():
+            merged[name] = merged[name] + scores if name in merged else scores
         return replace(
             self,
-            arms=merged,
+            scores=merged,
             num_canary=self.num_canary + other.num_canary,
             num_control=self.num_control + other.num_control,
             consecutive_errors=max(self.consecutive_errors, other.consecutive_errors),
@@ -71,23 +81,22 @@ class StageEvidence:
 
     @staticmethod
     def from_json(text: bytes | str) -> "StageEvidence":
-        """Return the stored evidence; raises pydantic's ValidationError where the text is not one."""
+        """Return the stored evidence; raises pydantic's ValidationError for any other text."""
         return _EVIDENCE.validate_json(text)
 
 
 _EVIDENCE = TypeAdapter(StageEvidence)
 
-
 Reason = Literal[
     "harm",  # a decisive guardrail failed
     "within_margins",  # all decisive guardrails passed
     "not_enough_evidence",
-    "measurement_errors",  # too many in a row: what is measured cannot be trusted, which is not a failure
-    "uneven_arms",  # requests do not come to the arms in the stated shares, so they cannot be compared
-    "nothing_decisive",  # there is no guardrail that may decide
+    "measurement_errors",  # too many in a row: the measurements cannot be trusted, which is not a failure
+    "uneven_arms",  # the arms' sizes contradict the stated shares, so the arms cannot be compared
+    "nothing_decisive",  # no guardrail may decide
 ]
 UNEVEN_ALPHA = 0.001
-"""Level at which arms are taken for uneven."""
+"""Level at which arms are considered uneven."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +106,22 @@ class Levels:
     rollback: float = 0.05
     promotion: float = 0.05
     num_stages: int = 1
-    """Stages with verdicts that the rollout has in all."""
+    """Stages with verdicts in the whole rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
+    """The judgement of a rollout's stage."""
+
     outcome: Outcome
     reason: Reason
-    findings: tuple[Finding, ...] = ()
-    """Of all guardrails, dry runs too."""
+    guardrails: tuple[GuardrailResult, ...] = ()
+    """Of all guardrails, including dry runs."""
 
     @property
     def failed(self) -> tuple[str, ...]:
         """Names of the decisive guardrails that failed."""
-        return tuple(f.name for f in self.findings if f.outcome == "fail" and not f.dry_run)
+        return tuple(f.name for f in self.guardrails if f.outcome == "fail" and not f.dry_run)
 
 
 def judge(
@@ -124,12 +135,12 @@ def judge(
     """Return the verdict on a stage whose requests went to the canary with probability `share` (ignored by limits)."""
     levels = levels or Levels()
     fail_alpha = _fail_alpha(guardrails, levels)
-    findings = tuple(
-        find(g, evidence.arms.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)
+    results = tuple(
+        evaluate(g, evidence.scores.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)
         for g in guardrails
     )
     unfit = _unfit(evidence, share, consecutive_error_limit)
-    return Verdict(*(unfit or _together([f.outcome for f in findings if not f.dry_run])), findings)
+    return Verdict(*(unfit or _combined([one.outcome for one in results if not one.dry_run])), results)
 
 
 def outcome_of(
@@ -140,15 +151,15 @@ def outcome_of(
     levels: Levels | None = None,
     consecutive_error_limit: int = 5,
 ) -> tuple[Outcome, Reason]:
-    """Return what `judge` says without its numbers, in a tenth of the time."""
+    """Return the outcome and reason of `judge` without its numbers, in a tenth of the time."""
     levels = levels or Levels()
     fail_alpha = _fail_alpha(guardrails, levels)
     outcomes = [
-        decide(g, evidence.arms.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)[0]
+        decide(g, evidence.scores.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)[0]
         for g in guardrails
         if not g.dry_run
     ]
-    return _unfit(evidence, share, consecutive_error_limit) or _together(outcomes)
+    return _unfit(evidence, share, consecutive_error_limit) or _combined(outcomes)
 
 
 def _fail_alpha(guardrails: Sequence[Guardrail], levels: Levels) -> float:
@@ -157,13 +168,13 @@ def _fail_alpha(guardrails: Sequence[Guardrail], levels: Levels) -> float:
 
 
 def _unfit(evidence: StageEvidence, share: float, consecutive_error_limit: int) -> tuple[Outcome, Reason] | None:
-    """Return why a verdict is withheld whatever the guardrails say, None where it is not."""
+    """Return why no verdict is possible, whatever the guardrails show; None if one is."""
     if evidence.consecutive_errors > consecutive_error_limit:
         return "inconclusive", "measurement_errors"
     return ("inconclusive", "uneven_arms") if _uneven(evidence, share) else None
 
 
-def _together(outcomes: Sequence[Outcome]) -> tuple[Outcome, Reason]:
+def _combined(outcomes: Sequence[Outcome]) -> tuple[Outcome, Reason]:
     if not outcomes:
         return "inconclusive", "nothing_decisive"
     if "fail" in outcomes:

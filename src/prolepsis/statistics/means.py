@@ -1,4 +1,4 @@
-"""The test at the bottom of every guardrail: a bet, request by request, on the difference of two arms.
+"""Tests of means: the bet under every guardrail, and the bounds on means that a guardrail may set.
 
 Let a request go to the canary with probability w, whatever came before, and let its score be Y1 there and Y0 as
 control, both in [0, 1]. With v = min(w, 1 - w) and any constants c (centre), r (ratio) and d (shift),
@@ -8,7 +8,10 @@ control, both in [0, 1]. With v = min(w, 1 - w) and any constants c (centre), r 
 has expectation v (E Y1 - r E Y0 - d) given the past: the inverse-probability estimate of an effect, here with a
 constant control variate. So where theta = E Y1 - r E Y0 - d <= 0 at each request, the product of 1 + stake * Z with
 stakes > 0 is a nonnegative supermartingale, and it ever reaches 1 / alpha with probability at most alpha (Ville 1939).
-Nothing is asked of the scores but their range: load may drift, tenants may differ, requests may resemble each other.
+Nothing is required of the scores but their range: load may drift, tenants may differ, requests may resemble each other.
+
+A bound has a `margin`: how much worse the canary may be. Values beyond [low, high] count as `low` or `high`; the mean
+of the clipped values is tested. Each request weighs the same, whatever its length.
 
 Sources: betting on bounded means and fixed stakes in a mixture, Waudby-Smith and Ramdas, J. R. Stat. Soc. B 2024
 (arXiv 2010.09686); design-based confidence sequences, Ham, Bojinov, Lindon and Tingley (arXiv 2210.08639).
@@ -18,7 +21,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from prolepsis.statistics.arms import Arm, Arms, History, Tally
+from prolepsis.statistics.arms import Arm, ArmScores, Histogram, ScoreHistogram
 
 NUM_STAKES = 12
 """Each stake is half the one before: three orders of magnitude of effects, for at most log 12 of evidence."""
@@ -28,12 +31,12 @@ _LARGEST_STAKE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """theta = E[canary] - ratio * E[control] - shift, on scores in [0, 1]; ratio 0: the control is not looked at."""
+    """theta = E[canary] - ratio * E[control] - shift, on scores in [0, 1]; ratio 0: the control does not count."""
 
     shift: float
     ratio: float = 1.0
     centre: float = 0.5
-    """About the control's mean; it decides how fast a verdict comes, not whether it is right."""
+    """About the control's mean; it decides how soon a verdict comes, not whether it is right."""
     share: float = 0.5
     """Probability that a request goes to the canary."""
 
@@ -63,15 +66,15 @@ class Contrast:
         largest = min(_LARGEST_STAKE, _LARGEST_PART / max(worst, 1.0 / _LARGEST_STAKE))
         return tuple(sign * largest / 2**i for i in range(NUM_STAKES))
 
-    def log_wealth(self, arms: Arms, stake: float) -> float:
-        """Return the logarithm of what betting `stake` on every request made of 1; -inf where it may go below 0."""
+    def log_wealth(self, arms: ArmScores, stake: float) -> float:
+        """Return the log of the wealth that 1 becomes by betting `stake` on each request; -inf if it may be < 0."""
         canary, control = self.factors
         step, back = stake * canary, stake * control
         return _log_growth(arms.canary, 1.0 - step * (self.shift + self._centre), step) + _log_growth(
             arms.control, 1.0 + back * self._centre, -back * self.ratio
         )
 
-    def log_evidence(self, arms: Arms, stakes: tuple[float, ...]) -> float:
+    def log_evidence(self, arms: ArmScores, stakes: tuple[float, ...]) -> float:
         """Return the logarithm of the mean wealth over `stakes`: an e-process, compared with log(1 / alpha)."""
         wealths = [self.log_wealth(arms, stake) for stake in stakes]
         best = max(wealths)
@@ -80,13 +83,13 @@ class Contrast:
         return best + math.log(sum(math.exp(wealth - best) for wealth in wealths) / len(stakes))
 
 
-def _log_growth(tally: Tally, intercept: float, slope: float) -> float:
-    """Return the sum of log(intercept + slope * score); -inf where a score in [0, 1] could make a factor negative."""
+def _log_growth(histogram: ScoreHistogram, intercept: float, slope: float) -> float:
+    """Return the sum of log(intercept + slope * score); -inf if a score in [0, 1] could make a factor negative."""
     if intercept < 0.0 or intercept + slope < 0.0:
         return -math.inf
-    top = len(tally.weights) - 1
+    top = len(histogram.weights) - 1
     total = 0.0
-    for i, weight in enumerate(tally.weights):
+    for i, weight in enumerate(histogram.weights):
         if weight:
             factor = intercept + slope * i / top
             if factor <= 0.0:
@@ -97,13 +100,13 @@ def _log_growth(tally: Tally, intercept: float, slope: float) -> float:
 
 Better = Literal["lower", "higher"]
 FINE = 33
-"""Knots for values between zero and one."""
+"""Points of a histogram for values between zero and one."""
 HEADROOM = 4.0
-"""Times a mean: where amounts are clipped, so that one request cannot decide."""
+"""Amounts are clipped at this many times a mean, so that one request cannot decide."""
 
 
 def sign_of(better: Better) -> int:
-    """Return 1 where more is harm, -1 where less is."""
+    """Return 1 if more is harm, -1 if less is."""
     return 1 if better == "lower" else -1
 
 
@@ -114,7 +117,7 @@ class Difference:
     margin: float
     low: float = 0.0
     high: float = 1.0
-    num_knots: int = 2
+    num_points: int = 2
     baseline: float | None = None
     """About the control's mean, in the metric's unit."""
     ready = True
@@ -136,7 +139,7 @@ class Difference:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def reference_from(self, history: History) -> float | None:
+    def reference_from(self, history: Histogram) -> float | None:
         return history.mean if history.count else None
 
     def referring_to(self, reference: float) -> Self:
@@ -147,14 +150,14 @@ class Difference:
 class Ratio:
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
-    `high` None: `HEADROOM` times what the control showed before; until that is known there is no verdict.
+    `high` None: `HEADROOM` times the control's mean before the stage; until that is known there is no verdict.
     A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
     estimate.
     """
 
     margin: float
     high: float | None = None
-    num_knots: int = FINE
+    num_points: int = FINE
     baseline: float | None = None
 
     @property
@@ -178,7 +181,7 @@ class Ratio:
     def estimate(self, canary: float, control: float) -> float:
         return canary / control - 1.0 if control else 0.0
 
-    def reference_from(self, history: History) -> float | None:
+    def reference_from(self, history: Histogram) -> float | None:
         return history.mean or None
 
     def referring_to(self, reference: float) -> Self:
@@ -189,13 +192,13 @@ class Ratio:
 class LogRatio:
     """Ratio of geometric means, against 1 + `margin` or 1 - `margin`; for values over orders of magnitude.
 
-    The mean of logarithms is tested: what is typical, little moved by a heavy tail. Values in [low, high], low > 0.
+    The mean of logarithms is tested: the typical value, little moved by a heavy tail. Values in [low, high], low > 0.
     """
 
     margin: float
     low: float
     high: float
-    num_knots: int = FINE
+    num_points: int = FINE
     baseline: float | None = None
     ready = True
 
@@ -220,7 +223,7 @@ class LogRatio:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def reference_from(self, history: History) -> float | None:
+    def reference_from(self, history: Histogram) -> float | None:
         return history.quantile(0.5) or None
 
     def referring_to(self, reference: float) -> Self:
@@ -234,7 +237,7 @@ class Limit:
     limit: float
     low: float = 0.0
     high: float = 1.0
-    num_knots: int = 2
+    num_points: int = 2
     ready = True
 
     def score(self, _arm: Arm, value: float) -> float:
@@ -252,7 +255,7 @@ class Limit:
     def estimate(self, canary: float, _control: float) -> float:
         return canary
 
-    def reference_from(self, _history: History) -> None:
+    def reference_from(self, _history: Histogram) -> None:
         return None
 
     def referring_to(self, _reference: float) -> Self:

@@ -1,4 +1,4 @@
-"""How long until a verdict, told before it starts."""
+"""Forecasts of the time until a verdict."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _SPREAD = 1.2816  # standard deviations from the middle to the tenth and the nin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a metric's scores are assumed to be, on the scale of scores in [0, 1] (see `Measure.score`)."""
+    """Assumed scores of a metric, on the scale of scores in [0, 1] (see `Measure.score`)."""
 
     guardrail: Guardrail
     control_mean: float
@@ -24,7 +24,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Seconds until a verdict: the range that four of five rollouts fall in; infinite where none is to be expected."""
+    """Seconds until a verdict: the range of four of five rollouts; infinite if no verdict is expected."""
 
     least_s: float
     most_s: float
@@ -33,27 +33,19 @@ class Wait:
 def expected_time_to_pass(
     expectations: Sequence[Expectation], *, share: float, requests_per_s: float, levels: Levels
 ) -> Wait:
-    """Return how long until all guardrails pass, if the canary is as assumed: the slowest of them."""
+    """Return the time until all guardrails pass if the canary is as assumed: that of the slowest."""
     decisive = [e for e in expectations if not e.guardrail.dry_run]
-    waits = [_wait(e, share, requests_per_s, alpha=levels.promotion, harm=False) for e in decisive]
+    waits = [_wait(e, share, requests_per_s, levels.promotion) for e in decisive]
     return Wait(max(w.least_s for w in waits), max(w.most_s for w in waits))
 
 
-def expected_time_to_fail(
-    expectation: Expectation, *, share: float, requests_per_s: float, levels: Levels, num_decisive: int
-) -> Wait:
-    """Return how long until this guardrail fails, if the canary is as assumed."""
-    alpha = levels.rollback / (num_decisive * levels.num_stages)
-    return _wait(expectation, share, requests_per_s, alpha=alpha, harm=True)
-
-
-def _wait(e: Expectation, share: float, requests_per_s: float, *, alpha: float, harm: bool) -> Wait:
+def _wait(e: Expectation, share: float, requests_per_s: float, alpha: float) -> Wait:
     """Return the passage time of log wealth over log(1 / alpha), as of a random walk with the best stake's drift.
 
     Its mean is b / g and its variance b v / g^3 (inverse Gaussian: Wald 1947, appendix A.5), with b = log(number of
     stakes / alpha), g and v mean and variance of a request's log factor.
     """
-    sign = sign_of(e.guardrail.better) * (1 if harm else -1)
+    sign = -sign_of(e.guardrail.better)
     contrast = e.guardrail.measure.contrast(e.guardrail.better, share)
     growth, variance = max((_log_factor(e, contrast, stake) for stake in contrast.stakes(sign)), key=lambda gv: gv[0])
     if growth <= 0.0:

@@ -1,9 +1,9 @@
-"""What a guardrail may ask of quantiles: canary against control, and a limit for the canary alone; lower is better."""
+"""Bounds on quantiles: canary against control, and a limit for the canary alone; lower is better."""
 
 from dataclasses import dataclass, replace
 from typing import Self
 
-from prolepsis.statistics.arms import Arm, History
+from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.means import Better, Contrast
 
 
@@ -19,7 +19,7 @@ class QuantileRatio:
     level: float
     margin: float
     reference: float | None = None
-    num_knots = 2
+    num_points = 2
 
     @property
     def ready(self) -> bool:
@@ -43,7 +43,7 @@ class QuantileRatio:
     def estimate(self, canary: float, control: float) -> float:
         return canary - control
 
-    def reference_from(self, history: History) -> float | None:
+    def reference_from(self, history: Histogram) -> float | None:
         return history.quantile(self.level) if history.count else None
 
     def referring_to(self, reference: float) -> Self:
@@ -56,7 +56,7 @@ class QuantileLimit:
 
     level: float
     limit: float
-    num_knots = 2
+    num_points = 2
     ready = True
 
     def score(self, _arm: Arm, value: float) -> float:
@@ -76,7 +76,7 @@ class QuantileLimit:
     def estimate(self, canary: float, _control: float) -> float:
         return canary
 
-    def reference_from(self, _history: History) -> None:
+    def reference_from(self, _history: Histogram) -> None:
         return None
 
     def referring_to(self, _reference: float) -> Self:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.statistics.arms import Arms
+from prolepsis.statistics.arms import ArmScores
 from prolepsis.statistics.means import NUM_STAKES, Contrast
 
 shares = st.floats(0.01, 0.95)
@@ -16,8 +16,8 @@ centres = st.floats(0.0, 1.0)
 KINDS = ((0.0, 1.0), (0.05, 1.0), (-0.05, 1.0), (0.0, 1.1), (0.0, 0.9), (0.02, 0.0))
 
 
-def one(arm: str, score: float, num_knots: int = 2) -> Arms:
-    return Arms.empty(num_knots).observe("canary" if arm == "canary" else "control", score)
+def one(arm: str, score: float, num_points: int = 2) -> ArmScores:
+    return ArmScores.empty(num_points).observe("canary" if arm == "canary" else "control", score)
 
 
 @given(shares, centres, st.sampled_from(KINDS), st.sampled_from([1, -1]), st.floats(0.0, 1.0))
@@ -68,7 +68,7 @@ def test_wealth_by_hand() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_evidence_falls_as_more_is_allowed_and_rises_for_the_other_side(sign: int) -> None:
     rng = random.Random(3)
-    arms = Arms.empty(9)
+    arms = ArmScores.empty(9)
     for _ in range(60):
         arms = arms.observe("canary" if rng.random() < 0.4 else "control", rng.random())
     stakes = Contrast(0.0, share=0.4).stakes(sign)
