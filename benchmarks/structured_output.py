@@ -58,7 +58,7 @@ def tasks_of(prompts: Path, num_generated: int) -> list[Task]:
     return found
 
 
-class Asker:
+class RequestContext:
     """Sends tasks to one engine."""
 
     def __init__(self, engine: Running, params: SamplingParams) -> None:
@@ -90,9 +90,11 @@ class Asker:
         return None
 
 
-async def check(asker: Asker, tasks: Sequence[Task]) -> dict[str, object]:
+async def check(context: RequestContext, tasks: Sequence[Task]) -> dict[str, object]:
     """Return how many answers are valid, cut and different with and without speculation."""
-    runs = [(await asker.run(t, "check", speculate=True), await asker.run(t, "check", speculate=False)) for t in tasks]
+    runs = [
+        (await context.run(t, "check", speculate=True), await context.run(t, "check", speculate=False)) for t in tasks
+    ]
     faults = {t.id: on.fault for t, (on, _) in zip(tasks, runs, strict=True) if on.fault}
     cut = [task_id for task_id, fault in faults.items() if fault == "length"]
     return {
@@ -107,7 +109,7 @@ async def check(asker: Asker, tasks: Sequence[Task]) -> dict[str, object]:
     }
 
 
-async def measure(asker: Asker, tasks: Sequence[Task], repeats: int) -> dict[str, object]:
+async def measure(context: RequestContext, tasks: Sequence[Task], repeats: int) -> dict[str, object]:
     """Return tokens per second on and off and their ratio, median and range over repeats."""
     rates: dict[bool, list[float]] = {True: [], False: []}
     lengths: list[float] = []
@@ -116,7 +118,7 @@ async def measure(asker: Asker, tasks: Sequence[Task], repeats: int) -> dict[str
         steps = 0
         for task in tasks:
             for speculate in (True, False) if repeat % 2 else (False, True):
-                run = await asker.run(task, f"repeat {repeat}", speculate=speculate)
+                run = await context.run(task, f"repeat {repeat}", speculate=speculate)
                 seconds[speculate] += run.answer.seconds
                 tokens[speculate] += len(run.answer.token_ids)
                 steps += run.answer.stats.num_steps if speculate else 0
@@ -141,10 +143,10 @@ async def serve(args: argparse.Namespace) -> dict[str, object]:
         config = config.model_copy(update={"proposers": tuple(args.proposers.split(","))})
     engine = start_engine(config)
     try:
-        asker = Asker(engine, params)
-        checked = await check(asker, tasks)
+        context = RequestContext(engine, params)
+        checked = await check(context, tasks)
         timed = tasks[: len(tasks) - args.generated + args.timed]
-        speed = await measure(asker, timed, args.repeats)
+        speed = await measure(context, timed, args.repeats)
         exactness = engine.client.info.exactness
     finally:
         await engine.client.close()

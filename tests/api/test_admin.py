@@ -36,7 +36,7 @@ def door(tmp_path: Path) -> Any:
     def client(*roles: str) -> httpx.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
-        app = build(ServerConfig(), engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=policies)
+        app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Door(Keys(file)), policies=policies)
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

@@ -12,7 +12,7 @@ from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.breaker import Breakers, BreakerSettings
-from prolepsis.safety.breaker_watch import BreakerWatch, ByHandFile
+from prolepsis.safety.breaker_runtime import BreakerFeature, ByHandFile
 from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftBoard, DriftSettings
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.safety.watch import Watch
@@ -35,11 +35,11 @@ class Told:
         self.version = "head@1"
         metrics = ControlMetrics(self.registry)
         self.left_out: list[int] = []
-        self.breakers = BreakerWatch(
+        self.breakers = BreakerFeature(
             Breakers(BreakerSettings()),
             lambda: (),
             lambda out: self.left_out.append(len(out)),
-            metrics,
+            self.registry,
             file=ByHandFile(folder / "breakers.json"),
         )
         self.watch = DriftWatch(

@@ -16,21 +16,24 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from prolepsis.api import replies
-from prolepsis.api.auth.middleware import ROUTES
-from prolepsis.api.openapi import openapi_document
+from prolepsis.api.app import build
+from prolepsis.api.openai import replies
 from prolepsis.core.config import ServerConfig
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import declared_routes
 from tests.api.conftest import Served, served
-from tests.api.fakes import FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
 
 NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json"}
 """Not served, and the document itself."""
+APP = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 def described() -> dict[str, Any]:
     """Return the document, with the one model that is served, so that requests get beyond its name."""
-    document: Any = deepcopy(openapi_document())
+    document: Any = deepcopy(APP.openapi())
     for body in document["components"]["schemas"].values():
         if "model" in body.get("properties", {}) and body.get("title", "").endswith("Body"):
             body["properties"]["model"] = {"const": "tiny"}
@@ -38,14 +41,15 @@ def described() -> dict[str, Any]:
 
 
 def test_every_route_is_described() -> None:
-    paths: Any = openapi_document()["paths"]
+    paths: Any = APP.openapi()["paths"]
     found = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
-    assert {route.replace("{name:path}", "{name}") for route in ROUTES} - NOT_DESCRIBED == found
+    routes = {f"{method} {route.path_format}" for route in declared_routes(APP) for method in route.methods or ()}
+    assert routes - NOT_DESCRIBED == found
 
 
 async def test_the_document_is_served(served_here: Served) -> None:
     async with httpx.AsyncClient(base_url=served_here.url) as http:
-        assert (await http.get("/openapi.json")).json() == json.loads(json.dumps(openapi_document()))
+        assert (await http.get("/openapi.json")).json() == json.loads(json.dumps(APP.openapi()))
 
 
 @pytest.fixture(scope="module")
@@ -96,12 +100,15 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             replies.ChatCompletion,
         ),
         ("ok", "/v1/completions", {"model": "tiny", "prompt": "Hi", "logprobs": 2}, replies.Completion),
-        ("ok", "/v1/responses", {"model": "tiny", "input": "Hi", "speculation": {"metrics": True}}, replies.Response),
+        (
+            "ok",
+            "/v1/responses",
+            {"model": "tiny", "input": "Hi", "speculation": {"metrics": True}},
+            replies.ResponseReply,
+        ),
     ],
 )
-def test_full_replies_have_the_described_shape(
-    text: str, route: str, body: dict[str, Any], reply: type[replies.Reply]
-) -> None:
+def test_full_replies_have_the_described_shape(text: str, route: str, body: dict[str, Any], reply: type[Reply]) -> None:
     with served(FakeEngine(text=text)) as running:
         response = httpx.post(running.url + route, json=body)
     assert response.status_code == 200, response.text

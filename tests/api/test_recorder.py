@@ -10,7 +10,7 @@ import pytest
 
 from prolepsis.api.app import build
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
@@ -170,7 +170,7 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
             await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
 
     asyncio.run(ask())
-    store.record_act(Act(actor="ann", action="a"))
+    store.record_act(AuditEvent(actor="ann", action="a"))
     assert len(recorded(store)) == 1
     with store.database.read() as connection:
         assert chain.head(connection)[0] == 1

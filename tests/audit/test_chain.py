@@ -5,14 +5,15 @@ import sys
 from collections.abc import Callable
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import START_OF_CHAIN, Act
+from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.audit.verify import Anchor, verify
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.database import Database
 
 APPEND = """
 import sys
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
+from prolepsis.audit.entry import AuditEvent
 from prolepsis.store.database import Database
 from prolepsis.store.database import store_url
 database = Database(store_url(sys.argv[1]))
@@ -20,14 +21,14 @@ print("ready", flush=True)
 sys.stdin.readline()
 for i in range(10):
     with database.write() as connection:
-        chain.append(connection, [Act(actor=sys.argv[2], action="test.done", after=i)])
+        chain.append(connection, [AuditEvent(actor=sys.argv[2], action="test.done", after=i)])
 """
 
 
 def test_entries_follow_each_other_and_say_what_was_done(database: Database) -> None:
     with database.write() as connection:
         assert chain.head(connection) == (0, START_OF_CHAIN)
-        act = Act(
+        act = AuditEvent(
             actor="key 0123456789ab",
             action="plan.applied",
             subject="plan",
@@ -36,7 +37,7 @@ def test_entries_follow_each_other_and_say_what_was_done(database: Database) -> 
             tenant="acme",
             versions={"policy": "2@abc"},
         )
-        first, second = chain.append(connection, [act, Act(actor="bob", action="kill.on")])
+        first, second = chain.append(connection, [act, AuditEvent(actor="bob", action="kill.on")])
     with database.read() as connection:
         assert list(chain.entries(connection)) == [first, second]
         assert chain.newest(connection, 10) == [first, second]
@@ -50,7 +51,7 @@ def test_entries_follow_each_other_and_say_what_was_done(database: Database) -> 
 
 
 def test_an_act_that_is_sent_again_is_there_once(database: Database) -> None:
-    act, other = Act(actor="ann", action="a"), Act(actor="ann", action="b")
+    act, other = AuditEvent(actor="ann", action="a"), AuditEvent(actor="ann", action="b")
     seqs = []
     for acts in ([act], [act, other], [other]):
         with database.write() as connection:
@@ -61,7 +62,7 @@ def test_an_act_that_is_sent_again_is_there_once(database: Database) -> None:
 
 
 def test_nothing_is_stored_as_it_was_told(database: Database) -> None:
-    act = Act(
+    act = AuditEvent(
         actor="a\x00", action="a\ud800", subject="mail to ann@example.org", after={"ann@example.org": "sk-" + 24 * "a"}
     )
     with database.write() as connection:
@@ -97,7 +98,7 @@ def test_processes_that_append_at_once_make_one_chain(connect: Callable[[], Data
 
 def test_pages_are_read_one_after_another(database: Database) -> None:
     with database.write() as connection:
-        chain.append(connection, [Act(actor="ann", action="a") for _ in range(1203)])
+        chain.append(connection, [AuditEvent(actor="ann", action="a") for _ in range(1203)])
     with database.read() as connection:
         assert [entry.seq for entry in chain.entries(connection)] == list(range(1, 1204))
         assert [entry.seq for entry in chain.entries(connection, after=1200)] == [1201, 1202, 1203]

@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.audit.verify import Anchor, Verified, parse_anchor, verify
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
 from prolepsis.store.database import Database
@@ -39,7 +39,7 @@ def written(database: Database) -> Database:
     """Five entries, every second about a tenant."""
     with database.write() as connection:
         for i in range(1, 6):
-            act = Act(
+            act = AuditEvent(
                 actor="ann",
                 action="plan.applied",
                 subject="plan",
@@ -111,7 +111,7 @@ def test_a_chain_that_was_written_anew_is_found_by_an_anchor(written: Database) 
     with written.write() as connection:
         connection.execute(delete(audit_entries))
         connection.execute(update(audit_head).values(seq=0, digest="0" * 64))
-        chain.append(connection, [Act(actor="eve", action="plan.applied") for _ in range(5)])
+        chain.append(connection, [AuditEvent(actor="eve", action="plan.applied") for _ in range(5)])
     assert verified(written).faults == ()
     assert [fault.seq for fault in verified(written, anchor=anchor).faults] == [5]
 

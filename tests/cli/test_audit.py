@@ -8,8 +8,8 @@ from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.cli.main import app
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.tables import audit_entries
@@ -33,7 +33,7 @@ def database() -> Database:
     with database.write() as connection:
         records.add(connection, [record("acme"), record("other")])
         for tenant in ("acme", "", "acme"):
-            chain.append(connection, [Act(actor="ann", action="plan.applied", subject="plan", tenant=tenant)])
+            chain.append(connection, [AuditEvent(actor="ann", action="plan.applied", subject="plan", tenant=tenant)])
     return database
 
 

@@ -12,9 +12,10 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act, AuditEntry
+from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.events import opened_store
 from prolepsis.cli.main import app
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.store.store import Store
@@ -108,7 +109,7 @@ def test_another_model_is_refused_unless_asked_for(right: AuditEntry, monkeypatc
 def test_what_cannot_be_replayed_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     loads(monkeypatch)
     with store.database.write() as connection:
-        chain.append(connection, [Act(actor="ann", action="plan.applied")])
+        chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
     other = run("replay", "1")
     assert (other.exit_code, "it is of plan.applied" in other.stderr) == (2, True)
     missing = run("replay", "nobody")

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import event, text
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.audit.verify import Anchor, verify
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.database import Database
@@ -25,7 +25,7 @@ from tests.store.test_writer import QUICK, num_stored, wait_until
 
 KILLED = """
 import sys
-from prolepsis.audit.entry import Act
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.store import open_store
 from prolepsis.store.writer import WriterSettings
 from prolepsis.telemetry.metrics import Metrics
@@ -35,7 +35,7 @@ store = open_store(sys.argv[1], Metrics().store, WriterSettings(linger_s=0.0))
 while True:
     for _ in range(7):
         store.writer.offer(record())
-    entry = store.record_act(Act(actor="ann", action="plan.applied"))
+    entry = store.record_act(AuditEvent(actor="ann", action="plan.applied"))
     print(entry.seq, store.writer.health().written.get("request", 0), flush=True)
 """
 
@@ -55,11 +55,11 @@ def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_bac
         assert store.writer.offer(record())
     wait_until(lambda: not store.writer.health().ok)
     with pytest.raises(StoreUnavailable):
-        store.record_act(Act(actor="ann", action="kill.on"))
+        store.record_act(AuditEvent(actor="ann", action="kill.on"))
     give_back()
     assert store.writer.flush(30.0)
     assert store.writer.health().ok
-    store.record_act(Act(actor="ann", action="kill.on"))
+    store.record_act(AuditEvent(actor="ann", action="kill.on"))
     assert num_stored(store.database) == (4, 1)
     assert store.writer.health().dropped == {}
     store.close()
@@ -75,7 +75,7 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
     with postgresql_setting() as setting:
         store = started(setting)
         ask_server(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database_name(setting)}'")
-        assert store.record_act(Act(actor="ann", action="kill.on")).seq == 1
+        assert store.record_act(AuditEvent(actor="ann", action="kill.on")).seq == 1
         store.close()
 
 
@@ -137,9 +137,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
     event.listen(database._engine, "connect", limit)
     with database.write() as connection:
-        chain.append(connection, [Act(actor="ann", action="a")])
+        chain.append(connection, [AuditEvent(actor="ann", action="a")])
     full = True
-    large = Act(actor="ann", action="b", after="x" * 200_000)
+    large = AuditEvent(actor="ann", action="b", after="x" * 200_000)
     with pytest.raises(StoreUnavailable, match="full"), database.write() as connection:
         chain.append(connection, [large])
     full = False
@@ -190,7 +190,7 @@ def test_a_writer_that_is_killed_loses_nothing_it_called_written(setting: str) -
 def test_a_transaction_that_is_not_ended_leaves_nothing(database: Database) -> None:
     def fails() -> None:
         with database.write() as connection:
-            chain.append(connection, [Act(actor="ann", action="a")])
+            chain.append(connection, [AuditEvent(actor="ann", action="a")])
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.audit.prepared import PendingAct
 from prolepsis.audit.verify import verify
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.database import LOCK_WAIT_S, Database, store_url
@@ -44,7 +44,7 @@ def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], 
     writer = start(replace(QUICK, linger_s=60.0), metrics)
     for _ in range(5):
         assert writer.offer(record())
-    assert writer.offer(Act(actor="ann", action="policy.reloaded"))
+    assert writer.offer(AuditEvent(actor="ann", action="policy.reloaded"))
     assert writer.flush(20.0)
     assert num_stored(database) == (5, 1)
     health = writer.health()
@@ -56,13 +56,13 @@ def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], 
 def test_acts_that_take_long_hold_up_no_other_writer(start: Callable[..., Writer], database: Database) -> None:
     made: list[int] = []
 
-    def make(number: int) -> Act:
+    def make(number: int) -> AuditEvent:
         started = time.monotonic()
         with database.write() as connection:  # the writer is not in a transaction meanwhile
             chain.head(connection, hold=True)
         assert time.monotonic() - started < LOCK_WAIT_S
         made.append(number)
-        return Act(actor="ann", action="request.served", after="ann@example.org")
+        return AuditEvent(actor="ann", action="request.served", after="ann@example.org")
 
     writer = start(replace(QUICK, max_pending=2))
     for number in range(5):
@@ -80,11 +80,11 @@ def test_an_act_is_made_once_however_often_it_is_tried_and_one_that_cannot_be_is
 ) -> None:
     made: list[str] = []
 
-    def make(name: str) -> Act:
+    def make(name: str) -> AuditEvent:
         made.append(name)
         if name == "bad":
             raise ValueError("cannot be told")
-        return Act(actor=name, action="a")
+        return AuditEvent(actor=name, action="a")
 
     failures = iter([StoreUnavailable("gone"), StoreUnavailable("still gone")])
     append = chain.append
@@ -100,7 +100,7 @@ def test_an_act_is_made_once_however_often_it_is_tried_and_one_that_cannot_be_is
     assert writer.flush(30.0)
     assert made == ["good"]
     assert writer.offer(PendingAct(partial(make, "bad")))
-    assert writer.offer(Act(actor="ann", action="a"))
+    assert writer.offer(AuditEvent(actor="ann", action="a"))
     assert writer.flush(30.0)
     assert (writer.health().written, writer.health().dropped) == ({"audit": 2}, {"audit": 1})
 
@@ -109,7 +109,7 @@ def test_two_writers_share_a_database(start: Callable[..., Writer], database: Da
     writers = [start(), start()]
     for i in range(40):
         writers[i % 2].offer(record())
-        writers[i % 2].offer(Act(actor=str(i), action="a"))
+        writers[i % 2].offer(AuditEvent(actor=str(i), action="a"))
     assert all(writer.flush(20.0) for writer in writers)
     assert num_stored(database) == (40, 40)
 

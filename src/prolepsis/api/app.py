@@ -7,18 +7,17 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.api.admission.controller import Gate
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.auth.middleware import Guard
+from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.connections import check_exposure
 from prolepsis.api.evidence import evidence_routes
 from prolepsis.api.health import status_routes
 from prolepsis.api.openai.routes import generation_routes
 from prolepsis.api.openai.tokenization import tokenization_routes
-from prolepsis.api.openapi import openapi_routes
 from prolepsis.api.output.boundary import Boundary
 from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -39,22 +38,24 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.live import Pin
-from prolepsis.rollout.routes import admin_routes
+from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.shadow import ShadowWatch
 from prolepsis.safety.breaker import Breakers, BreakerSettings
-from prolepsis.safety.breaker_watch import BreakerWatch, ByHandFile, default_breaker_file
+from prolepsis.safety.breaker_runtime import BreakerFeature, ByHandFile, default_breaker_file
 from prolepsis.safety.drift import DriftBoard
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.safety.feature_flags import FeatureFlags
 from prolepsis.safety.kill_switch import KillFile, KillSwitch, default_kill_file
-from prolepsis.safety.routes import shown_kill, watch_routes
+from prolepsis.safety.routes import kill_routes, shown_kill
 from prolepsis.safety.watch import PlanInEffect, Watch
 from prolepsis.store.store import Store
 from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.web.errors import install_error_handlers
+from prolepsis.web.feature import Feature, contained_tick
 from prolepsis.web.refusals import count_refusal
+from prolepsis.web.routes import Application, Route
 
 REPLAYS = "replays"
 """Who turns the kill switch where replays do."""
@@ -96,7 +97,8 @@ def build(
     gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     version_of = partial(_version_of, client, policies)
-    watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts)
+    breaker = _breaker(config, client, plan, metrics, acts)
+    watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts, breaker=breaker)
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
     audit = _audit(config, client, tokenizer, store) if store is not None else None
     room = Room(
@@ -115,28 +117,33 @@ def build(
     )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    lifespan = partial(_while_serving, room, costs)
-    app = FastAPI(title="Prolepsis", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    features: Sequence[Feature] = (breaker,)
+    routes = (*_routes(room, metrics, costs, store), *(route for feature in features for route in feature.routes))
+    app = Application(routes, partial(_while_serving, room, costs, features))
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
-    for router in _routers(room, metrics, costs, store):
-        app.include_router(router)
+    app.state.max_body_bytes = config.max_body_bytes
     install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
-    app.add_middleware(Guard, keys=door.keys, config=config, metrics=metrics.door)
+    app.add_middleware(AuthMiddleware, keys=door.keys, config=config, metrics=metrics.door, routes=routes)
     app.add_middleware(RequestIds, metrics=metrics)
     app.add_middleware(Traces)
     return app
 
 
 @asynccontextmanager
-async def _while_serving(room: Room, costs: Costs, _: FastAPI) -> AsyncGenerator[None, None]:
+async def _while_serving(
+    room: Room, costs: Costs, features: Sequence[Feature], _: Application
+) -> AsyncGenerator[None, None]:
     """Run what looks at clocks and files beside the requests; close the engine at the end."""
     watch, policies = room.watch, room.policies
     await watch.look(drift=False)
+    for feature in features:
+        await contained_tick(feature)
     parts = [room.gate.run(), watch.run(), costs.run()]
     parts += [policies.run(), policies.rollouts.run()] if policies else []
     parts += [room.replays.run()] if room.replays.enabled else []
+    parts += [feature.run() for feature in features]
     running = [asyncio.create_task(part) for part in parts]
     yield
     for task in running:
@@ -144,24 +151,25 @@ async def _while_serving(room: Room, costs: Costs, _: FastAPI) -> AsyncGenerator
         with suppress(asyncio.CancelledError):
             await task
     room.gate.end_waiting()
+    for feature in features:
+        await feature.close()
     if watch.flags is not None:
         watch.flags.close()
     await room.client.close()
 
 
-def _routers(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> Sequence[APIRouter]:
+def _routes(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> Sequence[Route]:
     return (
-        generation_routes(room),
-        tokenization_routes(room),
-        status_routes(room, metrics),
-        admin_routes(room),
-        policy_routes(room),
-        watch_routes(room),
-        correctness_routes(room),
-        audit_routes(room, store),
-        cost_routes(costs),
-        evidence_routes(room),
-        openapi_routes(),
+        *generation_routes(room),
+        *tokenization_routes(room),
+        *status_routes(room, metrics),
+        *rollout_routes(room),
+        *policy_routes(room),
+        *kill_routes(room),
+        *correctness_routes(room),
+        *audit_routes(room, store),
+        *cost_routes(costs),
+        *evidence_routes(room),
     )
 
 
@@ -186,30 +194,36 @@ def _watch(
     *,
     version_of: Callable[[str], str],
     acts: Acts,
+    breaker: BreakerFeature,
 ) -> Watch:
     """Return what may turn speculation off; a kill switch that is on has been applied."""
     file = KillFile(config.kill_file or default_kill_file())
     kill = KillSwitch(file, lambda on: plan.kill(on=on), metrics)
     flags = None if provider is None else FeatureFlags(provider, metrics)
-    breakers = None if config.breaker == "off" else _breakers(config, client, plan, metrics, acts=acts)
     drift = None
     if config.drift == "on":
         opens = config.drift_cliff == "open_breaker"
-        on_cliff = partial(breakers.trip, reason="cliff") if breakers is not None and opens else None
+        on_cliff = partial(breaker.trip, reason="cliff") if opens else None
         board, told = DriftBoard(), acts.drift_noticed
         drift = DriftWatch(board, client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
-    return Watch(kill, flags, breakers, drift)
+    return Watch(kill, flags, drift)
 
 
-def _breakers(
-    config: ServerConfig, client: EngineClient, plan: PlanInEffect, metrics: ControlMetrics, *, acts: Acts
-) -> BreakerWatch:
+def _breaker(
+    config: ServerConfig, client: EngineClient, plan: PlanInEffect, metrics: Metrics, acts: Acts
+) -> BreakerFeature:
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
-    by_hand = ByHandFile(config.breaker_file or default_breaker_file())
-    told, counts = acts.breaker_changed, client.proposer_counts
-    return BreakerWatch(breakers, counts, plan.leave_out, metrics, file=by_hand, tell=told)
+    return BreakerFeature(
+        None if config.breaker == "off" else breakers,
+        client.proposer_counts,
+        plan.leave_out,
+        metrics.registry,
+        file=ByHandFile(config.breaker_file or default_breaker_file()),
+        proposers=lambda: client.info.proposers,
+        emit=acts.emit,
+    )
 
 
 def _replays(

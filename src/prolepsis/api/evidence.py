@@ -1,13 +1,11 @@
 """Shapes of /admin/contract, /admin/drift and /admin/shadow."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from prolepsis.api.output.boundary import Boundary
-from prolepsis.api.replies import Reply
 from prolepsis.api.room import Room
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import LossReason
@@ -15,9 +13,10 @@ from prolepsis.rollout.shadow import Estimate, ShadowEvidence
 from prolepsis.safety.drift import Key, Status, Stream
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.web.body_reader import read_body
-from prolepsis.web.caller import caller_of
+from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body
+from prolepsis.web.fields import Body, Reply
+from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 
 class OutputPolicyReply(Reply):
@@ -187,24 +186,27 @@ def _estimate(found: Estimate | None) -> EstimateReply | None:
     return None if found is None else EstimateReply(value=found.value, low=found.low, high=found.high)
 
 
-def evidence_routes(room: Room) -> APIRouter:
-    router = APIRouter()
+def evidence_routes(room: Room) -> Sequence[Route]:
+    routes = Routes()
 
-    @router.get("/admin/contract")
-    async def contract() -> JSONResponse:
-        return JSONResponse(contract_reply(room.boundary).model_dump())
+    @routes.get("/admin/contract", roles=READERS, summary="Accepted and delivered draft tokens; output policies")
+    async def contract() -> ContractReply:
+        return contract_reply(room.boundary)
 
-    @router.get("/admin/shadow")
-    async def shadow() -> JSONResponse:
-        return JSONResponse(shadow_reply(room.shadow.evidence).model_dump())
+    @routes.get(
+        "/admin/shadow", roles=READERS, summary="The gain from speculation, estimated from requests in shadow mode"
+    )
+    async def shadow() -> ShadowReply:
+        return shadow_reply(room.shadow.evidence)
 
-    @router.get("/admin/drift")
-    async def drift() -> JSONResponse:
-        return JSONResponse(drift_reply(room.watch.drift).model_dump())
+    @routes.get("/admin/drift", roles=READERS, summary="Drift by proposer and traffic class")
+    async def drift() -> DriftReply:
+        return drift_reply(room.watch.drift)
 
-    @router.post("/admin/drift/reset")
-    async def reset_drift(request: Request) -> JSONResponse:
-        body = await read_body(request, DriftResetBody, room.config.max_body_bytes)
+    @routes.post("/admin/drift/reset", roles=OPERATORS, summary="Restart the detectors of one proposer", errors=(409,))
+    async def reset_drift(
+        body: Annotated[DriftResetBody, read_body(DriftResetBody)], caller: SignedIn
+    ) -> DriftStreamReply:
         key, watch = (body.proposer, body.traffic_class), room.watch.drift
         before = None if watch is None else watch.streams.get(key)
         if watch is None or before is None:
@@ -212,7 +214,7 @@ def evidence_routes(room: Room) -> APIRouter:
             raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
         shown = stream_reply(key, before, watch).model_dump()
         fresh = watch.reset(*key)
-        room.acts.drift_reset(caller_of(request).actor, *key, shown)
-        return JSONResponse(stream_reply(key, fresh, watch).model_dump())
+        room.acts.drift_reset(caller.actor, *key, shown)
+        return stream_reply(key, fresh, watch)
 
-    return router
+    return routes.all

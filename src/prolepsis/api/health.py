@@ -2,12 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from uuid import uuid4
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field
 
 from prolepsis import __version__
 from prolepsis.api.openai.usage import Json
@@ -16,8 +18,10 @@ from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
-from prolepsis.web.caller import caller_of
+from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import describe_error
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import ANY_ROLE, PUBLIC, WATCHERS, Route, Routes
 
 CACHED_S = 1.0
 TIMEOUT_S = 10.0
@@ -82,59 +86,118 @@ class DeepCheck:
         return "" if finished and num_tokens else "the engine ended without a token"
 
 
-def status_routes(room: Room, metrics: Metrics) -> APIRouter:
-    router = APIRouter()
+class Model(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Live(Reply):
+    live: bool
+    detail: str
+
+
+class StoreState(Reply):
+    ok: bool
+    num_queued: int
+    written: dict[str, int]
+    dropped: dict[str, int]
+
+
+class Ready(Reply):
+    ready: bool
+    detail: str
+    model: str
+    forward: str
+    exactness: Literal["strict", "normal"]
+    exactness_reason: str
+    proposers: list[str]
+    draft_head: str | None
+    num_running: int
+    num_waiting: int
+    kv_usage: float = Field(ge=0, le=1)
+    store: StoreState | None
+    killed_by: list[Literal["operator", "flag"]]
+
+
+class Deep(Reply):
+    healthy: bool
+    detail: str
+    ms: float
+
+
+class Version(Reply):
+    version: str
+
+
+def status_routes(room: Room, metrics: Metrics) -> Sequence[Route]:
+    routes = Routes()
     deep_check = DeepCheck(room.client)
 
-    @router.get("/v1/models")
-    async def models(request: Request) -> JSONResponse:
-        names = [name for name in room.model_names if caller_of(request).may_use(name)]
-        return JSONResponse({"object": "list", "data": [_model(name, room) for name in names]})
+    @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models")
+    async def models(caller: SignedIn) -> ModelList:
+        names = [name for name in room.model_names if caller.may_use(name)]
+        return ModelList(object="list", data=[_model(name, room) for name in names])
 
-    @router.get("/v1/models/{name:path}")
-    async def model(request: Request, name: str) -> JSONResponse:
-        room.check_model(name, caller_of(request))
-        return JSONResponse(_model(name, room))
+    @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model")
+    async def model(name: str, caller: SignedIn) -> Model:
+        room.check_model(name, caller)
+        return _model(name, room)
 
-    @router.get("/health/live")
+    @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", reply=Live, may_fail=True)
     async def live() -> JSONResponse:
         health = room.client.health()
         return JSONResponse({"live": health.alive, "detail": health.detail}, 200 if health.alive else 503)
 
-    @router.get("/health")
-    @router.get("/health/ready")
+    @routes.get("/health", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
+    @routes.get("/health/ready", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
     async def ready() -> JSONResponse:
         ready = _readiness(room)
         return JSONResponse(ready, 200 if ready["ready"] else 503)
 
-    @router.get("/health/deep")
+    @routes.get(
+        "/health/deep", roles=WATCHERS, summary="Whether the engine generates a token", reply=Deep, may_fail=True
+    )
     async def deep() -> JSONResponse:
         health = await deep_check.result()
         shown = {"healthy": health.healthy, "detail": health.detail, "ms": health.ms}
         return JSONResponse(shown, 200 if health.healthy else 503)
 
-    @router.get("/version")
-    async def version() -> JSONResponse:
-        return JSONResponse({"version": __version__})
+    @routes.get("/version", roles=ANY_ROLE, summary="Version of the server")
+    async def version() -> Version:
+        return Version(version=__version__)
 
-    @router.get("/metrics")
+    @routes.get("/metrics", roles=WATCHERS, summary="Metrics for Prometheus", reply=str)
     async def scrape() -> Response:
         health = room.client.health()
         metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
 
-    return router
+    @routes.get("/openapi.json", roles=ANY_ROLE, summary="The OpenAPI document", documented=False)
+    async def document(request: Request) -> JSONResponse:
+        return JSONResponse(request.app.openapi())
+
+    return routes.all
 
 
-def _model(name: str, room: Room) -> Json:
-    return {
-        "id": name,
-        "object": "model",
-        "created": room.started,
-        "owned_by": "prolepsis",
-        "root": room.client.info.model,
-        "max_model_len": room.client.info.max_model_len,
-    }
+def _model(name: str, room: Room) -> Model:
+    info = room.client.info
+    return Model(
+        id=name,
+        object="model",
+        created=room.started,
+        owned_by="prolepsis",
+        root=info.model,
+        max_model_len=info.max_model_len,
+    )
 
 
 def _readiness(room: Room) -> Json:

@@ -7,8 +7,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from prolepsis.audit.entry import START_OF_CHAIN, Act, AuditEntry, Told, canonical
+from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Told, canonical
 from prolepsis.audit.prepared import Prepared, prepared
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.tables import audit_entries, audit_head
 
 _PAGE = 500
@@ -17,12 +18,14 @@ _LONGEST_NUMBER = 19
 _TOLD = ("actor", "tenant", "subject", "before", "after", "salt")
 
 
-def append(connection: Connection, given: Sequence[Act | Prepared], erases: Sequence[int] = ()) -> list[AuditEntry]:
+def append(
+    connection: Connection, given: Sequence[AuditEvent | Prepared], erases: Sequence[int] = ()
+) -> list[AuditEntry]:
     """Append acts, redacted, and return the entry of each; one whose uid is in the chain already has its entry.
 
     Others who append wait until the transaction ends. Durable when it has; before that nothing is promised.
     """
-    acts = [prepared(act) if isinstance(act, Act) else act for act in given]
+    acts = [prepared(act) if isinstance(act, AuditEvent) else act for act in given]
     seq, digest = head(connection, hold=True)
     of_acts = audit_entries.c.uid.in_([act.uid for act in acts])
     found = {row["uid"]: _read(row) for row in connection.execute(select(audit_entries).where(of_acts)).mappings()}
@@ -88,7 +91,7 @@ def newest(
     return [_read(row) for row in reversed(connection.execute(query).mappings().all())]
 
 
-def erase(connection: Connection, tenant: str, act: Act) -> AuditEntry:
+def erase(connection: Connection, tenant: str, act: AuditEvent) -> AuditEntry:
     """Erase what the entries about a tenant tell, and append the act, whose entry says which these were."""
     head(connection, hold=True)
     of_tenant = audit_entries.c.tenant == tenant

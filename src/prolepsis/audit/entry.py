@@ -8,34 +8,13 @@ can find out by guessing what it was.
 import json
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from hashlib import sha256
-from uuid import uuid4
 
 SERVED = "request.served"
 """Action of the entries that keep a request."""
 START_OF_CHAIN = "0" * 64
 """What the first entry has as the digest of the one before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
-    """What somebody did, before it has its place in the chain; `before` and `after` are plain JSON values."""
-
-    actor: str
-    """Who: id of a key, name of a person, or the part of the system that did it by itself."""
-    action: str
-    """What, in the past tense and with its room first: policy.reloaded."""
-    subject: str = ""
-    """To what."""
-    before: object = None
-    after: object = None
-    tenant: str = ""
-    """Whom it is about; what is erased with the tenant. Empty: nobody, and it is kept."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Of what mattered: software, policy, model. Stays when the rest is erased: no names of anybody."""
-    uid: str = field(default_factory=lambda: uuid4().hex)
-    """The same act is stored once, however often it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from prolepsis.audit.entry import Act, Told, new_salt
+from prolepsis.audit.entry import Told, new_salt
 from prolepsis.audit.redaction import redacted, redacted_text, storable
+from prolepsis.core.audit_event import AuditEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Prepared:
 class PendingAct:
     """An act that is put together only when it is to be written, off everybody's way."""
 
-    def __init__(self, make: Callable[[], Act]) -> None:
+    def __init__(self, make: Callable[[], AuditEvent]) -> None:
         self._make = make
 
     @cached_property
@@ -30,7 +31,7 @@ class PendingAct:
         return prepared(self._make())
 
 
-def prepared(act: Act) -> Prepared:
+def prepared(act: AuditEvent) -> Prepared:
     """Return the act redacted; takes milliseconds where it tells much."""
     told = Told(
         actor=storable(act.actor),

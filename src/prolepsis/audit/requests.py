@@ -11,9 +11,10 @@ from hashlib import sha256
 from prolepsis import __version__
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.entry import SERVED, Act, AuditEntry, canonical
+from prolepsis.audit.entry import SERVED, AuditEntry, canonical
 from prolepsis.audit.prepared import PendingAct
 from prolepsis.audit.redaction import redacted, redacted_text, storable
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.stats import RequestStats
@@ -102,7 +103,7 @@ class RequestAudit:
         elif not self._writer.offer(item):
             self._release(num_tokens)
 
-    def _act(self, ended: Ended, content: Content, info: EngineInfo) -> Act:
+    def _act(self, ended: Ended, content: Content, info: EngineInfo) -> AuditEvent:
         try:
             return request_act(ended, content, self._tokenizer, info)
         finally:
@@ -126,7 +127,7 @@ def recorded_in(entry: AuditEntry) -> Recording:
     return parse(after[RECORDING], told.subject)
 
 
-def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> Act:
+def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
     """Return the entry's act; takes milliseconds for each thousand characters, so not for an event loop."""
     about = ended.about
     versions = {
@@ -136,7 +137,7 @@ def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: Engi
         "draft_head": info.draft_head or "none",
         "plan": str(ended.stats.mode.plan_version),
     }
-    return Act(
+    return AuditEvent(
         actor=about.key_id or "developer",
         action=SERVED,
         subject=about.request_id,

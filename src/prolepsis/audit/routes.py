@@ -1,14 +1,12 @@
 """/admin/audit: the audit log for those who may read it, and its requests decoded again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, TypeVar
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from prolepsis.api.replies import JsonObject, Reply
 from prolepsis.api.room import Room
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry
@@ -20,9 +18,10 @@ from prolepsis.core.events import Difference
 from prolepsis.correctness.replay import Replayed
 from prolepsis.store.store import Store
 from prolepsis.web.body_reader import read_query
-from prolepsis.web.caller import caller_of
+from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body
+from prolepsis.web.fields import Body, JsonObject, Reply
+from prolepsis.web.routes import AUDITORS, Route, Routes
 
 _Read = TypeVar("_Read")
 MOST_AT_ONCE = 500
@@ -89,27 +88,36 @@ class AuditReplayReply(Reply):
     differences: list[ReplayedDifferenceReply]
 
 
-def audit_routes(room: Room, store: Store | None) -> APIRouter:
-    router = APIRouter()
+def audit_routes(room: Room, store: Store | None) -> Sequence[Route]:
+    routes = Routes()
 
-    @router.get("/admin/audit")
-    async def audit(request: Request) -> JSONResponse:
-        query = read_query(request, AuditQuery)
+    @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
+    async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
         head, entries = await _reading(lambda: _entries(store, query))
         return JSONResponse({"head": head, "entries": [entry.plain() for entry in entries]})
 
-    @router.get("/admin/audit/{entry}")
+    @routes.get(
+        "/admin/audit/{entry}",
+        roles=AUDITORS,
+        summary="One entry, by its number or its request's id",
+        reply=AuditEntryReply,
+    )
     async def one(entry: str) -> JSONResponse:
         return JSONResponse((await _reading(lambda: _entry(store, entry))).plain())
 
-    @router.post("/admin/audit/{entry}/replay")
-    async def replay(request: Request, entry: str) -> JSONResponse:
+    @routes.post(
+        "/admin/audit/{entry}/replay",
+        roles=AUDITORS,
+        summary="Replay a recorded request without speculation",
+        errors=(409, 504),
+    )
+    async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await _reading(lambda: _entry(store, entry, SERVED))
         reply = await _replayed(found, room)
-        room.acts.replayed_by_hand(caller_of(request).actor, found, reply.outcome)
-        return JSONResponse(reply.model_dump())
+        room.acts.replayed_by_hand(caller.actor, found, reply.outcome)
+        return reply
 
-    return router
+    return routes.all
 
 
 async def _reading(read: Callable[[], _Read]) -> _Read:

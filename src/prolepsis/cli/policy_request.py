@@ -12,6 +12,7 @@ from typing import cast, get_args
 
 from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.facts import GENERATION_ROUTES, request_facts
 from prolepsis.api.openai.responses_bodies import ResponsesBody, to_chat
 from prolepsis.api.openai.speculation import asked_speculation
@@ -21,7 +22,7 @@ from prolepsis.core.facts import RequestFacts
 from prolepsis.policy.explain import NO_WISH, Wish
 from prolepsis.safety.flags import FlagDecision, FlagFileProvider, Flags
 from prolepsis.web.body_reader import parse_body
-from prolepsis.web.caller import Asker, Caller, Role
+from prolepsis.web.caller import Caller, Role
 from prolepsis.web.errors import RequestRefused
 
 _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=True))
@@ -77,16 +78,16 @@ def read_sample(file: Path, origin: Origin, prompt_tokens: int | None, request_i
     raw = _bytes(file)
     try:
         route, body = _body(raw, origin.route)
-        asker = Asker(origin.caller, route, origin.headers)
+        context = RequestContext(origin.caller, route, origin.headers)
         refused, wish = None, NO_WISH
         try:
-            wish = asked_speculation(body.speculation, asker.spec_mode, origin.caller, PROPOSER_NAMES).wish
+            wish = asked_speculation(body.speculation, context.spec_mode, origin.caller, PROPOSER_NAMES).wish
         except RequestRefused as error:
             refused = error
     except (RequestRefused, UserError) as error:
         raise ConfigError(f"request {file}: {error}", param="request") from None
     counted = prompt_tokens or _num_prompt_tokens(body)
-    facts = request_facts(body, asker, prompt_tokens=counted, time=origin.time, targeting_key=request_id)
+    facts = request_facts(body, context, prompt_tokens=counted, time=origin.time, targeting_key=request_id)
     return Sample(facts, wish, refused)
 
 

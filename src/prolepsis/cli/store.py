@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions as plans
 from prolepsis.store import records
@@ -91,7 +91,7 @@ def prune(
     with ready_database(store) as database:
         number = records.prune(database, time.time() - days * _DAY_S)
         with database.write() as connection:
-            act = Act(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
+            act = AuditEvent(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
             chain.append(connection, [act])
         _show({"store": database.name, "request records deleted": number}, as_json=as_json)
 

@@ -1,14 +1,13 @@
 """/admin/correctness: what requests that were decoded again showed."""
 
+from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
-
-from prolepsis.api.replies import Reply
 from prolepsis.api.room import Room
 from prolepsis.correctness.mismatch import Found
 from prolepsis.correctness.runtime import Replays
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import READERS, Route, Routes
 
 
 class OutcomesReply(Reply):
@@ -62,14 +61,14 @@ class CorrectnessReply(Reply):
     """The last ones, oldest first."""
 
 
-def correctness_routes(room: Room) -> APIRouter:
-    router = APIRouter()
+def correctness_routes(room: Room) -> Sequence[Route]:
+    routes = Routes()
 
-    @router.get("/admin/correctness")
-    async def correctness() -> JSONResponse:
-        return JSONResponse(_shown(room.replays, room.client.info.exactness).model_dump())
+    @routes.get("/admin/correctness", roles=READERS, summary="Replayed requests and their mismatches")
+    async def correctness() -> CorrectnessReply:
+        return _shown(room.replays, room.client.info.exactness)
 
-    return router
+    return routes.all
 
 
 def _shown(replays: Replays, exactness: Literal["strict", "normal"]) -> CorrectnessReply:

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
-
-from prolepsis.api.replies import Reply
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.cost.comparison import Compared, Saving
 from prolepsis.cost.meter import DIMENSIONS, Dimension, Forecast, Spent
 from prolepsis.cost.runtime import Costs, PriceInUse, RolloutCompared
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import READERS, Route, Routes
 
 
 class PriceReply(Reply):
@@ -218,11 +216,11 @@ def _forecast(one: Forecast) -> ForecastReply:
     )
 
 
-def cost_routes(costs: Costs) -> APIRouter:
-    router = APIRouter()
+def cost_routes(costs: Costs) -> Sequence[Route]:
+    routes = Routes()
 
-    @router.get("/admin/cost")
-    async def cost() -> JSONResponse:
-        return JSONResponse(shown_costs(costs, await costs.compared()).model_dump())
+    @routes.get("/admin/cost", roles=READERS, summary="Cost of requests, savings from speculation, and a forecast")
+    async def cost() -> CostReply:
+        return shown_costs(costs, await costs.compared())
 
-    return router
+    return routes.all

@@ -1,14 +1,11 @@
 """Shapes of /admin/policy."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from prolepsis.api.replies import Reply
 from prolepsis.api.room import Room
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.policy import stored_policy as policy_versions
@@ -19,9 +16,10 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.policy.stored_policy import Change, Changed, StoredPolicy
 from prolepsis.policy.versions import PlanVersion
 from prolepsis.web.body_reader import read_body
-from prolepsis.web.caller import caller_of
+from prolepsis.web.caller import Caller, SignedIn
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body
+from prolepsis.web.fields import Body, Reply
+from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 _MOST = 2**31 - 1
 
@@ -87,23 +85,23 @@ class PolicyChangedReply(PolicyVersionReply):
 _MOST_FINDINGS = 20
 
 
-def policy_routes(room: Room) -> APIRouter:
-    router = APIRouter()
-    max_bytes = room.config.max_body_bytes
+def policy_routes(room: Room) -> Sequence[Route]:
+    routes = Routes()
 
-    @router.get("/admin/policy")
-    async def policy() -> JSONResponse:
-        return JSONResponse(_shown(room.policies).model_dump())
+    @routes.get("/admin/policy", roles=READERS, summary="The policy in use")
+    async def policy() -> PolicyReply:
+        return _shown(room.policies)
 
-    @router.get("/admin/policy/versions")
-    async def versions() -> JSONResponse:
+    @routes.get("/admin/policy/versions", roles=READERS, summary="Versions of the policy", errors=(409, 504))
+    async def versions() -> PolicyVersionsReply:
         source = _stored(room)
         found = await asyncio.to_thread(policy_versions.newest, source.database)
-        reply = PolicyVersionsReply(in_use=source.version, versions=[_version(one) for one in found])
-        return JSONResponse(reply.model_dump())
+        return PolicyVersionsReply(in_use=source.version, versions=[_version(one) for one in found])
 
-    @router.get("/admin/policy/versions/{version}")
-    async def version(version: str) -> JSONResponse:
+    @routes.get(
+        "/admin/policy/versions/{version}", roles=READERS, summary="One version with its text", errors=(409, 504)
+    )
+    async def version(version: str) -> PolicyTextReply:
         source = _stored(room)
         if not version.isdecimal() or len(version) > 9:
             message = f"version is {version[:64]!r}; allowed: a whole number"
@@ -112,28 +110,33 @@ def policy_routes(room: Room) -> APIRouter:
             found = await asyncio.to_thread(policy_versions.version_of, source.database, int(version))
         except InvalidParameter as error:
             raise RequestRefused(str(error), code="unknown_version", param="version", status=404) from None
-        return JSONResponse(PolicyTextReply(**dict(_version(found)), text=found.text).model_dump())
+        return PolicyTextReply(**dict(_version(found)), text=found.text)
 
-    @router.put("/admin/policy")
-    async def apply(request: Request) -> JSONResponse:
-        body = await read_body(request, PolicyBody, max_bytes)
-        source, change = _stored(room), _change(request, body)
+    @routes.put("/admin/policy", roles=OPERATORS, summary="Replace the policy", errors=(409, 504))
+    async def apply(body: Annotated[PolicyBody, read_body(PolicyBody)], caller: SignedIn) -> PolicyChangedReply:
+        source, change = _stored(room), _change(caller, body)
         return await _changed(room, lambda: policy_versions.apply(source.database, body.text, change))
 
-    @router.post("/admin/policy/rollback")
-    async def roll_back(request: Request) -> JSONResponse:
-        body = await read_body(request, PolicyRollbackBody, max_bytes)
-        source, change = _stored(room), _change(request, body)
+    @routes.post(
+        "/admin/policy/rollback",
+        roles=OPERATORS,
+        summary="Apply the text of an earlier version as a new version",
+        errors=(409, 504),
+    )
+    async def roll_back(
+        body: Annotated[PolicyRollbackBody, read_body(PolicyRollbackBody)], caller: SignedIn
+    ) -> PolicyChangedReply:
+        source, change = _stored(room), _change(caller, body)
         return await _changed(room, lambda: policy_versions.roll_back(source.database, body.to, change))
 
-    return router
+    return routes.all
 
 
-def _change(request: Request, body: PolicyChangeBody) -> Change:
-    return Change(caller_of(request).actor, body.reason, body.expect)
+def _change(caller: Caller, body: PolicyChangeBody) -> Change:
+    return Change(caller.actor, body.reason, body.expect)
 
 
-async def _changed(room: Room, work: Callable[[], Changed]) -> JSONResponse:
+async def _changed(room: Room, work: Callable[[], Changed]) -> PolicyChangedReply:
     """Change the policy and take it over; raises `RequestRefused` (400) with all that is wrong with it."""
     try:
         stored, policy = await asyncio.to_thread(work)
@@ -142,8 +145,7 @@ async def _changed(room: Room, work: Callable[[], Changed]) -> JSONResponse:
     assert room.policies is not None, "it has the source that was changed"
     await room.policies.look()
     warnings = _warnings(policy, room.policies.known)
-    reply = PolicyChangedReply(**dict(_version(stored)), policy_version=policy.full_version, warnings=warnings)
-    return JSONResponse(reply.model_dump())
+    return PolicyChangedReply(**dict(_version(stored)), policy_version=policy.full_version, warnings=warnings)
 
 
 def _findings(error: InvalidPolicy) -> str:

@@ -6,8 +6,8 @@ All of it waits for the database, so none of it is for an event loop; it raises 
 from dataclasses import dataclass, replace
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.audit.redaction import storable
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError, ProlepsisError, StoreUnavailable
 from prolepsis.core.files import Reload
 from prolepsis.policy import versions as plans
@@ -67,7 +67,7 @@ def _put(database: Database, text: str, policy: Policy, change: Change, action: 
     with database.write() as connection:
         before = plans.current(connection)
         stored = plans.put(connection, text, author=change.by, note=reason, over=change.over)
-        act = Act(
+        act = AuditEvent(
             actor=change.by,
             action=action,
             subject=f"version {stored.version}",

@@ -1,13 +1,11 @@
 """Shapes of /admin/rollouts, and how a rollout is shown in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, cast, get_args
 
-from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
+from fastapi import Path
 from pydantic import Field
 
-from prolepsis.api.replies import Reply
 from prolepsis.api.room import Room
 from prolepsis.core.errors import RolloutNotFound
 from prolepsis.rollout.machine import Command, Kind, Phase, RolloutEvent, canary_share
@@ -15,9 +13,10 @@ from prolepsis.rollout.runtime import Rollouts, RolloutView
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import Reason, Verdict
 from prolepsis.web.body_reader import read_body
-from prolepsis.web.caller import caller_of
+from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body
+from prolepsis.web.fields import Body, Reply
+from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 
 class RolloutCommandBody(Body):
@@ -152,33 +151,42 @@ def _guardrail(finding: GuardrailResult) -> GuardrailReply:
     )
 
 
-def admin_routes(room: Room) -> APIRouter:
-    router = APIRouter()
+def rollout_routes(room: Room) -> Sequence[Route]:
+    routes = Routes()
+    known = get_args(RolloutCommandName)
 
-    @router.get("/admin/rollouts")
-    async def rollouts() -> JSONResponse:
+    @routes.get("/admin/rollouts", roles=READERS, summary="Rollouts of the policy in use")
+    async def rollouts() -> RolloutListReply:
         views = [] if room.policies is None else await room.policies.rollouts.views()
-        return JSONResponse(RolloutListReply(rollouts=[shown(view) for view in views]).model_dump())
+        return RolloutListReply(rollouts=[shown(view) for view in views])
 
-    @router.get("/admin/rollouts/{rollout_id}")
-    async def rollout(rollout_id: str) -> JSONResponse:
+    @routes.get("/admin/rollouts/{rollout_id}", roles=READERS, summary="One rollout and its events")
+    async def rollout(rollout_id: str) -> RolloutHistoryReply:
         held = _rollouts(room)
         view = await held.view(rollout_id)
-        return JSONResponse(shown_with(view, await held.events(rollout_id)).model_dump())
+        return shown_with(view, await held.events(rollout_id))
 
-    @router.post("/admin/rollouts/{rollout_id}/{command}")
-    async def command(request: Request, rollout_id: str, command: str) -> JSONResponse:
-        body = await read_body(request, RolloutCommandBody, room.config.max_body_bytes)
-        known = get_args(RolloutCommandName)
+    @routes.post(
+        "/admin/rollouts/{rollout_id}/{command}",
+        roles=OPERATORS,
+        summary="Start, hold, resume, promote or roll back",
+        errors=(409, 504),
+    )
+    async def command(
+        rollout_id: str,
+        command: Annotated[str, Path(json_schema_extra={"enum": list(known)})],
+        body: Annotated[RolloutCommandBody, read_body(RolloutCommandBody)],
+        caller: SignedIn,
+    ) -> RolloutReply:
         if command not in known:
             message = f"command is {command[:64]!r}; allowed: {', '.join(known)}"
             raise RequestRefused(message, code="unknown_command", param="command", status=404)
-        who = caller_of(request).key_id or "the developer"
+        who = caller.key_id or "the developer"
         reason = f"by {who}: {body.reason}" if body.reason else f"by {who}"
         view = await _rollouts(room).command(rollout_id, cast(Command, command.replace("-", "_")), reason)
-        return JSONResponse(shown(view).model_dump())
+        return shown(view)
 
-    return router
+    return routes.all
 
 
 def _rollouts(room: Room) -> Rollouts:

@@ -8,7 +8,6 @@ from itertools import count
 import structlog
 
 from prolepsis.core.plan import PANIC_PLAN, LeftOut, SpecPlan
-from prolepsis.safety.breaker_watch import BreakerWatch
 from prolepsis.safety.drift import load_detectors
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.safety.feature_flags import FeatureFlags
@@ -60,11 +59,10 @@ ASK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Kill switch, flags (None: none are configured), breakers and drift (None: they are off)."""
+    """Kill switch, flags (None: none are configured) and drift (None: it is off)."""
 
     kill: KillSwitch
     flags: FeatureFlags | None
-    breakers: BreakerWatch | None
     drift: DriftWatch | None
 
     async def run(self) -> None:
@@ -83,8 +81,6 @@ class Watch:
         _contained(self.kill.look)
         if self.flags is not None and (_contained(self.flags.look) or ask):
             self.kill.follow(await self.flags.killed())
-        if self.breakers is not None:
-            _contained(self.breakers.look)
         if drift and self.drift is not None:
             _contained(self.drift.look)
 

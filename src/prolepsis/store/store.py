@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import structlog
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act, AuditEntry
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
@@ -21,7 +22,7 @@ class Store:
     database: Database
     writer: Writer
 
-    def record_act(self, act: Act) -> AuditEntry:
+    def record_act(self, act: AuditEvent) -> AuditEntry:
         """Write an act to the audit log now: it is on disk before this returns, so before what it allows takes effect.
 
         Waits for the database, so not for an event loop; raises `StoreUnavailable`, and the same act may then be sent
@@ -71,6 +72,6 @@ def forget_tenant(database: Database, tenant: str, actor: str) -> Forgotten:
     if not tenant:
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
     num_records = records.forget(database, tenant)
-    act = Act(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
+    act = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
     with database.write() as connection:
         return Forgotten(num_records, chain.erase(connection, tenant, act))

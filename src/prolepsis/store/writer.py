@@ -10,8 +10,8 @@ import structlog
 from sqlalchemy import Connection
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import Act
 from prolepsis.audit.prepared import PendingAct, Prepared
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.database import Database, Kind, StoreHealth
@@ -19,7 +19,7 @@ from prolepsis.store.migrate import upgrade
 from prolepsis.store.records import RequestRecord
 from prolepsis.telemetry.store import DropReason, StoreMetrics
 
-Item = RequestRecord | Act | PendingAct
+Item = RequestRecord | AuditEvent | PendingAct
 
 log = structlog.get_logger(__name__)
 
@@ -247,9 +247,9 @@ class Writer:
             self._tend_at = now + settings.tend_every_s
 
 
-def _ready(batch: Sequence[Item]) -> tuple[list[RequestRecord], list[Act | Prepared]]:
+def _ready(batch: Sequence[Item]) -> tuple[list[RequestRecord], list[AuditEvent | Prepared]]:
     requests: list[RequestRecord] = []
-    acts: list[Act | Prepared] = []
+    acts: list[AuditEvent | Prepared] = []
     for item in batch:
         if isinstance(item, RequestRecord):
             requests.append(item)
@@ -258,7 +258,9 @@ def _ready(batch: Sequence[Item]) -> tuple[list[RequestRecord], list[Act | Prepa
     return requests, acts
 
 
-def _write_items(connection: Connection, requests: Sequence[RequestRecord], acts: Sequence[Act | Prepared]) -> None:
+def _write_items(
+    connection: Connection, requests: Sequence[RequestRecord], acts: Sequence[AuditEvent | Prepared]
+) -> None:
     if requests:
         records.add(connection, requests)
     if acts:

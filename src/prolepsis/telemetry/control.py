@@ -1,8 +1,6 @@
-"""Metrics of what watches over speculation: kill switch, flags, breakers, drift."""
+"""Metrics of what watches over speculation: kill switch, flags, drift."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-
-BREAKER_STATES = ("closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only")
 
 DRIFT_STATUSES = ("learning", "steady", "drifted", "cliff")
 
@@ -20,9 +18,6 @@ class ControlMetrics:
         self.killed = gauge("speculation_killed", "1 while the kill switch is on, by who keeps it on", "source")
         self.flags = counter("flag_evaluations", "Flags asked for requests", "flag", "variant", "reason", "error")
         self.flags_refused = counter("flag_file_refused", "Edits of the flag file that were not taken over")
-        self.breaker_events = counter(
-            "breaker_events", "What happened to breakers", "proposer", "traffic_class", "before", "after", "reason"
-        )
         self.drift_alarms = counter(
             "drift_alarms", "Alarms of drift and of cliffs", "proposer", "traffic_class", "kind"
         )
@@ -38,9 +33,6 @@ class ControlMetrics:
             "proposer",
             "traffic_class",
         )
-        self._breakers = gauge(
-            "breaker_state", "1 for the state that a breaker is in", "proposer", "traffic_class", "state"
-        )
 
     def drift(
         self, proposer: str, traffic_class: str, status: str, acceptance: float | None, overestimated: float | None
@@ -52,8 +44,3 @@ class ControlMetrics:
             self._acceptance.labels(proposer, traffic_class).set(acceptance)
         if overestimated is not None:
             self._overestimated.labels(proposer, traffic_class).set(overestimated)
-
-    def breaker(self, proposer: str, traffic_class: str, state: str) -> None:
-        """Show the state of one breaker."""
-        for other in BREAKER_STATES:
-            self._breakers.labels(proposer, traffic_class, other).set(other == state)

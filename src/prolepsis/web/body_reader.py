@@ -1,13 +1,11 @@
-"""Fields of the OpenAI API and its usual extensions that an endpoint may lack, with the values that ask for nothing.
-
-Such a value, or null, is accepted as if the field were absent; any other value is refused by name.
-"""
+"""Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
 import difflib
 from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
+from fastapi import Depends
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
@@ -60,6 +58,10 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
+"""Fields of the OpenAI API and its usual extensions that an endpoint may lack, with the values that ask for nothing.
+
+Such a value, or null, is accepted as if the field were absent; any other value is refused by name.
+"""
 
 
 B = TypeVar("B", bound=Body)
@@ -67,9 +69,49 @@ B = TypeVar("B", bound=Body)
 _TYPE_ERRORS = ("_type", "_parsing", "_unicode")
 
 
-async def read_body(request: Request, kind: type[B], max_bytes: int) -> B:
-    """Read and check the body of `request`; raises `RequestRefused`."""
-    return parse_body(await _read_bytes(request, max_bytes), kind)
+class Reader:
+    """A dependency of a route that reads something of the request; `openapi` is what it adds to the document."""
+
+    openapi: dict[str, Any]
+
+
+class BodyReader(Reader):
+    """Reads the body, byte by byte up to the configured size; raises `RequestRefused`."""
+
+    def __init__(self, kind: type[Body]) -> None:
+        self.kind = kind
+        schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+        self.openapi = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+    async def __call__(self, request: Request) -> Body:
+        raw = await _read_bytes(request, request.app.state.max_body_bytes)
+        return parse_body(raw, self.kind)
+
+
+class QueryReader(Reader):
+    """Reads the query, in which every value is a text; raises `RequestRefused`."""
+
+    def __init__(self, kind: type[Body]) -> None:
+        self.kind = kind
+        schemas = kind.model_json_schema()["properties"]
+        fields = [{"name": name, "in": "query", "required": False, "schema": schemas[name]} for name in schemas]
+        self.openapi = {"parameters": fields}
+
+    async def __call__(self, request: Request) -> Body:
+        try:
+            return self.kind.model_validate(dict(request.query_params), strict=False)
+        except ValidationError as error:
+            raise _refusal(error.errors(include_url=False, include_context=True), self.kind) from None
+
+
+def read_body(kind: type[Body]) -> Any:
+    """Return the annotation of a route's parameter that is the request's body."""
+    return Depends(BodyReader(kind))
+
+
+def read_query(kind: type[Body]) -> Any:
+    """Return the annotation of a route's parameter that is the request's query."""
+    return Depends(QueryReader(kind))
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:
@@ -98,14 +140,6 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
         raise RequestRefused("The request body must be a JSON object.", code="invalid_type")
     try:
         return kind.model_validate(_without_neutral(value, kind))
-    except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
-
-
-def read_query(request: Request, kind: type[B]) -> B:
-    """Check the query of `request`, in which every value is a text; raises `RequestRefused`."""
-    try:
-        return kind.model_validate(dict(request.query_params), strict=False)
     except ValidationError as error:
         raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
 

@@ -1,10 +1,10 @@
-"""Who asks: what the front door knows of the caller of one HTTP request."""
+"""The caller of one HTTP request, as sign-in knows it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from starlette.requests import HTTPConnection
+from fastapi import Depends
+from starlette.requests import HTTPConnection, Request
 
 Role = Literal["client", "viewer", "operator", "auditor", "admin"]
 ROLES: tuple[Role, ...] = ("client", "viewer", "operator", "auditor", "admin")
@@ -40,23 +40,15 @@ DEVELOPER = Caller(key_id="", tenant="", roles=frozenset(ROLES), tier="standard"
 
 
 def caller_of(request: HTTPConnection) -> Caller:
-    """Return the caller the front door let in."""
+    """Return the caller that sign-in found."""
     caller = request.scope.get("state", {}).get("caller")
-    assert isinstance(caller, Caller), "the front door runs before every route"
+    assert isinstance(caller, Caller), "sign-in runs before every route"
     return caller
 
 
-SPEC_MODE = "x-spec-mode"
+async def _signed_in(request: Request) -> Caller:
+    return caller_of(request)
 
 
-@dataclass(frozen=True, slots=True)
-class Asker:
-    caller: Caller
-    route: str = ""
-    """Path of the endpoint."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """By name in lower case; the first of equal names."""
-
-    @property
-    def spec_mode(self) -> str | None:
-        return self.headers.get(SPEC_MODE)
+SignedIn = Annotated[Caller, Depends(_signed_in)]
+"""The caller, as parameter of a route."""

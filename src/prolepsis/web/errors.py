@@ -30,6 +30,29 @@ _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _RETRY_AFTER_S = 5
 """Told with every 503 that names no better time."""
 
+_TEXT = {"type": "string"}
+ERROR_SCHEMA = {
+    "title": "Error",
+    "description": "Every reply with a status of 400 and above.",
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": _TEXT,
+                "type": _TEXT,
+                "param": {"anyOf": [_TEXT, {"type": "null"}]},
+                "code": _TEXT,
+            },
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+        }
+    },
+    "required": ["error"],
+    "additionalProperties": False,
+}
+"""`ErrorReply.body` in the OpenAPI document."""
+
 log = structlog.get_logger(__name__)
 
 

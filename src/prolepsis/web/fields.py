@@ -19,6 +19,15 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
+class Reply(BaseModel):
+    """A JSON object as it goes out, for replies that are no value of the domain."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+JsonObject: TypeAlias = dict[str, object]
+
+
 def _join_parts(content: object) -> object:
     """Join the text parts of a content list; anything else goes on to the string check."""
     if not isinstance(content, list):

@@ -28,6 +28,7 @@ class House:
 
     def open(self, engine: EngineClient, config: ServerConfig | None = None) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
+        self.metrics = Metrics()
         self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Door(Keys(self.file)))
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 

@@ -1,14 +1,13 @@
-"""Which roles each route asks for. A route that is not in this table is answered as if it did not exist."""
+"""Sign-in before every route: sizes, the key and the role; and a bound on slow clients."""
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
-from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prolepsis.api.auth.keys import Keys
@@ -16,86 +15,44 @@ from prolepsis.api.connections import is_loopback
 from prolepsis.api.stream import ClientDisconnected
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.door import DoorMetrics
-from prolepsis.web.caller import ROLES, Caller, Role
+from prolepsis.web.caller import Caller
 from prolepsis.web.errors import ErrorReply, describe_error
 from prolepsis.web.refusals import count_refusal, not_local, too_large, upload_too_slow, wrong_role
-
-Roles = frozenset[Role] | None
-"""Any of these roles opens a route; None: open without a key."""
-
-_ANY_ROLE: Roles = frozenset(ROLES)
-_CLIENT: Roles = frozenset({"client"})
-_WATCHES: Roles = frozenset({"viewer", "operator"})
-_READS: Roles = frozenset({"viewer", "operator", "auditor"})
-_AUDITS: Roles = frozenset({"auditor"})
-"""Entries name tenants and, by setting, hold what they wrote."""
-_OPERATES: Roles = frozenset({"operator"})
-
-ROUTES: dict[str, Roles] = {
-    "GET /health/live": None,
-    "GET /health": _ANY_ROLE,
-    "GET /health/ready": _ANY_ROLE,
-    "GET /health/deep": _WATCHES,
-    "GET /metrics": _WATCHES,
-    "GET /version": _ANY_ROLE,
-    "GET /openapi.json": _ANY_ROLE,
-    "GET /v1/models": _ANY_ROLE,
-    "GET /v1/models/{name:path}": _ANY_ROLE,
-    "POST /v1/chat/completions": _CLIENT,
-    "POST /v1/completions": _CLIENT,
-    "POST /v1/responses": _CLIENT,
-    "POST /v1/embeddings": _CLIENT,
-    "POST /tokenize": _CLIENT,
-    "POST /detokenize": _CLIENT,
-    "GET /admin/rollouts": _READS,
-    "GET /admin/rollouts/{rollout_id}": _READS,
-    "POST /admin/rollouts/{rollout_id}/{command}": _OPERATES,
-    "GET /admin/policy": _READS,
-    "PUT /admin/policy": _OPERATES,
-    "GET /admin/policy/versions": _READS,
-    "GET /admin/policy/versions/{version}": _READS,
-    "POST /admin/policy/rollback": _OPERATES,
-    "GET /admin/correctness": _READS,
-    "GET /admin/audit": _AUDITS,
-    "GET /admin/audit/{entry}": _AUDITS,
-    "POST /admin/audit/{entry}/replay": _AUDITS,
-    "GET /admin/cost": _READS,
-    "GET /admin/kill": _WATCHES,
-    "PUT /admin/kill": _OPERATES,
-    "GET /admin/breakers": _WATCHES,
-    "PUT /admin/breakers": _OPERATES,
-    "GET /admin/contract": _READS,
-    "GET /admin/drift": _READS,
-    "GET /admin/shadow": _READS,
-    "POST /admin/drift/reset": _OPERATES,
-}
-"""Method and path -> roles; `admin` has every role."""
+from prolepsis.web.routes import Roles, Route
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What the table says of one path."""
+class PathRules:
+    """The roles of one path, by method; None: no key is needed."""
 
     path: str
     """The route's pattern, for logs and counters."""
-    methods: Mapping[str, Roles]
+    roles: Mapping[str, Roles | None]
 
 
-class Rules:
-    """The table, ready to be asked; patterns are tried in its order."""
+class RouteRules:
+    """The roles that each declared route needs. A path that is not declared has no rules and cannot be reached."""
 
-    def __init__(self, routes: Mapping[str, Roles]) -> None:
-        by_path: dict[str, dict[str, Roles]] = {}
-        for route, roles in routes.items():
-            method, path = route.split(" ", 1)
-            by_path.setdefault(path, {})[method] = roles
-        self._patterns: list[tuple[re.Pattern[str], Rule]] = [
-            (compile_path(path)[0], Rule(path, methods)) for path, methods in by_path.items()
-        ]
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._fixed: dict[str, PathRules] = {}
+        self._patterns: dict[re.Pattern[str], PathRules] = {}
+        for route in routes:
+            roles: dict[str, Roles | None] = dict.fromkeys(route.methods or (), route.roles)
+            if route.param_convertors:
+                known = self._patterns.get(route.path_regex)
+                self._patterns[route.path_regex] = _joined(route.path, known, roles)
+            else:
+                self._fixed[route.path] = _joined(route.path, self._fixed.get(route.path), roles)
 
-    def of(self, path: str) -> Rule | None:
-        """Return the rule of a path as given; None: no route is let out under it."""
-        return next((rule for pattern, rule in self._patterns if pattern.match(path)), None)
+    def of(self, path: str) -> PathRules | None:
+        """Return the rules of a path as given; None: there is no such route."""
+        if path in self._fixed:
+            return self._fixed[path]
+        return next((rules for pattern, rules in self._patterns.items() if pattern.match(path)), None)
+
+
+def _joined(path: str, known: PathRules | None, roles: Mapping[str, Roles | None]) -> PathRules:
+    return PathRules(path, {**(known.roles if known else {}), **roles})
 
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d{0,5})?")
@@ -124,7 +81,7 @@ REPLY_HEADERS = "reply_headers"
 
 
 def reply_headers(http: HTTPConnection) -> dict[str, str]:
-    """Return the mapping to fill before the reply starts; `Guard` sends it."""
+    """Return the mapping to fill before the reply starts; `AuthMiddleware` sends it."""
     headers: dict[str, str] = http.scope["state"].setdefault(REPLY_HEADERS, {})
     return headers
 
@@ -132,8 +89,8 @@ def reply_headers(http: HTTPConnection) -> dict[str, str]:
 MAX_HEADERS = 128
 
 
-class Guard:
-    """ASGI middleware. What has no rule it answers with 404 itself: a route that is not in the table cannot be reached.
+class AuthMiddleware:
+    """ASGI middleware. A path that is not declared is answered with 404 here: no such route can be reached.
 
     Sets `scope["state"]["caller"]`, and sends the headers that the gate leaves in `scope["state"]`.
     """
@@ -144,13 +101,13 @@ class Guard:
         keys: Keys,
         config: ServerConfig,
         metrics: DoorMetrics,
-        routes: Mapping[str, Roles] = ROUTES,
+        routes: Sequence[Route],
     ) -> None:
         self._app = app
         self._keys = keys
         self._config = config
         self._metrics = metrics
-        self._rules = Rules(routes)
+        self._rules = RouteRules(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -180,13 +137,13 @@ class Guard:
         rule = self._rules.of(scope["path"])
         if rule is not None:
             scope["state"]["rule"] = rule.path
-        roles = rule.methods.get(scope["method"]) if rule else None
-        if rule is not None and scope["method"] in rule.methods and roles is None:
+        roles = rule.roles.get(scope["method"]) if rule else None
+        if rule is not None and scope["method"] in rule.roles and roles is None:
             return None
         caller = await self._keys.caller(headers.get("authorization"))
         if not self._keys.required:
             check_local(headers)
-        if rule is None or scope["method"] not in rule.methods:
+        if rule is None or scope["method"] not in rule.roles:
             return _not_there(scope, rule)
         self._check_role(caller, roles)
         scope["state"]["caller"] = caller
@@ -203,7 +160,7 @@ class Guard:
             raise too_large("body", f"{self._config.max_body_bytes} bytes")
 
     @staticmethod
-    def _check_role(caller: Caller, roles: Roles) -> None:
+    def _check_role(caller: Caller, roles: Roles | None) -> None:
         if roles is not None and not any(caller.has(role) for role in roles):
             raise wrong_role(caller.roles, roles)
 
@@ -251,9 +208,9 @@ class _Sender:
             raise ClientDisconnected from None
 
 
-def _not_there(scope: Scope, rule: Rule | None) -> ErrorReply:
+def _not_there(scope: Scope, rule: PathRules | None) -> ErrorReply:
     what = f"{scope['method']} {scope['path'][:200]}"
     if rule is None:
         return ErrorReply(404, f"No route {what}", "unknown_url")
-    allowed = ", ".join(sorted(rule.methods))
+    allowed = ", ".join(sorted(rule.roles))
     return ErrorReply(405, f"Method not allowed for {what}", "method_not_allowed", headers={"allow": allowed})

@@ -4,8 +4,8 @@ import math
 from datetime import datetime
 
 from prolepsis.api.openai.bodies import STRUCTURED_FORMS, ChatBody, CompletionBody, GenerationBody
+from prolepsis.api.openai.context import RequestContext
 from prolepsis.core.facts import RequestFacts, stated_language
-from prolepsis.web.caller import Asker
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
@@ -15,15 +15,20 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 
 def request_facts(
-    body: GenerationBody, asker: Asker, *, prompt_tokens: int | None, time: datetime, targeting_key: str | None = None
+    body: GenerationBody,
+    context: RequestContext,
+    *,
+    prompt_tokens: int | None,
+    time: datetime,
+    targeting_key: str | None = None,
 ) -> RequestFacts:
     """Return the facts of a checked body; a /v1/responses body is read as the chat it stands for.
 
     `prompt_tokens` are those of the longest prompt, None where they were not counted.
     """
-    caller, headers = asker.caller, {k: v for k, v in asker.headers.items() if k not in _SECRET_HEADERS}
+    caller, headers = context.caller, {k: v for k, v in context.headers.items() if k not in _SECRET_HEADERS}
     return RequestFacts(
-        route=asker.route,
+        route=context.route,
         model=body.model,
         tenant=caller.tenant,
         tier=caller.tier,

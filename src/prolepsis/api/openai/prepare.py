@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
+from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts
 from prolepsis.api.openai.prepared import Admitted, Showing
@@ -18,7 +19,6 @@ from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
 from prolepsis.policy.runtime import Ruling
-from prolepsis.web.caller import Asker
 from prolepsis.web.fields import MAX_SAMPLES
 
 
@@ -41,9 +41,9 @@ class _Prompts:
     grammar: GrammarSpec | None
 
 
-async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "messages") -> Admitted:
+async def admit_chat(body: ChatBody, context: RequestContext, room: Room, *, field: str = "messages") -> Admitted:
     """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
-    speculation = _check_common(body, asker, room)
+    speculation = _check_common(body, context, room)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
     params = _sampling_params(body, (body.top_logprobs or 0) if body.logprobs else None)
@@ -59,7 +59,7 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
     thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
     prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
     prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
-    admitted = await _admit(body, prompts, asker, speculation, room)
+    admitted = await _admit(body, prompts, context, speculation, room)
     showing = replace(
         admitted.showing,
         thinking=thinking,
@@ -70,9 +70,9 @@ async def admit_chat(body: ChatBody, asker: Asker, room: Room, *, field: str = "
     return replace(admitted, showing=showing, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
 
 
-async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Admitted:
+async def admit_completion(body: CompletionBody, context: RequestContext, room: Room) -> Admitted:
     """Check `body` against the engine and tokenise it; raises `UserError`."""
-    speculation = _check_common(body, asker, room)
+    speculation = _check_common(body, context, room)
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
         raise InvalidParameter(message, param="n")
@@ -85,7 +85,7 @@ async def admit_completion(body: CompletionBody, asker: Asker, room: Room) -> Ad
     for text in body.prompt:
         token_ids = await _completion_tokens(text, characters, room)
         prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
-    admitted = await _admit(body, _Prompts("prompt", params, prompts, form), asker, speculation, room)
+    admitted = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, room)
     return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
 
 
@@ -109,12 +109,12 @@ async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
     return tuple(await off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
 
 
-def _check_common(body: GenerationBody, asker: Asker, room: Room) -> AskedSpeculation:
-    room.check_model(body.model, asker.caller)
+def _check_common(body: GenerationBody, context: RequestContext, room: Room) -> AskedSpeculation:
+    room.check_model(body.model, context.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
-    speculation = asked_speculation(body.speculation, asker.spec_mode, asker.caller, room.client.info.proposers)
-    room.gate.check_open(asker.caller)
+    speculation = asked_speculation(body.speculation, context.spec_mode, context.caller, room.client.info.proposers)
+    room.gate.check_open(context.caller)
     return speculation
 
 
@@ -148,14 +148,14 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
 
 
 async def _admit(
-    body: GenerationBody, asked: _Prompts, asker: Asker, speculation: AskedSpeculation, room: Room
+    body: GenerationBody, asked: _Prompts, context: RequestContext, speculation: AskedSpeculation, room: Room
 ) -> Admitted:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     params, length = asked.params, room.client.info.max_model_len
     lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
     now = room.policies.now() if room.policies is not None else datetime.now(UTC)
-    facts = request_facts(body, asker, prompt_tokens=longest, time=now, targeting_key=own)
+    facts = request_facts(body, context, prompt_tokens=longest, time=now, targeting_key=own)
     ruling = await _ruling(facts, room)
     if ruling is not None:
         speculation = under_policy(speculation, ruling, own)
@@ -168,7 +168,7 @@ async def _admit(
             params=replace(params, max_tokens=lengths[i]),
             n=body.n or 1,
             priority=body.priority or 0,
-            scope=scope(asker.caller.tenant, body.cache_salt),
+            scope=scope(context.caller.tenant, body.cache_salt),
             traffic_class=traffic_class_of(facts),
             prediction_token_ids=prompt.predicted,
             grammar=asked.grammar,
@@ -178,7 +178,7 @@ async def _admit(
     )
     return Admitted(
         requests=requests,
-        caller=asker.caller,
+        caller=context.caller,
         answer_id=f"{prefix}-{body.request_id or own}",
         model=body.model,
         stream=bool(body.stream),

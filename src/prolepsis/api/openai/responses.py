@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.completions import Parts, counting
+from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.prepare import admit_chat
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.openai.response_items import ResponseItems
@@ -15,17 +16,16 @@ from prolepsis.api.openai.usage import Json, metrics
 from prolepsis.api.room import Room
 from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
-from prolepsis.web.caller import Asker
 from prolepsis.web.errors import describe_error
 
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Finish reasons of answers that are not complete, as this endpoint calls them."""
 
 
-async def admit_response(body: ResponsesBody, asker: Asker, room: Room) -> Admitted:
+async def admit_response(body: ResponsesBody, context: RequestContext, room: Room) -> Admitted:
     """Check `body` as the chat it stands for; raises `UserError`."""
     try:
-        admitted = await admit_chat(to_chat(body), asker, room, field="input")
+        admitted = await admit_chat(to_chat(body), context, room, field="input")
     except UserError as error:
         raise renamed(error) from None
     field = "text.format" if admitted.grammar_field == "response_format" else admitted.grammar_field

@@ -1,10 +1,11 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from prolepsis.api.admission.group import Party
@@ -12,8 +13,10 @@ from prolepsis.api.deltas import Delta, Telling, generate_deltas
 from prolepsis.api.observation import observed
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
 from prolepsis.api.openai.completions import Parts, completion_chunks, whole_completion
+from prolepsis.api.openai.context import Sent
 from prolepsis.api.openai.prepare import admit_chat, admit_completion
 from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
 from prolepsis.api.openai.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat, summed
@@ -25,42 +28,67 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
-from prolepsis.web.caller import Asker, caller_of
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.routes import CLIENTS, Route, Routes
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
 
 
-def generation_routes(room: Room) -> APIRouter:
-    router = APIRouter()
+def generation_routes(room: Room) -> Sequence[Route]:
+    """Return the routes that generate."""
+    routes = Routes()
 
-    @router.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, ChatBody, room.config.max_body_bytes)
-        return await _completion(request, await admit_chat(body, _asker(request), room), room, ChatFormat)
+    @routes.post(
+        "/v1/chat/completions",
+        roles=CLIENTS,
+        summary="Continue a conversation",
+        reply=ChatCompletion,
+        errors=(504,),
+        streams=True,
+    )
+    async def chat_completions(
+        request: Request, body: Annotated[ChatBody, read_body(ChatBody)], context: Sent
+    ) -> Response:
+        return await _completion(request, await admit_chat(body, context, room), room, ChatFormat)
 
-    @router.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionBody, room.config.max_body_bytes)
-        return await _completion(request, await admit_completion(body, _asker(request), room), room, CompletionFormat)
+    @routes.post(
+        "/v1/completions",
+        roles=CLIENTS,
+        summary="Continue texts",
+        reply=Completion,
+        errors=(504,),
+        streams=True,
+    )
+    async def completions(
+        request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)], context: Sent
+    ) -> Response:
+        return await _completion(request, await admit_completion(body, context, room), room, CompletionFormat)
 
-    @router.post("/v1/responses")
-    async def responses(request: Request) -> Response:
-        body = await read_body(request, ResponsesBody, room.config.max_body_bytes)
-        admitted = await admit_response(body, _asker(request), room)
+    @routes.post(
+        "/v1/responses",
+        roles=CLIENTS,
+        summary="Answer without storing anything",
+        reply=ResponseReply,
+        errors=(504,),
+        streams=True,
+    )
+    async def responses(
+        request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)], context: Sent
+    ) -> Response:
+        admitted = await admit_response(body, context, room)
         shape = ResponseShape(body, admitted, room)
         if admitted.stream:
             events = response_events(_answer(request, admitted, room), shape)
             return EventStream(events, headers=_at_start(admitted), named=True)
         return await _whole(request, admitted, whole_response(_answer(request, admitted, room), shape))
 
-    @router.post("/v1/embeddings", include_in_schema=False)
+    @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
         message = "Embeddings are not served here; this server generates text."
         raise RequestRefused(message, code="not_implemented", status=501)
 
-    return router
+    return routes.all
 
 
 async def _completion(request: Request, admitted: Admitted, room: Room, make_form: MakeFormat) -> Response:
@@ -141,10 +169,6 @@ async def _whole(
     mode = stats.mode
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{admitted.speculation.ruled_by}"
     return JSONResponse(reply, headers={"x-spec-effective": effective})
-
-
-def _asker(request: Request) -> Asker:
-    return Asker(caller_of(request), request.scope["path"], dict(request.headers))
 
 
 def _at_start(admitted: Admitted) -> dict[str, str]:

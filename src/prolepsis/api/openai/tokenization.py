@@ -1,8 +1,9 @@
 """Request bodies of /tokenize and /detokenize, in vLLM's shapes."""
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
@@ -14,7 +15,8 @@ from prolepsis.api.tokenizer import in_thread
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import caller_of
-from prolepsis.web.fields import Body, Count
+from prolepsis.web.fields import Body, Count, Reply
+from prolepsis.web.routes import CLIENTS, Route, Routes
 
 
 class TokenizeBody(Body):
@@ -42,20 +44,29 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[Count], Field(max_length=2**20)]
 
 
-def tokenization_routes(room: Room) -> APIRouter:
-    router = APIRouter()
+class Tokenized(Reply):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
 
-    @router.post("/tokenize")
-    async def tokenize(request: Request) -> JSONResponse:
-        body = await read_body(request, TokenizeBody, room.config.max_body_bytes)
+
+class Detokenized(Reply):
+    prompt: str
+
+
+def tokenization_routes(room: Room) -> Sequence[Route]:
+    routes = Routes()
+
+    @routes.post("/tokenize", roles=CLIENTS, summary="Convert text or messages to tokens", reply=Tokenized)
+    async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
         if body.model is not None:
             room.check_model(body.model, caller_of(request))
         room.gate.receive_small(request)
         return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
 
-    @router.post("/detokenize")
-    async def detokenize(request: Request) -> JSONResponse:
-        body = await read_body(request, DetokenizeBody, room.config.max_body_bytes)
+    @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
+    async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
         if body.model is not None:
             room.check_model(body.model, caller_of(request))
         largest = room.client.info.vocab_size - 1
@@ -66,7 +77,7 @@ def tokenization_routes(room: Room) -> APIRouter:
         text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return JSONResponse({"prompt": text})
 
-    return router
+    return routes.all
 
 
 def _tokenized(body: TokenizeBody, room: Room) -> Json:

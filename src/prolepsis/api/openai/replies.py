@@ -1,27 +1,8 @@
-"""Shapes of the replies, for the OpenAPI document; the tests hold the replies against them."""
+"""Shapes of the answers to generation requests, for the OpenAPI document; the answers are built elsewhere."""
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
-JsonObject: TypeAlias = dict[str, object]
-
-
-class Reply(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class ErrorDetail(Reply):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorReply(Reply):
-    """Every status of 400 and above."""
-
-    error: ErrorDetail
+from prolepsis.web.fields import JsonObject, Reply
 
 
 class PromptDetails(Reply):
@@ -199,7 +180,7 @@ class ResponseUsage(Reply):
     total_tokens: int
 
 
-class Response(Reply):
+class ResponseReply(Reply):
     """A /v1/responses answer; nothing of it is stored."""
 
     id: str
@@ -228,121 +209,3 @@ class Response(Reply):
     usage: ResponseUsage
     user: str | None
     metrics: Metrics | None = None
-
-
-class Model(Reply):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-
-
-class ModelList(Reply):
-    object: Literal["list"]
-    data: list[Model]
-
-
-class Tokenized(Reply):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class Detokenized(Reply):
-    prompt: str
-
-
-class Live(Reply):
-    live: bool
-    detail: str
-
-
-class StoreState(Reply):
-    ok: bool
-    num_queued: int
-    written: dict[str, int]
-    dropped: dict[str, int]
-
-
-class Ready(Reply):
-    ready: bool
-    detail: str
-    model: str
-    forward: str
-    exactness: Literal["strict", "normal"]
-    exactness_reason: str
-    proposers: list[str]
-    draft_head: str | None
-    num_running: int
-    num_waiting: int
-    kv_usage: float = Field(ge=0, le=1)
-    store: StoreState | None
-    killed_by: list[Literal["operator", "flag"]]
-
-
-class KillOperator(Reply):
-    on: bool
-    by: str
-    reason: str
-    at: str
-
-
-class KillFlag(Reply):
-    on: bool
-    variant: str | None
-    reason: str
-
-
-class Kill(Reply):
-    """The kill switch: on while operator or flag say so."""
-
-    on: bool
-    sources: list[Literal["operator", "flag"]]
-    operator: KillOperator
-    flag: KillFlag | None
-    fault: str | None
-    """Why the kill file cannot be used."""
-
-
-class KillTurned(Kill):
-    not_kept: str | None
-    """Why it holds only until the server ends."""
-
-
-class Breaker(Reply):
-    """One proposer for one traffic class; the figures are of what was seen lately, older ones fade."""
-
-    proposer: str
-    traffic_class: str
-    state: Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
-    acceptance: float | None
-    judged: float
-    spent: float
-    gained: float
-    rounds: float
-    errors_in_row: int
-    late_in_row: int
-    probed_in_s: float | None
-
-
-class BreakerSet(Breaker):
-    not_kept: str | None
-    """Why it holds only until the server ends."""
-
-
-class Breakers(Reply):
-    enabled: bool
-    breakers: list[Breaker]
-
-
-class Deep(Reply):
-    healthy: bool
-    detail: str
-    ms: float
-
-
-class Version(Reply):
-    version: str

@@ -1,0 +1,49 @@
+"""The sender of a generation request, and what the request says outside its body."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from prolepsis.web.body_reader import Reader
+from prolepsis.web.caller import Caller, caller_of
+
+SPEC_MODE = "x-spec-mode"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Caller, route and headers of one request."""
+
+    caller: Caller
+    route: str = ""
+    """Path of the endpoint."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case; the first of equal names."""
+
+    @property
+    def spec_mode(self) -> str | None:
+        return self.headers.get(SPEC_MODE)
+
+
+class ContextReader(Reader):
+    """Reads it from a request that sign-in let through."""
+
+    openapi = {  # noqa: RUF012
+        "parameters": [
+            {
+                "name": "X-Spec-Mode",
+                "in": "header",
+                "required": False,
+                "schema": {"enum": ["auto", "off", "on", "shadow"]},
+            }
+        ]
+    }
+
+    async def __call__(self, request: Request) -> RequestContext:
+        return RequestContext(caller_of(request), request.scope["path"], dict(request.headers))
+
+
+Sent = Annotated[RequestContext, Depends(ContextReader())]
+"""The context, as parameter of a route."""

@@ -1,0 +1,33 @@
+"""An action that belongs in the audit log, before it has its place there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEvent:
+    """One action; `before` and `after` are plain JSON values."""
+
+    actor: str
+    """The id of a key, the name of a person, or the part of the system that acted."""
+    action: str
+    """In the past tense, after its area: policy.reloaded."""
+    subject: str = ""
+    """The object of the action."""
+    before: object = None
+    after: object = None
+    tenant: str = ""
+    """The tenant that it is about; erasing the tenant erases it. Empty: it is about no tenant and is kept."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of software, policy and model, as far as they matter. They stay when the rest is erased: no personal names."""
+    uid: str = field(default_factory=lambda: uuid4().hex)
+    """An event is stored once, however often it is sent."""
+
+
+Emit = Callable[[AuditEvent], None]
+"""Takes an event for the audit log, without waiting for it to be written."""
+
+
+def discard(event: AuditEvent) -> None:
+    """Take an event where there is no audit log."""

@@ -1,0 +1,117 @@
+"""A request that has ended, as plain values: for records, audit, cost, rollouts, shadow mode, replays and metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from prolepsis.core.events import Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import LossReason, Mode, RequestStats
+
+Arm = Literal["canary", "rest", "control"]
+End = Literal[
+    "finished",  # with all of its text
+    "failed",
+    "aborted",  # by the server
+    "left",  # the client went away
+    "refused",  # by the engine, for a fault of the caller
+]
+
+
+class Keep(IntEnum):
+    """How much of a request is kept until it ends; each level includes the ones before it."""
+
+    FIGURES = 0
+    TOKENS = 1
+    DRAFTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a rollout assigned to one request. It holds whatever the rollout does later."""
+
+    rollout_id: str
+    run: int
+    stage: int
+    arm: Arm
+    mode: Mode
+    share: float = 0.0
+    """Probability with which the request was assigned to a canary that verifies; 0 if there is none."""
+
+    @property
+    def rollout_run(self) -> str:
+        """The name by which the engine stops the run's requests."""
+        return run_name(self.rollout_id, self.run)
+
+
+def run_name(rollout_id: str, run: int) -> str:
+    """Return the name of one run of a rollout."""
+    return f"{rollout_id}#{run}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestAbout:
+    """The sender of an HTTP request, and what decided how it was served."""
+
+    answer_id: str
+    """The id that the client sees."""
+    tenant: str
+    key_id: str
+    tier: str
+    route: str
+    model: str
+    num_prompts: int = 1
+    policy_rule: str | None = None
+    policy_version: str | None = None
+    assignment: Assignment | None = None
+    """If the policy's rule is rolled out."""
+    is_evidence: bool = False
+    """The request counts for its rollout: neither the caller nor a flag narrowed what it was assigned."""
+    flags: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    """By flag: variant and reason."""
+    audit_share: float | None = None
+    """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
+    audit_content: Literal["digests", "text", "tokens"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredDrafts:
+    """Draft tokens of one proposer: accepted by verification, delivered to the client, and lost by reason."""
+
+    num_verified: int
+    num_delivered: int
+    lost: Mapping[LossReason, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEnded:
+    """One prompt of a request; a completions request may have several, each with its own engine request."""
+
+    request: GenerateRequest
+    """As the engine got it."""
+    end: End
+    error: str | None
+    """Code of the error if it failed."""
+    stats: RequestStats
+    """The engine's, with what was delivered; if the engine's never came, the number of tokens that did."""
+    has_engine_stats: bool
+    is_cached: bool
+    """The answer came from the response cache; the engine was not asked."""
+    tokens: tuple[Tokens, ...]
+    """All that was emitted, if it was kept (`Keep`)."""
+    finish_reasons: tuple[str, ...]
+    """Of its samples that ended, as the client sees them."""
+    delivery: Mapping[str, DeliveredDrafts]
+    """By proposer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEnded:
+    """An admitted HTTP request that has ended."""
+
+    about: RequestAbout
+    end: End
+    error: str | None
+    prompts: tuple[PromptEnded, ...]
+    """Those that reached the engine, in the order of the request."""

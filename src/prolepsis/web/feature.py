@@ -1,0 +1,58 @@
+"""The interface between the application and a feature: its routes, its clock, and the requests that have ended."""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from prolepsis.core.ended import Keep, RequestAbout, RequestEnded
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.web.routes import Route
+
+log = structlog.get_logger(__name__)
+
+
+class Feature:
+    """Base class with defaults: a feature overrides the parts that it needs. Belongs to one event loop."""
+
+    name: str = ""
+    """For logs."""
+    period_s: float | None = None
+    """Seconds between two ticks; None: the feature has no clock."""
+    routes: Sequence[Route] = ()
+
+    async def tick(self) -> None:
+        """Do what is due; called once before the first request is served, then every `period_s`."""
+
+    async def run(self) -> None:
+        """Tick until cancelled; a tick that fails is logged and does not affect anything else."""
+        while self.period_s is not None:
+            await asyncio.sleep(self.period_s)
+            await contained_tick(self)
+
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Return what the feature needs of a request that starts now, besides its figures."""
+        return Keep.FIGURES
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Take in a request that has ended; every request is told once."""
+
+    async def close(self) -> None:
+        """Release what the feature holds; the application shuts down."""
+
+
+async def contained_tick(feature: Feature) -> None:
+    """Tick once; a failure is logged."""
+    try:
+        await feature.tick()
+    except Exception:  # contained: if control fails, requests are served as before
+        log.exception("tick_failed", feature=feature.name)
+
+
+def announce_end(features: Sequence[Feature], ended: RequestEnded) -> None:
+    """Give a request that has ended to all features; a failure is logged."""
+    for feature in features:
+        try:
+            feature.on_request_end(ended)
+        except Exception:  # contained: no account of a request may fail it
+            log.exception("request_end_not_taken", feature=feature.name)
