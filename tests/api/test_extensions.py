@@ -12,8 +12,8 @@ from prolepsis import __version__
 from prolepsis.api.health import DeepCheck
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.api.openai.prepare import scope
+from prolepsis.api.openai.replies import Metrics
 from prolepsis.api.openai.speculation import asked_speculation
-from prolepsis.api.replies import Metrics
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.api.app import build
-from prolepsis.api.replies import Metrics as MetricsReply
+from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import serve
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
