@@ -12,7 +12,7 @@ from prolepsis.cli.training import count
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.models.draft_models import list_draft_models
 from prolepsis.train.target import open_target
-from tests.train.students import language_workplace
+from tests.train.language import language_run
 from tests.train.targets import save_target
 
 
@@ -23,7 +23,7 @@ def test_counts(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "ten", "10 MB", "-5", "1e6"])
 def test_what_is_no_count(text: str) -> None:
-    with pytest.raises(InvalidParameter, match="no count"):
+    with pytest.raises(InvalidParameter, match="not a count"):
         count(text)
 
 
@@ -50,7 +50,7 @@ def test_a_used_folder_is_refused(command: str, tmp_path: Path, monkeypatch: pyt
 
 def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
     folder = save_target(tmp_path / "target")
-    place = language_workplace(open_target(str(folder)), tmp_path / "out")
+    place = language_run(open_target(str(folder)), tmp_path / "out")
     asked = ["train", "draft-model", "--target", str(folder), "--out", str(place.root), "--tokens", "500"]
     small = ["--layers", "1", "--hidden", "32", "--loss-vocab", "100", "--batch", "200", "--epochs", "1"]
     threads = torch.get_num_threads()

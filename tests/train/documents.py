@@ -9,7 +9,7 @@ from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.synthesis import Document
+from prolepsis.train.data import Document
 from tests.models.heads import random_head
 
 HIDDEN, VOCAB = 32, 160

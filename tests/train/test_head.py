@@ -1,58 +1,116 @@
-"""The head's arithmetic against a slot computed by hand, number by number."""
+"""From data to an exported head with report, end to end, on a tiny target."""
 
-import math
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from tests.train.documents import SHAPE, tiny_head
+from prolepsis.core.errors import ConfigError
+from prolepsis.models.heads.format import head_fault, load_head
+from prolepsis.models.heads.levels import levels_report, load_levels
+from prolepsis.models.heads.registry import find_head
+from prolepsis.train.data import Manifest, ShardWriter
+from prolepsis.train.estimate import predict, prediction_check, small_run
+from prolepsis.train.head import HeadTraining
+from prolepsis.train.levels import LevelRun
+from prolepsis.train.run_directory import RunDirectory
+from prolepsis.train.settings import HeadRecipe, LevelSettings, StepCost, TrainSettings
+from prolepsis.train.target import Target, open_target
+from tests.train.documents import random_document
+from tests.train.targets import save_target
+
+SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=4)
 
 
-def _norm(values: list[float], weight: list[float]) -> list[float]:
-    scale = 1.0 / math.sqrt(sum(v * v for v in values) / len(values) + SHAPE.eps)
-    return [v * scale * w for v, w in zip(values, weight, strict=True)]
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
 
 
-def _times(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    return [sum(m * v for m, v in zip(row, vector, strict=True)) for row in matrix]
+@pytest.fixture
+def directory(target: Target, tmp_path: Path) -> RunDirectory:
+    place = RunDirectory(tmp_path / "out")
+    place.create(resume=False)
+    hidden, vocab = target.shape.hidden, target.shape.vocab
+    manifest = Manifest(target.name, target.identity, target.recorded_taps, hidden, vocab)
+    writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
+    for number in range(0, 45):
+        document = random_document(20, 5, number=number)
+        features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
+        object.__setattr__(document, "features", features)
+        writer.add(document)
+    writer.flush()
+    return place
 
 
-@pytest.mark.parametrize("norm_output", [True, False])
-@pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_the_first_slot_computed_by_hand(norm_output: bool, norm_before_residual: bool) -> None:
-    head = tiny_head(norm_output=norm_output, norm_before_residual=norm_before_residual)
-    w = {name: getattr(head.weights, name).tolist() for name in ("v", "o", "gate", "up", "down")}
-    norms = {n: getattr(head.weights, n).tolist() for n in ("embed_norm", "hidden_norm", "post_norm", "norm")}
-    embedding, g = torch.randn(1, SHAPE.hidden), torch.randn(1, SHAPE.hidden)
-    x = head.enter(embedding, g)
-    rotary = head.rotary(torch.tensor([0]))
-    _, values = head.keys_values(x, rotary)
-    alone = values.repeat_interleave(SHAPE.heads // SHAPE.kv_heads, dim=1).flatten(1)  # one key has all the weight
-    out, fed_back = head.ends(head.leave(g, alone))
-
-    normed_g = _norm(g[0].tolist(), norms["hidden_norm"])
-    joined = _norm(embedding[0].tolist(), norms["embed_norm"]) + normed_g
-    value = _times(w["v"], joined)
-    per_head = [value[8 * (h // 2) + i] for h in range(4) for i in range(8)]
-    residual = normed_g if norm_before_residual else g[0].tolist()
-    hidden = [r + a for r, a in zip(residual, _times(w["o"], per_head), strict=True)]
-    inner = _norm(hidden, norms["post_norm"])
-    gated = [a / (1 + math.exp(-a)) * b for a, b in zip(_times(w["gate"], inner), _times(w["up"], inner), strict=True)]
-    hidden = [h + d for h, d in zip(hidden, _times(w["down"], gated), strict=True)]
-    by_hand = _norm(hidden, norms["norm"])
-    torch.testing.assert_close(out[0], torch.tensor(by_hand), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(fed_back[0], torch.tensor(by_hand if norm_output else hidden), rtol=1e-4, atol=1e-5)
+def test_a_training_leaves_a_head_that_serves_and_a_report(directory: RunDirectory, target: Target) -> None:
+    training = HeadTraining(directory, target, HeadRecipe(draft_vocab=96, training=SETTINGS))
+    steps = list(training.steps())
+    assert steps[-1].measured is not None
+    config, weights = load_head(directory.exported)
+    assert config.draft_vocab == 96
+    assert head_fault(config, target.shape, target.shape.layers) is None
+    torch.testing.assert_close(weights.fc, training.head.weights.fc.detach().bfloat16())
+    entry = find_head(str(directory.exported))
+    assert entry.target_fingerprint == target.identity
+    assert entry.provenance.acceptance["all"].trials[0] > 0
+    assert "Held-out acceptance" in directory.report.read_text()
+    assert "Draft head" in (directory.exported / "README.md").read_text()
+    result = json.loads(directory.result.read_text())
+    assert result["history"][-1]["step"] == steps[-1].step
+    assert result["data"]["documents"] == 45
 
 
-def test_fc_reads_the_normed_taps() -> None:
-    head = tiny_head()
-    features = torch.randn(3, 3 * SHAPE.hidden)
-    assert head.weights.input_norm is not None
-    normed = torch.tensor([_norm(row.tolist(), head.weights.input_norm.tolist()) for row in features])
-    torch.testing.assert_close(head.fuse(features), normed @ head.weights.fc.t(), rtol=1e-4, atol=1e-5)
+def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: RunDirectory, target: Target) -> None:
+    recipe = HeadRecipe(draft_vocab=96, training=SETTINGS)
+    training = HeadTraining(directory, target, recipe)
+    for done in training.steps():
+        if done.measured is not None:
+            break
+    resumed = HeadTraining(directory, target, recipe)
+    assert next(resumed.steps()).step == done.step + 1
+    directory.checkpoint.unlink()
+    given = HeadTraining(directory, target, HeadRecipe(init=directory.exported, training=SETTINGS))
+    _, stored = load_head(directory.exported)
+    torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
 
 
-def test_a_head_without_a_norm_before_fc() -> None:
-    head = tiny_head(norm_before_fc=False)
-    features = torch.randn(3, 3 * SHAPE.hidden)
-    torch.testing.assert_close(head.fuse(features), features @ head.weights.fc.t())
+def test_data_of_another_target_are_refused(directory: RunDirectory, target: Target, tmp_path: Path) -> None:
+    manifest = json.loads((directory.data / "manifest.json").read_text())
+    (directory.data / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "other"}))
+    with pytest.raises(ConfigError, match="not of"):
+        HeadTraining(directory, target, HeadRecipe(training=SETTINGS))
+
+
+def test_a_folder_in_use_is_only_resumed_when_asked(directory: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        directory.create(resume=False)
+    directory.create(resume=True)
+
+
+def test_small_runs_predict_larger_ones(directory: RunDirectory, target: Target) -> None:
+    runs = []
+    for size in (300, 600):
+        place, recipe = small_run(directory, size, 2.0)
+        recipe = HeadRecipe(draft_vocab=96, max_tokens=recipe.max_tokens, training=SETTINGS)
+        list(HeadTraining(place, target, recipe).steps())
+        runs.append(place.read_result())
+    assert runs[0]["data"]["tokens"] < runs[1]["data"]["tokens"]
+    [prediction] = predict(runs, [10_000], StepCost(17.0, 0.3, 0.6, 0.1))
+    assert len(prediction.rates) == 4
+    assert 1.0 <= prediction.length <= 4.0
+    assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]
+
+
+def test_a_trained_head_gets_levels_that_are_loaded_with_it(directory: RunDirectory, target: Target) -> None:
+    list(HeadTraining(directory, target, HeadRecipe(draft_vocab=96, training=SETTINGS)).steps())
+    settings = LevelSettings(count=2, width=32, max_anchors=240, anchors_per_step=60, workers=1)
+    run = LevelRun(directory.exported, directory.data, target, settings)
+    assert [done.step for done in run.steps()] == [1, 2, 3, 4]
+    found = load_levels(directory.exported, target.shape.hidden)
+    assert found is not None
+    torch.testing.assert_close(found.out, run.training.levels.weights.out.detach().bfloat16())
+    report = levels_report(directory.exported)
+    assert report["settings"]["count"] == 2
+    assert report["acceptance"]["all"]["trials"][0] > 0

@@ -9,56 +9,57 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.levels import HeadLevels
 from prolepsis.train.acceptance import measure
-from prolepsis.train.batches import Library, lay_flat
-from prolepsis.train.levels import LevelSettings, LevelTraining, drafted_ahead, first_levels, level_loss
-from prolepsis.train.losses import draw, soft_cross_entropy
-from prolepsis.train.shards import ShardWriter
+from prolepsis.train.batches import lay_flat
+from prolepsis.train.data import Dataset, ShardWriter
+from prolepsis.train.levels import LevelTraining, drafted_ahead, initial_levels, level_loss
+from prolepsis.train.losses import SampledSoftmax, soft_cross_entropy
+from prolepsis.train.settings import LevelSettings
 from prolepsis.train.unroll import unroll
 from tests.models.heads import random_levels
 from tests.train.documents import HIDDEN, random_document, tiny_ends, tiny_head
-from tests.train.test_shards import MANIFEST
+from tests.train.test_data import MANIFEST
 
 SETTINGS = LevelSettings(count=2, width=32, anchors_per_step=30, max_anchors=3000, rate=1e-2, workers=2)
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def dataset(tmp_path: Path) -> Dataset:
     writer = ShardWriter(tmp_path / "data", MANIFEST, tokens_per_shard=200)
     for number in range(1, 12):
         writer.add(random_document(14, 4, number=number))
     writer.flush()
-    return Library(tmp_path / "data")
+    return Dataset(tmp_path / "data")
 
 
-def _training(library: Library, settings: LevelSettings = SETTINGS) -> LevelTraining:
+def _training(dataset: Dataset, settings: LevelSettings = SETTINGS) -> LevelTraining:
     head = tiny_head()
     ends = tiny_ends(head)
     head.weights.lm_head = ends.head.clone()
     head.weights.t2d = torch.ones_like(head.weights.t2d)
-    return LevelTraining(head, ends, library, settings)
+    return LevelTraining(head, ends, dataset, settings)
 
 
-def test_a_few_documents_are_learnt_by_heart(library: Library) -> None:
-    library.training = library.training[:3]
-    training = _training(library)
+def test_a_few_documents_are_learnt_by_heart(dataset: Dataset) -> None:
+    dataset.training = dataset.training[:3]
+    training = _training(dataset)
     steps = list(training.steps())
     assert len(steps) == training.num_steps == 100
     assert steps[-1].loss < 0.5 * steps[0].loss
 
 
-def test_the_head_is_not_changed_and_all_levels_are(library: Library) -> None:
-    training = _training(library, dataclasses.replace(SETTINGS, max_anchors=150))
+def test_the_head_is_not_changed_and_all_levels_are(dataset: Dataset) -> None:
+    training = _training(dataset, dataclasses.replace(SETTINGS, max_anchors=150))
     before = training.levels.norm.clone()
     list(training.steps())
-    first = first_levels(training.settings, HIDDEN).tensors()
+    first = initial_levels(training.settings, HIDDEN).tensors()
     assert torch.equal(training.levels.norm, before)
     for name, tensor in training.levels.weights.tensors().items():
         assert not torch.equal(tensor, first[name])
 
 
-def test_too_little_text_is_said(library: Library) -> None:
+def test_too_little_text_is_said(dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match="too little text"):
-        _training(library, dataclasses.replace(SETTINGS, anchors_per_step=10_000))
+        _training(dataset, dataclasses.replace(SETTINGS, anchors_per_step=10_000))
 
 
 def test_the_loss_of_one_anchor_written_out() -> None:
@@ -68,7 +69,7 @@ def test_the_loss_of_one_anchor_written_out() -> None:
     document = random_document(9, 7)
     batch = lay_flat([document], ends, 3)
     levels = HeadLevels(random_levels(HIDDEN, 2).to(torch.float32), head.weights.norm, head.config.shape.eps)
-    settings = dataclasses.replace(SETTINGS, drawn=1000)
+    settings = dataclasses.replace(SETTINGS, num_sampled=1000)
     found = level_loss(head, levels, batch, ends, settings)
 
     [step] = unroll(head, batch.flat, 1)
@@ -81,8 +82,8 @@ def test_the_loss_of_one_anchor_written_out() -> None:
                 continue
             p = levels.ahead(step.hidden[anchor : anchor + 1])[level - 1]
             e = ends.embedding[int(document.tokens[slot])][None]
-            told = levels.told(p, levels.entered(p), levels.of_tokens(e))
-            for state, weight in ((told, 1.0), (p, 0.3)):
+            conditioned = levels.told(p, levels.entered(p), levels.of_tokens(e))
+            for state, weight in ((conditioned, 1.0), (p, 0.3)):
                 out = levels.normed(state)
                 ones = torch.ones(1)
                 loss, _ = soft_cross_entropy(out, head.weights.lm_head, wanted[slot - 6][None], ones)
@@ -90,16 +91,16 @@ def test_the_loss_of_one_anchor_written_out() -> None:
     assert float(found) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_drawn_part_stands_for_the_whole_vocabulary() -> None:
+def test_a_sampled_softmax_stands_for_the_whole_vocabulary() -> None:
     generator = torch.Generator().manual_seed(0)
     head, out = torch.randn(2000, 8, generator=generator), 0.3 * torch.randn(1, 8, generator=generator)
     wanted = torch.zeros(1, 2000)
     wanted[0, 5], wanted[0, 7] = 0.75, 0.25
     whole, _ = soft_cross_entropy(out, head, wanted, torch.ones(1))
     torch.manual_seed(1)
-    found = [float(draw(wanted, head, 200).loss(out, torch.tensor([0]), torch.ones(1))) for _ in range(40)]
+    found = [float(SampledSoftmax.of(wanted, head, 200).loss(out, torch.tensor([0]), torch.ones(1))) for _ in range(40)]
     assert sum(found) / len(found) == pytest.approx(float(whole), abs=0.03)
-    assert draw(wanted, head, 200).head.shape == (204, 9)
+    assert SampledSoftmax.of(wanted, head, 200).head.shape == (204, 9)
 
 
 def test_chains_are_counted_as_they_are_drafted() -> None:

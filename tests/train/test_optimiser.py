@@ -2,7 +2,8 @@
 
 import torch
 
-from prolepsis.train.optimiser import Rates, apply, make_optimisers
+from prolepsis.train.optimiser import apply, make_optimisers
+from prolepsis.train.settings import Rates
 
 
 def test_the_order_of_a_gradient_in_memory_does_not_matter() -> None:

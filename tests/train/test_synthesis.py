@@ -9,14 +9,12 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.models.load import load_model
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
-from prolepsis.train import generation
-from prolepsis.train.generation import DataRequest, generate, plain
-from prolepsis.train.shards import read_manifest, shards_of
-from prolepsis.train.synthesis import Document, SynthesisLimits
+from prolepsis.train.data import Document, read_manifest, shards_of
+from prolepsis.train.synthesis import DataRequest, SynthesisLimits, generate, loop_end, plain
 from tests.train.targets import config_of, save_target
 
 TAPS = (2, 2, 1, 4)
-LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200)
+LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200, context=400)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward as it is: nothing is compiled in the background."""
     monkeypatch.setattr("prolepsis.models.load.compiler_missing", lambda: "not for a test")
-    monkeypatch.setattr(generation, "CONTEXT", 400)
 
 
 def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRequest:
@@ -40,11 +37,11 @@ def _documents(folder: Path) -> list[Document]:
 
 
 def test_recorded_features_are_those_of_a_pass_over_the_text(config: EngineConfig, tmp_path: Path) -> None:
-    told: list[int] = []
-    generate(config, _request(tmp_path, 1200), told.append)
+    totals: list[int] = []
+    generate(config, _request(tmp_path, 1200), totals.append)
     documents = _documents(tmp_path)
-    assert told[-1] == sum(len(d.tokens) for d in documents) >= 1200
-    model = load_model(plain(config)).model
+    assert totals[-1] == sum(len(d.tokens) for d in documents) >= 1200
+    model = load_model(plain(config, LIMITS.context)).model
     assert isinstance(model, LeanModel)
     for document in documents[:6]:
         count = len(document.tokens)
@@ -72,7 +69,24 @@ def test_generation_goes_on_where_it_stopped(config: EngineConfig, tmp_path: Pat
 def test_the_users_prompts_come_first(config: EngineConfig, tmp_path: Path) -> None:
     generate(config, _request(tmp_path, 300, ("What is a bell?", "Name a colour.")), lambda _: None)
     given = [d for d in _documents(tmp_path) if d.kind == "given"]
-    tokenizer = load_model(plain(config)).tokenizer
+    tokenizer = load_model(plain(config, LIMITS.context)).tokenizer
     texts = " ".join(tokenizer.decode(d.tokens[: d.response_start].tolist()) for d in given)
     assert "What is a bell?" in texts
     assert "Name a colour." in texts
+
+
+@pytest.mark.parametrize("period", [1, 2, 7, 40])
+def test_a_loop_is_cut_after_one_repetition(period: int) -> None:
+    head = list(range(1000, 1020))
+    loop = list(range(period))
+    text = head + loop * max(3, 80 // period)
+    end = loop_end(text)
+    assert end is not None
+    assert len(head) + 2 * period <= end < len(text) + 1
+    assert text[:end][: len(head) + period] == head + loop
+
+
+def test_plain_text_and_short_refrains_stay() -> None:
+    assert loop_end(list(range(100))) is None
+    assert loop_end([*range(50), 7, 8, 7, 8, 7, 8]) is None
+    assert loop_end([]) is None

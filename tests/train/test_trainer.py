@@ -8,25 +8,24 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.acceptance import Counts, measure
-from prolepsis.train.batches import Library, TargetEnds
-from prolepsis.train.head_student import HeadStudent, Objective, drafted
-from prolepsis.train.optimiser import Rates
-from prolepsis.train.shards import ShardWriter
-from prolepsis.train.synthesis import Document
-from prolepsis.train.trainer import Trainer, TrainSettings
+from prolepsis.train.batches import TargetEnds
+from prolepsis.train.data import Dataset, Document, ShardWriter
+from prolepsis.train.head import HeadTask, drafted
+from prolepsis.train.settings import Objective, Rates, TrainSettings
+from prolepsis.train.trainer import Trainer
 from tests.train.documents import random_document, tiny_ends, tiny_head
-from tests.train.test_shards import MANIFEST
+from tests.train.test_data import MANIFEST
 
 OBJECTIVE = Objective()
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def dataset(tmp_path: Path) -> Dataset:
     writer = ShardWriter(tmp_path / "data", MANIFEST, tokens_per_shard=200)
     for number in range(1, 12):
         writer.add(random_document(14, 4, number=number))
     writer.flush()
-    return Library(tmp_path / "data")
+    return Dataset(tmp_path / "data")
 
 
 def _head() -> HeadLayer:
@@ -36,16 +35,16 @@ def _head() -> HeadLayer:
     return head
 
 
-def _trainer(library: Library, head: HeadLayer, objective: Objective = OBJECTIVE, **settings: object) -> Trainer:
+def _trainer(dataset: Dataset, head: HeadLayer, objective: Objective = OBJECTIVE, **settings: object) -> Trainer:
     recipe = TrainSettings(anchors_per_step=30, measure_every=20, **settings)  # type: ignore[arg-type]
-    return Trainer(HeadStudent(head, tiny_ends(head), objective, workers=2), library, recipe)
+    return Trainer(HeadTask(head, tiny_ends(head), objective, workers=2), dataset, recipe)
 
 
-@pytest.mark.parametrize("muon", [None, 5e-3])
-def test_a_few_documents_are_learnt_by_heart(library: Library, muon: float | None) -> None:
-    library.training = library.training[:3]
+@pytest.mark.parametrize("muon", [0.0, 5e-3])
+def test_a_few_documents_are_learnt_by_heart(dataset: Dataset, muon: float) -> None:
+    dataset.training = dataset.training[:3]
     rates = Rates(adamw=1e-2, muon=muon)
-    trainer = _trainer(library, _head(), Objective(num_steps=2), epochs=100.0, rates=rates)
+    trainer = _trainer(dataset, _head(), Objective(num_steps=2), epochs=100.0, rates=rates)
     steps = list(trainer.steps())
     assert len(steps[0].right) == 1
     assert steps[0].right[0] < 0.3
@@ -55,39 +54,39 @@ def test_a_few_documents_are_learnt_by_heart(library: Library, muon: float | Non
     assert [measured.step for measured in trainer.history[:2]] == [20, 40]
 
 
-def test_a_resumed_training_ends_as_one_that_ran_through(library: Library, tmp_path: Path) -> None:
+def test_a_resumed_training_ends_as_one_that_ran_through(dataset: Dataset, tmp_path: Path) -> None:
     whole, in_parts = _head(), _head()
-    through = _trainer(library, whole, epochs=4.0)
+    through = _trainer(dataset, whole, epochs=4.0)
     list(through.steps())
-    interrupted = _trainer(library, _head(), epochs=4.0)
+    interrupted = _trainer(dataset, _head(), epochs=4.0)
     for done in interrupted.steps():
         if done.step == 7:
             break
     interrupted.save(tmp_path / "checkpoint.pt")
-    resumed = _trainer(library, in_parts, epochs=4.0)
+    resumed = _trainer(dataset, in_parts, epochs=4.0)
     resumed.load(tmp_path / "checkpoint.pt")
     list(resumed.steps())
     torch.testing.assert_close(in_parts.weights.fc, whole.weights.fc)
     assert resumed.history[-1].anchors == through.history[-1].anchors
 
 
-def test_a_broken_checkpoint_is_named(library: Library, tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_named(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(ConfigError, match=r"checkpoint\.pt"):
-        _trainer(library, _head()).load(tmp_path / "checkpoint.pt")
+        _trainer(dataset, _head()).load(tmp_path / "checkpoint.pt")
 
 
-def test_too_little_text_is_said(library: Library) -> None:
+def test_too_little_text_is_said(dataset: Dataset) -> None:
     head = tiny_head()
-    student = HeadStudent(head, tiny_ends(head), Objective())
-    trainer = Trainer(student, library, TrainSettings(anchors_per_step=10_000))
+    task = HeadTask(head, tiny_ends(head), Objective())
+    trainer = Trainer(task, dataset, TrainSettings(anchors_per_step=10_000))
     with pytest.raises(ConfigError, match="too little text"):
         list(trainer.steps())
 
 
-def test_the_output_head_stays_the_targets(library: Library) -> None:
+def test_the_output_head_stays_the_targets(dataset: Dataset) -> None:
     head = _head()
-    trainer = _trainer(library, head, epochs=2.0)
+    trainer = _trainer(dataset, head, epochs=2.0)
     before = head.weights.lm_head.clone(), head.weights.fc.detach().clone()
     list(trainer.steps())
     assert torch.equal(before[0], head.weights.lm_head)

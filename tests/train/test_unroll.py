@@ -44,17 +44,17 @@ def test_each_unrolled_step_is_what_drafting_so_many_tokens_puts_out(norm_output
     steps = list(unroll(head, batch.flat, STEPS))
     found = {(j, int(slot)): step.out[row] for j, step in enumerate(steps) for row, slot in enumerate(step.slots)}
     expected = 0
-    for passage in batch.flat.passages:
-        fused = head.fuse(batch.flat.features[passage.start : passage.end])
-        for anchor in range(passage.first, passage.end):
+    for span in batch.flat.spans:
+        fused = head.fuse(batch.flat.features[span.start : span.end])
+        for anchor in range(span.first, span.end):
             drafter = Drafter(head)
-            for slot in range(passage.start, anchor + 1):
-                before = fused[slot - passage.start - 1] if slot > passage.start else torch.zeros(SHAPE.hidden)
-                out, g = drafter.slot(batch.flat.embeddings[slot], before, slot - passage.start)
-            for j in range(min(STEPS, passage.end - anchor)):
+            for slot in range(span.start, anchor + 1):
+                before = fused[slot - span.start - 1] if slot > span.start else torch.zeros(SHAPE.hidden)
+                out, g = drafter.slot(batch.flat.embeddings[slot], before, slot - span.start)
+            for j in range(min(STEPS, span.end - anchor)):
                 if j > 0:
-                    out, g = drafter.slot(batch.flat.embeddings[anchor + j], g, anchor + j - passage.start)
-                row = _row(batch.flat.passages, anchor, j)
+                    out, g = drafter.slot(batch.flat.embeddings[anchor + j], g, anchor + j - span.start)
+                row = _row(batch.flat.spans, anchor, j)
                 assert int(steps[j].slots[row]) == anchor + j
                 torch.testing.assert_close(steps[j].out[row], out, rtol=1e-4, atol=1e-5)
                 expected += 1
@@ -62,13 +62,13 @@ def test_each_unrolled_step_is_what_drafting_so_many_tokens_puts_out(norm_output
     assert found
 
 
-def _row(passages: object, anchor: int, step: int) -> int:
+def _row(spans: object, anchor: int, step: int) -> int:
     row = 0
-    for passage in passages:  # type: ignore[attr-defined]
-        if passage.first <= anchor < passage.end:
-            return row + anchor - int(passage.first)
-        row += max(0, passage.end - passage.first - step)
-    raise AssertionError("an anchor of one of the passages")
+    for span in spans:  # type: ignore[attr-defined]
+        if span.first <= anchor < span.end:
+            return row + anchor - int(span.first)
+        row += max(0, span.end - span.first - step)
+    raise AssertionError("an anchor of one of the spans")
 
 
 def test_documents_in_one_batch_do_not_see_each_other() -> None:

@@ -47,7 +47,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
                 raise typer.Exit()
             command(settings, **arguments)
 
-        _take_signature(run, command, [*own, *_flag_parameters(fields, panels)])
+        take_signature(run, command, [*own, *_flag_parameters(fields, panels)])
         return run
 
     return decorate
@@ -116,7 +116,7 @@ def _panel(section: type[BaseModel]) -> str:
     return f"{name} (also as environment variables such as {example}, and in the file)"
 
 
-def _take_signature(run: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
+def take_signature(run: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
     # functools.wraps would also copy the annotations of the settings parameter, which is no flag
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -1,76 +1,110 @@
-"""What the commands of `prolepsis train` share: text made and students trained, each with a bar; counts as written."""
+"""Parts that the commands of `prolepsis train` share: options from settings, text generation, and progress bars."""
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from prolepsis.cli.flags import take_signature
 from prolepsis.cli.output import note, print_facts, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.train.settings import DeclaredOption, Dtype, Option, options_of, with_options
 
 if TYPE_CHECKING:
-    import torch
     from rich.progress import Progress
 
+    from prolepsis.train.run_directory import RunDirectory
     from prolepsis.train.target import Target
     from prolepsis.train.training import Training
-    from prolepsis.train.workplace import Workplace
+
+Command = Callable[..., None]
+
+_PANELS = {"Text": "Text", "StepCost": "Costs"}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """The text to train on."""
 
-    tokens: int
-    prompts: Path | None = None
-    """The user's own, used first."""
-    seed: int = 0
-    concurrency: int = 48
+    tokens: Annotated[str, Option("amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
+    prompts: Annotated[Path | None, Option("your own prompts, used first: JSON lines with 'prompt'")] = None
+    concurrency: Annotated[int, Option("texts generated at once", min=1)] = 48
+
+
+def with_settings(*defaults: object) -> Callable[[Command], Command]:
+    """Give a command an option for each `Option` field of `defaults`; its first parameters receive the settings."""
+    declared = [options_of(settings) for settings in defaults]
+
+    def decorate(command: Command) -> Command:
+        own = list(inspect.signature(command).parameters.values())[len(defaults) :]
+
+        def run(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for options in declared for name in options}
+            command(*(with_options(settings, values) for settings in defaults), **arguments)
+
+        options = [
+            _parameter(name, option, _PANELS.get(type(settings).__name__, "Recipe"))
+            for settings, found in zip(defaults, declared, strict=True)
+            for name, option in found.items()
+        ]
+        take_signature(run, command, [*own, *options])
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, declared: DeclaredOption, panel: str) -> inspect.Parameter:
+    option = declared.option
+    shown = typer.Option(
+        f"--{name.replace('_', '-')}", help=option.help, min=option.min, max=option.max, rich_help_panel=panel
+    )
+    kind = Annotated[declared.type, shown]  # type: ignore[name-defined]  # a type found at run time
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=kind)
 
 
 def count(text: str) -> int:
-    """Return the number that `text` stands for, as in 500k or 10M; raises `InvalidParameter` for anything else."""
+    """Return the number written as `text`, e.g. 500k or 10M; raises `InvalidParameter` for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmMgG]?)", text.strip())
     if match is None:
-        raise InvalidParameter(f"{text!r} is no count; allowed: a number, or one such as 500k or 10M", param="tokens")
+        raise InvalidParameter(f"{text!r} is not a count; allowed: a number such as 42, 500k or 10M", param="tokens")
     return int(float(match[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}[match[2].lower()])
 
 
-def training_dtype() -> "torch.dtype":
-    """Return bfloat16 where matrix products in it are fast (CUDA, AVX-512 BF16, AMX), else float32."""
-    import torch
-
+def training_dtype() -> Dtype:
+    """Return bfloat16 if the processor multiplies matrices in it fast (AVX-512 BF16, AMX), else float32."""
     from prolepsis.native.processor import AVX2_FMA, instruction_sets, processor_flags
 
     fast = [found for found in instruction_sets(processor_flags()) if found != AVX2_FMA]
-    return torch.bfloat16 if fast else torch.float32
+    return "bfloat16" if fast else "float32"
 
 
-def make_text(config: EngineConfig, workplace: "Workplace", text: Text) -> None:
-    """Let the target write until the folder holds `text.tokens`."""
-    from prolepsis.train.generation import DataRequest, generate
+def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:
+    """Let the target write until the directory holds `text.tokens`."""
     from prolepsis.train.prompts import read_prompts
-    from prolepsis.train.synthesis import SynthesisLimits
+    from prolepsis.train.synthesis import DataRequest, SynthesisLimits, generate
     from prolepsis.train.target import open_target
 
-    given: Sequence[str] = read_prompts(text.prompts) if text.prompts else ()
+    tokens = count(text.tokens)
     request = DataRequest(
-        folder=workplace.data,
-        tokens=text.tokens,
+        folder=directory.data,
+        tokens=tokens,
         taps=open_target(config.model, config.model_dir).recorded_taps,
-        prompts=given,
-        seed=text.seed,
+        prompts=read_prompts(text.prompts) if text.prompts else (),
+        seed=seed,
         limits=SynthesisLimits(concurrency=text.concurrency),
     )
     with progress_bar() as bar:
-        task = bar.add_task("generating", total=text.tokens, told="")
-        generate(config, request, lambda done: bar.update(task, completed=min(done, text.tokens)))
+        task = bar.add_task("generating", total=tokens, status="")
+        generate(config, request, lambda done: bar.update(task, completed=min(done, tokens)))
 
 
 def target_of(config: EngineConfig) -> "Target":
-    """Open the target to train for; torch is left one thread, as workers share a batch by documents."""
+    """Open the target; torch gets one thread, since the workers of a training share a batch by documents."""
     import torch
 
     from prolepsis.train.target import open_target
@@ -79,35 +113,36 @@ def target_of(config: EngineConfig) -> "Target":
     return open_target(config.model, config.model_dir)
 
 
-def run_training(training: "Training", what: str) -> None:
-    """Train to the end."""
-    note(f"{what}: {training.library.num_response_tokens:,} answer tokens, {training.trainer.num_steps:,} steps")
+def run_training(training: "Training", name: str) -> None:
+    """Train to the end, with a progress bar called `name`."""
+    num_steps = training.trainer.num_steps
+    note(f"{name}: {training.dataset.num_response_tokens:,} answer tokens, {num_steps:,} steps")
     with progress_bar() as bar:
-        task = bar.add_task(what, total=training.trainer.num_steps, told="")
+        task = bar.add_task(name, total=num_steps, status="")
         for done in training.steps():
-            told = f"loss {done.loss:.2f}"
+            status = f"loss {done.loss:.2f}"
             if training.trainer.history:
                 last = training.trainer.history[-1]
-                told += f", accepted {' '.join(f'{r:.2f}' for r in last.rates[:3])}, chain of 3: {last.length:.2f}"
-            bar.update(task, completed=done.step, told=told)
+                status += f", accepted {' '.join(f'{r:.2f}' for r in last.rates[:3])}, chain of 3: {last.length:.2f}"
+            bar.update(task, completed=done.step, status=status)
 
 
 def print_outcome(training: "Training") -> None:
-    """Say where the export lies and how well it drafts."""
-    workplace, last = training.workplace, training.trainer.history[-1]
+    """Print where the export is and how well it drafts."""
+    directory, last = training.directory, training.trainer.history[-1]
     print_facts(
         [
-            (training.product.name, workplace.exported),
-            ("report", workplace.report),
+            (training.product.name, directory.exported),
+            ("report", directory.report),
             ("held-out acceptance", " ".join(f"{rate:.3f}" for rate in last.rates)),
-            ("tokens of a step, chain of 3", f"{last.length:.2f}"),
+            ("tokens per step, chain of 3", f"{last.length:.2f}"),
         ]
     )
 
 
 def progress_bar() -> "Progress":
-    """Return a bar whose tasks have a field `told`."""
+    """Return a progress bar whose tasks have a field `status`."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, TextColumn("{task.fields[told]}"), console=stderr())
+    return Progress(*columns, TextColumn("{task.fields[status]}"), console=stderr())

@@ -1,1 +1,1 @@
-"""Training of draft heads from the target's own text."""
+"""Training of draft heads, their levels, and draft models, on text that the target writes."""

@@ -1,4 +1,4 @@
-"""How many drafted tokens the target would accept, measured on documents that were never trained on."""
+"""Held-out acceptance: how many drafted tokens the target would accept, on documents that are never trained on."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from prolepsis.train.synthesis import Document
+from prolepsis.train.data import Document
 
 DEPTH = 5
 
@@ -38,7 +38,7 @@ class Counts:
 class Drafted:
     """One drafted position of all anchors that reach it: row i belongs to the i-th anchor of the document.
 
-    Of each anchor it is the token drafted where all tokens drafted before it are the document's.
+    An anchor's token at this position is drafted after the document's own tokens.
     """
 
     right: Tensor  # [r] bool: the token is the document's
@@ -47,7 +47,7 @@ class Drafted:
 
 def compared(guesses: Tensor, tokens: Tensor, slots: Tensor) -> Drafted:
     """Compare `guesses` [r] of what follows `slots` [r], both int64, with the document's `tokens` [n]."""
-    known = slots < len(tokens) - 1  # after the last slot nobody knows what the target said
+    known = slots < len(tokens) - 1  # the token after the last slot is unknown
     right = torch.zeros_like(known)
     right[known] = guesses[known] == tokens[slots[known] + 1]
     return Drafted(right, known)
@@ -57,9 +57,9 @@ def compared(guesses: Tensor, tokens: Tensor, slots: Tensor) -> Drafted:
 def measure(documents: Iterable[Document], draft: Callable[[Document], Iterable[Drafted]]) -> dict[str, Counts]:
     """Draft greedily from every anchor of greedy documents; return counts by prompt kind and, under "all", of all.
 
-    The document is what the target says greedily, so a drafted token is accepted where it is the document's. As long
-    as drafts are right, drafting along the document is the same as drafting from one's own tokens. `draft` yields the
-    drafted positions one after another; each has as many rows as the one before it, or fewer.
+    The document is the target's own greedy text, so a drafted token is accepted if it is the document's. As long as
+    drafts are right, drafting along the document is the same as drafting after earlier drafts. `draft` yields the
+    drafted positions in order; each has at most as many rows as the one before it.
     """
     counts: dict[str, Counts] = defaultdict(Counts)
     for document in documents:

@@ -1,99 +1,24 @@
-"""From shards to batches: the split by document, an order for each epoch, and documents laid flat.
+"""Batches: documents laid flat, and their gradients computed by threads that each take some of the documents.
 
 Legend: N slots of a batch, d hidden size, D draft vocabulary.
 """
 
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.models.targets.lean import rms_norm
-from prolepsis.train.losses import trimmed
-from prolepsis.train.shards import Shard, shards_of
-from prolepsis.train.synthesis import Document
-from prolepsis.train.unroll import FlatBatch, Passage
-
-HELD_OUT_EVERY = 40
-"""One document in so many is never trained on."""
-MAX_LENGTH = 512
-"""Slots of a document that are trained on."""
-
-Place = tuple[Shard, int]
-
-
-class Library:
-    """The documents of a folder: those held out, and the others in a new order for each epoch.
-
-    With `max_tokens`, training stops short at so many tokens; what is held out stays the same.
-    """
-
-    def __init__(self, folder: Path, max_tokens: int | None = None) -> None:
-        places = [(shard, index) for shard in shards_of(folder) for index in range(len(shard))]
-        self.held_out = [place for place in places if _number(place) % HELD_OUT_EVERY == 0]
-        self.training: list[Place] = []
-        self.num_tokens = 0
-        for place in places:
-            if _number(place) % HELD_OUT_EVERY and (max_tokens is None or self.num_tokens < max_tokens):
-                self.training.append(place)
-                self.num_tokens += length_of(place)
-
-    @property
-    def num_response_tokens(self) -> int:
-        return self.num_tokens - sum(shard.responses[index] for shard, index in self.training)
-
-    def response_tokens(self) -> Iterator[Tensor]:
-        """Yield the response tokens of each training document."""
-        for shard, index in self.training:
-            yield shard.response(index)
-
-    def epoch(self, seed: int, epoch: int) -> list[Place]:
-        """Return the training documents in the order of `epoch`."""
-        order = list(self.training)
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        return order
-
-
-def groups(order: Sequence[Place], num_anchors: int, first: int | None = None) -> Iterator[list[Place]]:
-    """Yield runs of documents of about `num_anchors` anchors; what does not fill a run at the end is left out."""
-    group: list[Place] = []
-    total = 0
-    for place in order:
-        group.append(place)
-        total += anchors_of(place, first)
-        if total >= num_anchors:
-            yield group
-            group, total = [], 0
-
-
-def anchors_of(place: Place, first: int | None = None) -> int:
-    """Return the anchors of a document: slots that guess a token of the response, or any token from `first` on."""
-    shard, index = place
-    start = shard.responses[index] if first is None else min(first, shard.responses[index])
-    return max(0, min(length_of(place), MAX_LENGTH) - start + 1)
-
-
-def length_of(place: Place) -> int:
-    """Return the tokens of a document."""
-    shard, index = place
-    return shard.starts[index + 1] - shard.starts[index]
-
-
-def read(places: Sequence[Place], first: int | None = None) -> list[Document]:
-    """Read documents; those without an anchor are left out. With `first`, prompts from there on count as response."""
-    documents = [shard.read(index) for shard, index in places if anchors_of((shard, index), first) > 0]
-    if first is None:
-        return documents
-    return [replace(document, response_start=min(document.response_start, first)) for document in documents]
+from prolepsis.train.data import MAX_LENGTH, Document
+from prolepsis.train.settings import Dtype
 
 
 @dataclass(frozen=True, slots=True)
 class TargetEnds:
-    """What training needs of the target's weights, in float32: all of them frozen."""
+    """The frozen weights at both ends of the target, in float32."""
 
     embedding: Tensor  # [V, d]
     final_norm: Tensor  # [d]
@@ -102,8 +27,30 @@ class TargetEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """One document in a batch: its slots are `start : end` of the flat tensors, its anchors begin at slot `first`."""
+
+    start: int
+    end: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """Documents one after another, N slots in all."""
+
+    embeddings: Tensor  # [N, d] of the slots' tokens
+    features: Tensor  # [N, taps * d] of the slots' tokens
+    spans: tuple[Span, ...]
+
+    @property
+    def num_anchors(self) -> int:
+        return sum(span.end - span.first for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Documents laid flat, with what the target says after each slot; `row_of` leads from slot to row of `states`."""
+    """Documents laid flat, with the target's prediction after each slot; `row_of` maps a slot to a row of `states`."""
 
     flat: FlatBatch
     states: Tensor  # [S, d] the target's normed last states at the slots of all steps
@@ -112,38 +59,88 @@ class Batch:
 
     def probabilities(self, ends: TargetEnds) -> Tensor:  # [S, D]
         """Return the target's distribution over the draft vocabulary."""
-        return trimmed(F.linear(self.states, ends.head))
+        return torch.softmax(F.linear(self.states, ends.head).float(), dim=-1)
 
     def covered(self, t2d: Tensor) -> Tensor:  # [N] bool
-        """Say of each slot whether the token after it can be drafted; unknown after the last: yes."""
+        """Return for each slot whether the token after it can be drafted; True after a document's last slot."""
         known = torch.ones(len(self.tokens), dtype=torch.bool)
         known[:-1] = t2d[self.tokens[1:]]
-        known[[p.end - 1 for p in self.flat.passages]] = True
+        known[[span.end - 1 for span in self.flat.spans]] = True
         return known
 
 
 def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_taps: int) -> Batch:
     """Lay `documents` one after another; features hold `num_taps` hidden states and then the last layer's output.
 
-    The first slot that guesses a response token is the last of the prompt.
+    The first slot that predicts a response token is the last one of the prompt.
     """
     hidden = ends.embedding.shape[1]
-    passages: list[Passage] = []
+    spans: list[Span] = []
     start = 0
     for document in documents:
         end = start + min(len(document.tokens), MAX_LENGTH)
-        passages.append(Passage(start, end, start + document.response_start - 1))
+        spans.append(Span(start, end, start + document.response_start - 1))
         start = end
     tokens = torch.cat([d.tokens[:MAX_LENGTH] for d in documents]).long()
     features = torch.cat([d.features[:MAX_LENGTH] for d in documents])
-    slots = torch.cat([torch.arange(p.first, p.end) for p in passages])
+    slots = torch.cat([torch.arange(span.first, span.end) for span in spans])
     row_of = torch.zeros(len(tokens), dtype=torch.int64)
     row_of[slots] = torch.arange(len(slots))
     states = rms_norm(features[slots, num_taps * hidden :].float(), ends.final_norm, ends.eps)
-    flat = FlatBatch(ends.embedding[tokens], features[:, : num_taps * hidden].float(), tuple(passages))
+    flat = FlatBatch(ends.embedding[tokens], features[:, : num_taps * hidden].float(), tuple(spans))
     return Batch(flat, states, row_of, tokens)
 
 
-def _number(place: Place) -> int:
-    shard, index = place
-    return shard.numbers[index]
+def precision(dtype: Dtype, device: torch.device) -> torch.autocast:
+    """Return the context in which matrix products are computed in `dtype`."""
+    return torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
+
+
+@dataclass(slots=True)
+class BatchGradients:
+    """Sums over a batch; in step j, `right[j]` of `rows[j]` guesses are the target's likeliest draft token."""
+
+    loss: float
+    right: list[int]
+    rows: list[int]
+    gradients: list[Tensor]
+
+
+class GradientWorkers:
+    """Computes the gradients of a batch on `num_workers` threads, each with some of the documents.
+
+    Threads within one operation would wait for each other many times a millisecond, which is expensive where other
+    work shares the cores; documents are independent.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._pool = ThreadPoolExecutor(num_workers, "gradients", lambda: torch.set_num_threads(1))
+        self._num_workers = num_workers
+
+    def run(
+        self, compute: Callable[[Sequence[Document]], BatchGradients], documents: Sequence[Document]
+    ) -> BatchGradients:
+        """Return the sums of `compute` over all `documents`; loss and gradients are means over anchors."""
+        num_anchors = sum(document.num_anchors for document in documents)
+        futures = [self._pool.submit(compute, part) for part in spread(documents, self._num_workers)]
+        results = [future.result() for future in futures]
+        total = results[0]
+        total.loss, total.gradients = total.loss / num_anchors, [g / num_anchors for g in total.gradients]
+        for result in results[1:]:
+            total.loss += result.loss / num_anchors
+            total.right = [a + b for a, b in zip(total.right, result.right, strict=True)]
+            total.rows = [a + b for a, b in zip(total.rows, result.rows, strict=True)]
+            for own, other in zip(total.gradients, result.gradients, strict=True):
+                own.add_(other, alpha=1 / num_anchors)
+        return total
+
+
+def spread(documents: Sequence[Document], num_parts: int) -> list[list[Document]]:
+    """Deal `documents` to parts of about the same number of anchors, the longest first; no part is empty."""
+    parts: list[list[Document]] = [[] for _ in range(min(num_parts, len(documents)))]
+    loads = [0] * len(parts)
+    for document in sorted(documents, key=lambda document: document.num_anchors, reverse=True):
+        lightest = loads.index(min(loads))
+        parts[lightest].append(document)
+        loads[lightest] += document.num_anchors
+    return parts

@@ -1,59 +1,83 @@
-"""A small causal model as student: distilled from the target's distribution at every slot of its text.
+"""The training of a draft model: a small causal model, distilled from the target's distribution.
 
-The target's distribution is not stored: its last hidden states are, and its output head makes the logits anew, a few
+The target's distribution is not stored. Its last hidden states are, and its output head recomputes the logits, a few
 rows at a time (Hinton et al. 2015, arXiv 1503.02531, at temperature 1, without the term of hard labels).
 
-Legend: N slots of a batch, r rows that are trained on, e width of the student, d of the target, S tokens of a step.
+Legend: N slots of a batch, r rows that are trained on, V vocabulary, e width of the draft model, d of the target,
+S tokens of a step.
 """
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
+from prolepsis.core.errors import ConfigError
+from prolepsis.models.files.tokenizer import save_tokenizer
+from prolepsis.models.heads.format import weights_checksum
+from prolepsis.models.provenance import KEY
 from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import MAX_LENGTH, TargetEnds
-from prolepsis.train.losses import fused_soft_cross_entropy, trimmed
-from prolepsis.train.synthesis import Document
-from prolepsis.train.trainer import Moment
-from prolepsis.train.vocabulary import LossVocabulary
-from prolepsis.train.workers import GradientWorkers, Result
+from prolepsis.train.batches import BatchGradients, GradientWorkers, TargetEnds, precision
+from prolepsis.train.data import MAX_LENGTH, Document
+from prolepsis.train.losses import LossVocabulary, StepVocabulary, fused_soft_cross_entropy
+from prolepsis.train.report import Product
+from prolepsis.train.run_directory import RunDirectory
+from prolepsis.train.settings import DraftModelRecipe, DraftModelSize, Dtype
+from prolepsis.train.target import Target
+from prolepsis.train.trainer import Progress
+from prolepsis.train.training import Training
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
 ROWS = 256
 """Rows whose logits are in memory at once."""
+EXPANSION = 3
+"""Intermediate width, as a multiple of the width."""
+
+
+@dataclass(slots=True)
+class DistillationSums:
+    """Sums over rows."""
+
+    loss: float
+    right: int
+    """Guesses that are the target's likeliest token."""
+    of_out: list[Tensor]
+    """Gradients with respect to the output, [r, e] in pieces."""
+    of_rows: Tensor  # [S, e] gradient with respect to the step's rows of the embedding
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What the loss of a step compares: logits of the target and of the student at the step's tokens."""
+class Distillation:
+    """The loss of a step: it compares the logits of target and draft model at the step's tokens."""
 
-    ids: Tensor  # [S] int64
-    offsets: Tensor  # [S] float32, added to both logits
+    vocabulary: StepVocabulary
     target_rows: Tensor  # [S, d] of the target's output head
 
-    def distil(self, out: Tensor, embedding: Tensor, states: Tensor) -> "Distilled":
+    def sums(self, out: Tensor, embedding: Tensor, states: Tensor) -> DistillationSums:
         """Return the loss over rows `out` ([r, e]) against the target's normed last `states` ([r, d]).
 
-        `embedding` ([V, e]) is the student's output head, too.
+        `embedding` ([V, e]) is also the draft model's output head.
         """
-        rows = embedding[self.ids].detach().requires_grad_(True)
-        total = Distilled(0.0, 0, [], torch.zeros_like(rows))
-        for some, wanted_states in zip(torch.split(out.detach(), ROWS), torch.split(states, ROWS), strict=True):
+        offsets = self.vocabulary.offsets
+        rows = embedding[self.vocabulary.ids].detach().requires_grad_(True)
+        total = DistillationSums(0.0, 0, [], torch.zeros_like(rows))
+        for some, target_states in zip(torch.split(out.detach(), ROWS), torch.split(states, ROWS), strict=True):
             with torch.no_grad():
-                logits = F.linear(wanted_states, self.target_rows).float()
+                logits = F.linear(target_states, self.target_rows).float()
                 likeliest = logits.argmax(-1)
-                wanted = trimmed(logits.add_(self.offsets))
+                target = torch.softmax(logits.add_(offsets), dim=-1)
             leaf = some.requires_grad_(True)
-            loss, guesses = fused_soft_cross_entropy(leaf, rows, wanted, torch.ones(len(some)), self.offsets)
+            loss, guesses = fused_soft_cross_entropy(leaf, rows, target, torch.ones(len(some)), offsets)
             of_out, of_rows = torch.autograd.grad(loss, [leaf, rows])
             total.loss += float(loss.detach())
             total.right += int((guesses == likeliest).sum())
@@ -62,20 +86,8 @@ class Lesson:
         return total
 
 
-@dataclass(slots=True)
-class Distilled:
-    """Sums over rows."""
-
-    loss: float
-    right: int
-    """Guesses that are the target's likeliest."""
-    of_out: list[Tensor]
-    """Gradients by `out`, [r, e] in pieces."""
-    of_rows: Tensor  # [S, e] gradient by the step's rows of the embedding
-
-
-class DraftModelStudent:
-    """Owns a draft model's weights while they are trained (`student.Student`)."""
+class DraftModelTask:
+    """A draft model's weights while they are trained (`trainer.TrainTask`)."""
 
     def __init__(
         self,
@@ -84,7 +96,7 @@ class DraftModelStudent:
         vocabulary: LossVocabulary,
         *,
         workers: int = 1,
-        dtype: torch.dtype = torch.float32,
+        dtype: Dtype = "float32",
     ) -> None:
         """`model` has tied embeddings; `ends` hold the target's whole output head."""
         self._model = model
@@ -108,30 +120,29 @@ class DraftModelStudent:
     def token_rows(self) -> Tensor:
         return self._embedding
 
-    def learn(self, documents: Sequence[Document], moment: Moment) -> Result:
-        vocabulary = self._vocabulary.at(moment.step)
-        lesson = Lesson(vocabulary.ids, vocabulary.offsets, self._ends.head[vocabulary.ids])
-        return self._workers.run(partial(self._part, lesson), documents)
+    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+        vocabulary = self._vocabulary.at(progress.step)
+        distillation = Distillation(vocabulary, self._ends.head[vocabulary.ids])
+        return self._workers.run(partial(self._part, distillation), documents)
 
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
         return measure(documents, self._drafted)
 
-    def _part(self, lesson: Lesson, documents: Sequence[Document]) -> Result:
+    def _part(self, distillation: Distillation, documents: Sequence[Document]) -> BatchGradients:
         cut = [document.tokens[:MAX_LENGTH].long() for document in documents]
         tokens = torch.cat(cut)
         inputs = self._embedding[tokens].detach().requires_grad_(True)
         states = torch.cat([self._states(document) for document in documents])
-        with torch.autocast(tokens.device.type, self._dtype, enabled=self._dtype != torch.float32):
+        with precision(self._dtype, tokens.device):
             out = self._outputs(inputs, documents, [len(part) for part in cut])
-            distilled = lesson.distil(out, self._embedding, states)
-        slopes = torch.cat(distilled.of_out)
-        of_inputs, *of_inner = torch.autograd.grad(out, [inputs, *self._inner], grad_outputs=slopes)
+            sums = distillation.sums(out, self._embedding, states)
+        of_inputs, *of_inner = torch.autograd.grad(out, [inputs, *self._inner], grad_outputs=torch.cat(sums.of_out))
         of_embedding = torch.zeros_like(self._embedding)
-        of_embedding.index_add_(0, tokens, of_inputs).index_add_(0, lesson.ids, distilled.of_rows)
-        return Result(distilled.loss, [distilled.right], [len(out)], [of_embedding, *of_inner])
+        of_embedding.index_add_(0, tokens, of_inputs).index_add_(0, distillation.vocabulary.ids, sums.of_rows)
+        return BatchGradients(sums.loss, [sums.right], [len(out)], [of_embedding, *of_inner])
 
     def _outputs(self, inputs: Tensor, documents: Sequence[Document], lengths: Sequence[int]) -> Tensor:  # [r, e]
-        """Run each document by itself: nothing is padded, and no document sees another."""
+        """Run the documents one by one, without padding, so that none attends to another."""
         outputs = []
         for document, (start, end) in zip(documents, pairwise(accumulate(lengths, initial=0)), strict=True):
             out = self._model.model(inputs_embeds=inputs[start:end][None], use_cache=False).last_hidden_state[0]
@@ -150,3 +161,112 @@ class DraftModelStudent:
         found = compared(guesses, tokens, torch.arange(document.response_start - 1, len(tokens)))
         for j in range(len(guesses)):
             yield Drafted(found.right[j:], found.known[j:])
+
+
+class DraftModelTraining(Training):
+    """Trains `model`."""
+
+    product = Product(
+        "draft model",
+        "A small causal model of its own, distilled from the target. It only changes how fast the target answers,\n"
+        "never what. Format: transformers, Llama; tokenizer and vocabulary are the target's.",
+    )
+
+    def __init__(self, directory: RunDirectory, target: Target, recipe: DraftModelRecipe) -> None:
+        """Raises `ConfigError` if the data is of another target, or the model is wider than the target."""
+        super().__init__(directory, target, recipe.training, recipe.max_tokens)
+        self._recipe = recipe
+        settings, vocab = recipe.training, target.shape.vocab
+        self.model = initial_model(target, recipe.size, self.counts, settings.seed)
+        frequent = self.frequent_tokens(recipe.loss_vocab)
+        vocabulary = LossVocabulary.of(frequent, vocab, num_sampled=recipe.loss_sample, seed=settings.seed)
+        ends = target.ends_for(torch.arange(vocab))
+        self.train_with(DraftModelTask(self.model, ends, vocabulary, workers=settings.workers, dtype=settings.dtype))
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.model.parameters())
+
+    @property
+    def draft_vocab(self) -> int:
+        return self.target.shape.vocab
+
+    def hparams(self) -> Mapping[str, object]:
+        return {
+            **asdict(self._recipe.size),
+            "tokens_in_every_loss": self._recipe.loss_vocab,
+            "tokens_sampled_for_a_loss": self._recipe.loss_sample,
+        }
+
+    def export(self, provenance: dict[str, Any]) -> None:
+        export_draft_model(self.directory.exported, self.model, self.target, provenance)
+
+
+def initial_model(target: Target, size: DraftModelSize, counts: Tensor, seed: int = 0) -> "LlamaForCausalLM":
+    """Return a float32 model with random layers and the target's embedding, made narrower.
+
+    `counts` ([V]) holds how often the text has each token. Raises `ConfigError` for a model wider than the target.
+    """
+    from transformers import LlamaForCausalLM
+
+    if size.hidden > target.shape.hidden:
+        raise ConfigError(f"hidden is {size.hidden}; allowed: up to the target's {target.shape.hidden}", param="hidden")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(draft_model_config(target, size))
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(narrowed(target.ends.embedding.float(), size.hidden, counts))
+    return model
+
+
+def draft_model_config(target: Target, size: DraftModelSize) -> "LlamaConfig":
+    """Return the configuration: the target's tokens and positions, tied embeddings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=target.shape.vocab,
+        hidden_size=size.hidden,
+        intermediate_size=EXPANSION * size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=target.shape.max_positions,
+        rms_norm_eps=target.shape.eps,
+        tie_word_embeddings=True,
+        bos_token_id=target.layer_config.get("bos_token_id"),
+        eos_token_id=list(target.eos_token_ids),
+        pad_token_id=target.layer_config.get("pad_token_id"),
+    )
+
+
+def narrowed(embedding: Tensor, width: int, counts: Tensor) -> Tensor:  # [V, width]
+    """Return the rows of `embedding` ([V, d]) in their `width` principal axes, frequent tokens weighing more.
+
+    Each row weighs the root of one more than its count.
+    """
+    weights = (counts.float() + 1.0).sqrt()
+    _, axes = torch.linalg.eigh(embedding.t() @ (weights[:, None] * embedding))  # in ascending order
+    narrow: Tensor = embedding @ axes[:, -width:].flip(1)
+    return narrow
+
+
+def export_draft_model(folder: Path, model: "LlamaForCausalLM", target: Target, provenance: dict[str, Any]) -> None:
+    """Write a model with the target's tokenizer and its provenance as a transformers folder, weights in bfloat16.
+
+    Each file is replaced whole; the configuration, which holds the weights' checksum, comes last.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    model.save_pretrained(part, state_dict=weights)
+    save_tokenizer(target.path, part)
+    config = type(model.config)(**{**model.config.to_dict(), "dtype": "bfloat16"})
+    setattr(config, KEY, {**provenance, "sha256": weights_checksum(part)})
+    config.save_pretrained(part)
+    folder.mkdir(exist_ok=True)
+    for file in sorted(part.iterdir(), key=lambda file: file.name == "config.json"):
+        file.chmod(0o644)  # the library writes weights for the owner only
+        file.replace(folder / file.name)
+    part.rmdir()

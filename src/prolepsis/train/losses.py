@@ -1,8 +1,15 @@
-"""What the head is trained for, as formulas; `fused_losses` computes the same without keeping the logits.
+"""What a head or a draft model is trained for: cross entropy to the target's distribution.
 
-Legend: r rows, D draft vocabulary, d hidden size.
+`soft_cross_entropy` is the formula; `fused_soft_cross_entropy` computes the same without keeping the logits. Over a
+large vocabulary the loss is a sampled softmax: some tokens are always in it, and a random sample stands for all others,
+each token of it for as many as were left out per one taken. The sum of exponentials over the sample, so weighted, has
+the whole sum as its expectation (importance sampling of the partition function: Bengio and Senecal 2008; Jean et al.
+2015, arXiv 1412.2007, section 3). So tokens that never occur in the text still learn to be unlikely.
+
+Legend: r rows, V vocabulary, D draft vocabulary, S tokens of a step, C tokens of a sampled softmax, d hidden size.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.train.vocabulary import StepVocabulary
+LIKELY = 4
+"""Tokens of each row that are always in a sampled softmax."""
 
 
 def soft_cross_entropy(
@@ -28,16 +36,6 @@ def soft_cross_entropy(
     moved = logits if offsets is None else logits + offsets
     losses = -(target * F.log_softmax(moved, dim=-1)).sum(-1)
     return (losses * weights).sum(), logits.argmax(-1)
-
-
-def feature_distance(out: Tensor, wanted: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of smooth L1 distances to the target's own normed states (EAGLE-1), both [r, d]."""
-    return (F.smooth_l1_loss(out, wanted, reduction="none").mean(-1) * weights).sum()
-
-
-def trimmed(logits: Tensor) -> Tensor:
-    """Return probabilities [r, D] from the target's logits at the tokens of the draft vocabulary."""
-    return torch.softmax(logits.float(), dim=-1)
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -70,32 +68,76 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def fused_soft_cross_entropy(
     out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor, offsets: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do `losses.soft_cross_entropy`."""
+    """Return `soft_cross_entropy`; its gradient is computed together with it, so that no logits are kept."""
     loss, guesses = _SoftCrossEntropy.apply(out, lm_head, target, weights, offsets)  # type: ignore[no-untyped-call]
     return loss, guesses
 
 
-LIKELY = 4
-"""Tokens of each row that are surely in."""
+def feature_distance(out: Tensor, states: Tensor, weights: Tensor) -> Tensor:
+    """Return the weighted sum of smooth L1 distances to the target's own normed states (EAGLE-1), both [r, d]."""
+    return (F.smooth_l1_loss(out, states, reduction="none").mean(-1) * weights).sum()
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A part of the vocabulary with what it is to predict."""
+class StepVocabulary:
+    """The S tokens in the loss of one step."""
 
-    head: Tensor  # [C, d + 1]: rows of the output head, and what is added to their logits
-    wanted: Tensor  # [r, C] probabilities, rows sum to 1
+    ids: Tensor  # [S] int64
+    offsets: Tensor  # [S] float32, added to logits: log of how many tokens each stands for
+
+    @classmethod
+    def sampled(
+        cls, certain: Tensor, others: Tensor, num_sampled: int, generator: torch.Generator | None = None
+    ) -> "StepVocabulary":
+        """Return `certain`, followed by up to `num_sampled` of `others`, which stand for all of these; all int64."""
+        sample = others[torch.randperm(len(others), generator=generator, device=others.device)[:num_sampled]]
+        offsets = torch.zeros(len(certain) + len(sample), device=certain.device)
+        if len(sample):
+            offsets[len(certain) :] = math.log(len(others) / len(sample))
+        return cls(torch.cat([certain, sample]), offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class LossVocabulary:
+    """The tokens in the loss of every step, and those that a fresh sample in each step stands for."""
+
+    frequent: Tensor  # [F] int64
+    others: Tensor  # [V - F] int64
+    num_sampled: int
+    """Tokens of `others` in each step."""
+    seed: int = 0
+
+    @classmethod
+    def of(cls, frequent: Tensor, vocab: int, *, num_sampled: int, seed: int = 0) -> "LossVocabulary":
+        """Return the loss vocabulary of a model with `vocab` tokens."""
+        rare = torch.ones(vocab, dtype=torch.bool)
+        rare[frequent] = False
+        others = rare.nonzero()[:, 0]
+        return cls(frequent, others, min(num_sampled, len(others)), seed)
+
+    def at(self, step: int) -> StepVocabulary:
+        """Return the tokens of `step`; they depend on the seed and the step only."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        return StepVocabulary.sampled(self.frequent, self.others, self.num_sampled, generator)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSoftmax:
+    """A part of the draft vocabulary, and the target's distribution over it for some rows."""
+
+    head: Tensor  # [C, d + 1]: rows of the output head, and the offset of their logits
+    target: Tensor  # [r, C] probabilities, rows sum to 1
+
+    @classmethod
+    def of(cls, target: Tensor, lm_head: Tensor, num_sampled: int) -> "SampledSoftmax":
+        """Take the likely tokens of `target` [r, D] and up to `num_sampled` others of the output head [D, d]."""
+        likely = torch.zeros(len(lm_head), dtype=torch.bool, device=lm_head.device)
+        likely[target.topk(min(LIKELY, len(lm_head)), dim=-1).indices.flatten()] = True
+        step = StepVocabulary.sampled(likely.nonzero()[:, 0], (~likely).nonzero()[:, 0], num_sampled)
+        part = target[:, step.ids]
+        return cls(torch.cat([lm_head[step.ids], step.offsets[:, None]], dim=1), part / part.sum(-1, keepdim=True))
 
     def loss(self, out: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of cross entropies of `out` [m, d] to the wanted `rows` [m]."""
+        """Return the weighted sum of cross entropies of `out` [m, d] to the rows `rows` [m] of the target."""
         with_one = torch.cat([out, out.new_ones(len(out), 1)], dim=1)
-        return fused_soft_cross_entropy(with_one, self.head, self.wanted[rows], weights)[0]
-
-
-def draw(wanted: Tensor, lm_head: Tensor, count: int) -> Drawn:
-    """Take the likely tokens of `wanted` [r, D] and up to `count` others of the output head [D, d]."""
-    sure = torch.zeros(len(lm_head), dtype=torch.bool, device=lm_head.device)
-    sure[wanted.topk(min(LIKELY, len(lm_head)), dim=-1).indices.flatten()] = True
-    step = StepVocabulary.sampled(sure.nonzero()[:, 0], (~sure).nonzero()[:, 0], count)
-    part = wanted[:, step.ids]
-    return Drawn(torch.cat([lm_head[step.ids], step.offsets[:, None]], dim=1), part / part.sum(-1, keepdim=True))
+        return fused_soft_cross_entropy(with_one, self.head, self.target[rows], weights)[0]

@@ -1,15 +1,17 @@
-"""Muon: momentum whose matrices are replaced by their nearest orthogonal ones (Jordan et al. 2024), in float32.
+"""The optimisers and their learning rates: Muon for matrices, AdamW for the rest, a warm-up and a linear decay.
 
-torch's own runs its iteration in bfloat16, which processors without that type emulate at a tenth of the speed.
+Muon replaces the momentum of a matrix by its nearest orthogonal matrix (Jordan et al. 2024), here in float32: torch's
+own runs its iteration in bfloat16, which processors without that type emulate at a tenth of the speed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from prolepsis.train.settings import Rates
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the odd polynomial that drives all singular values towards 1 (the same source)."""
@@ -23,7 +25,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Do one step on the gradients at hand."""
+        """Take one step on the current gradients."""
         assert closure is None, "gradients are computed before the step"
         for group in self.param_groups:
             for matrix in group["params"]:
@@ -55,23 +57,14 @@ WARM_UP = 0.03
 CLIP = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Peak learning rates."""
-
-    adamw: float = 2.5e-4
-    muon: float | None = None
-    """None: AdamW for matrices too."""
-
-
 def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> list[Optimizer]:
     """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens."""
-    matrices = [t for t in tensors if t.ndim == 2 and t is not head and rates.muon is not None]
+    matrices = [t for t in tensors if t.ndim == 2 and t is not head and rates.muon > 0]
     others = [t for t in tensors if not any(t is m for m in matrices)]
     optimisers: list[Optimizer] = [
         torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     ]
-    if matrices and rates.muon is not None:
+    if matrices:
         optimisers.append(Muon(matrices, lr=rates.muon))
     for optimiser in optimisers:
         for group in optimiser.param_groups:
@@ -80,7 +73,7 @@ def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> li
 
 
 def set_rate(optimisers: Sequence[Optimizer], progress: float) -> None:
-    """Set the rate at `progress` (0 to 1) of the training."""
+    """Set the learning rate at `progress` (0 to 1) of the training."""
     share = min(progress / WARM_UP, 1.0) * max(0.02, min(1.0, (1.0 - progress) / (1.0 - WARM_UP)))
     for optimiser in optimisers:
         for group in optimiser.param_groups:

@@ -1,4 +1,4 @@
-"""What a training came to: figures for programs, a report and a card to read."""
+"""The result of a training: figures for programs, and a report with plots and a model card for people."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from prolepsis.train.acceptance import DEPTH, Counts
+from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.trainer import Measured
-from prolepsis.train.workplace import Workplace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What is trained, for people to read."""
+    """A description of what is trained."""
 
     name: str
     about: str
-    """What it is and does, as lines of Markdown."""
+    """Its purpose and format, as lines of Markdown."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataFigures:
-    """What was trained on."""
+    """Figures of the training data."""
 
     documents: int
     tokens: int
     response_tokens: int
     held_out_documents: int
     by_kind: Mapping[str, int]
-    """Documents."""
+    """Number of documents by kind of prompt."""
     coverage: Mapping[int, float]
-    """Share of response tokens that are among so many, the most frequent first."""
+    """Share of response tokens covered by the most frequent tokens, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Outcome:
     target: str
     draft_vocab: int
     parameters: int
-    """Without what it shares with the target."""
+    """Without the weights that belong to the target."""
     data: DataFigures
     settings: Mapping[str, object]
     seconds: float
@@ -53,17 +53,17 @@ class Outcome:
     by_kind: Mapping[str, Counts]
 
 
-def write_result(workplace: Workplace, outcome: Outcome) -> None:
+def write_result(directory: RunDirectory, outcome: Outcome) -> None:
     """Write the figures as JSON."""
-    part = workplace.result.with_suffix(".part")
+    part = directory.result.with_suffix(".part")
     part.write_text(json.dumps(asdict(outcome), indent=2) + "\n")
-    part.replace(workplace.result)
+    part.replace(directory.result)
 
 
-def write_report(workplace: Workplace, outcome: Outcome, plots: Sequence[str]) -> None:
-    """Write the report beside `plots` (file names), and the card into the export."""
-    workplace.report.write_text(report(outcome, plots))
-    (workplace.exported / "README.md").write_text(card(outcome))
+def write_report(directory: RunDirectory, outcome: Outcome, plots: Sequence[str]) -> None:
+    """Write the report with links to `plots` (file names), and the model card into the export."""
+    directory.report.write_text(report(outcome, plots))
+    (directory.exported / "README.md").write_text(card(outcome))
 
 
 def report(outcome: Outcome, plots: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def report(outcome: Outcome, plots: Sequence[str]) -> str:
             "",
             *_acceptance(outcome.by_kind),
             "",
-            "## On the way",
+            "## During training",
             *_history(outcome.history),
             "",
             "## Coverage of the most frequent tokens",
@@ -94,7 +94,7 @@ def report(outcome: Outcome, plots: Sequence[str]) -> str:
 
 
 def card(outcome: Outcome) -> str:
-    """Return the card of what was trained as Markdown."""
+    """Return the model card as Markdown."""
     return "\n".join(
         [
             f"# {outcome.product.name[0].upper()}{outcome.product.name[1:]} for {outcome.target}",
@@ -103,7 +103,7 @@ def card(outcome: Outcome) -> str:
             "",
             *_facts(outcome),
             "",
-            "Trained on nothing but text that the target wrote: prompts it continued from openers, and its answers.",
+            "Trained only on text written by the target: prompts that it completed, and its answers to them.",
             "",
             "## Held-out acceptance",
             *_acceptance(outcome.by_kind),
@@ -119,7 +119,7 @@ def _facts(outcome: Outcome) -> list[str]:
         ("draft vocabulary", f"{outcome.draft_vocab:,} tokens"),
         ("text", f"{data.tokens:,} tokens in {data.documents:,} documents, {data.response_tokens:,} of them answers"),
         ("held out", f"{data.held_out_documents:,} documents"),
-        ("answer tokens trained on, repeats counted", f"{last.anchors if last else 0:,}"),
+        ("answer tokens trained on, with repeats", f"{last.anchors if last else 0:,}"),
         ("steps", f"{last.step if last else 0:,}"),
         ("time of the last run", f"{outcome.seconds / 60:.0f} min"),
         *((name.replace("_", " "), str(value)) for name, value in outcome.settings.items()),
@@ -160,13 +160,13 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def draw(workplace: Workplace, outcome: Outcome) -> list[str]:
-    """Write the plots of `outcome` beside the report; return their file names, none without matplotlib."""
+def draw(directory: RunDirectory, outcome: Outcome) -> list[str]:
+    """Write the plots of `outcome` next to the report; return their file names, none without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    files = {workplace.file(name): plot for name, plot in PLOTS.items()}
+    files = {directory.file(name): plot for name, plot in PLOTS.items()}
     for file, plot in files.items():
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         plot(figure.add_subplot(), outcome)
@@ -175,7 +175,7 @@ def draw(workplace: Workplace, outcome: Outcome) -> list[str]:
 
 
 def _loss(axes: "Axes", outcome: Outcome) -> None:
-    measured = [m for m in outcome.history if m.loss == m.loss]  # the first has none: it is not a number
+    measured = [m for m in outcome.history if m.loss == m.loss]  # the first loss may be not a number
     axes.plot([m.anchors for m in measured], [m.loss for m in measured])
     axes.set(xlabel="answer tokens trained on", ylabel="loss", title="Training loss, summed over steps")
 
@@ -214,4 +214,4 @@ PLOTS: dict[str, Callable[["Axes", Outcome], None]] = {
     "kinds.png": _by_kind,
     "coverage.png": _coverage,
 }
-"""File name -> what draws it."""
+"""Plots by file name."""

@@ -1,38 +1,106 @@
-"""One conversation as training sees it: what was asked, what the target said, and its hidden states."""
+"""The target writes its own training text: user turns, then its answers, many at once through the engine.
+
+A document takes two requests: `turn-N`, in which the target completes the planned user turn, and `answer-N`, its answer
+under the chat template, whose hidden states are recorded.
+"""
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
 from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.spec.proposer import Shown
-from prolepsis.train.loops import loop_end
-from prolepsis.train.prompts import Planner, PromptPlan, chat, turn_prefix, whole_sentences
+from prolepsis.train.data import Document, Manifest, ShardWriter, shards_of
+from prolepsis.train.prompts import PlannedPrompt, PromptPlanner, chat, turn_prefix, whole_sentences, words_of
+
+LOOP_CHECK = 16
+"""Tokens between two checks for a loop."""
+MAX_PERIOD = 80
+MIN_REPEATS = 3
+MIN_REPEATED = 24
+"""Tokens that repeat the period before them; a shorter repetition is a refrain, not a loop."""
+MIN_TURN = 8
+"""Characters of the shortest user turn that is answered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """Tokens of a prompt and its response, as far as the target computed them (all but the last one emitted)."""
+class SynthesisLimits:
+    """Requests at once, and the longest texts, in tokens."""
 
-    number: int
-    """Of the prompt in its run: the split and resumption go by it."""
-    kind: str
-    greedy: bool
-    tokens: Tensor  # [n] int32
-    response_start: int
-    features: Tensor  # [n, taps * hidden] bfloat16
+    concurrency: int = 48
+    turn_tokens: int = 80
+    answer_tokens: int = 256
+    prompt_tokens: int = 1024
+    context: int = 1280
+    """Longest prompt and answer together."""
 
 
-class Recorder:
-    """A `FeatureConsumer` that keeps what was announced with `watch` until it is taken or dropped."""
+@dataclass(frozen=True, slots=True)
+class DataRequest:
+    """The text to generate."""
+
+    folder: Path
+    tokens: int
+    """Prompt and response tokens with features, over all shards of the folder."""
+    taps: tuple[int, ...]
+    prompts: Sequence[str] = ()
+    """The user's own prompts; they come first."""
+    seed: int = 0
+    limits: SynthesisLimits = field(default_factory=SynthesisLimits)
+    tokens_per_shard: int = 65536
+
+
+def generate(config: EngineConfig, request: DataRequest, progress: Callable[[int], None]) -> None:
+    """Write shards until the folder holds `request.tokens`, existing ones included; `progress` receives that sum."""
+    done = {number for shard in shards_of(request.folder) for number in shard.numbers}
+    total = sum(shard.num_tokens for shard in shards_of(request.folder))
+    progress(total)
+    if total >= request.tokens:
+        return
+    engine_config = plain(config, request.limits.context)
+    loaded = load_model(engine_config)
+    recorder = FeatureRecorder(request.taps)
+    engine = assemble(engine_config, loaded, consumers=[recorder])
+    writer = ShardWriter(request.folder, manifest_of(loaded, request), tokens_per_shard=request.tokens_per_shard)
+    words = words_of(loaded.tokenizer, loaded.model.info.vocab_size)
+    planner = PromptPlanner(request.seed, request.prompts, words)
+    synthesis = Synthesiser(engine, loaded.tokenizer, recorder, planner, request.limits)
+    for document in synthesis.documents(number for number in itertools.count() if number not in done):
+        writer.add(document)
+        total += len(document.tokens)
+        progress(total)
+        if total >= request.tokens:
+            break
+    writer.flush()
+
+
+def plain(config: EngineConfig, context: int) -> EngineConfig:
+    """Return `config` for generating: without drafts, and without the prefix cache, so that every token is computed."""
+    changes = {"num_speculative_tokens": 0, "prefix_cache": False, "strict": "off", "max_model_len": context}
+    return config.model_copy(update=changes)
+
+
+def manifest_of(loaded: LoadedModel, request: DataRequest) -> Manifest:
+    """Return the origin of the shards."""
+    info = loaded.model.info
+    hidden = getattr(loaded.model, "shape").hidden  # noqa: B009  every forward with hidden states has a shape
+    return Manifest(info.name, loaded.identity, request.taps, hidden, info.vocab_size)
+
+
+class FeatureRecorder:
+    """A `FeatureConsumer` that keeps the hidden states of watched samples, so that training needs no second pass."""
 
     def __init__(self, taps: Sequence[int]) -> None:
         self.taps = tuple(taps)
@@ -44,7 +112,7 @@ class Recorder:
         self._kept[key], self._lengths[key] = [], 0
 
     def take(self, shown: Sequence[Shown]) -> None:
-        """Keep what a step computed; a sample that starts over replaces what was kept of it."""
+        """Keep the features of a step; a sample that starts over replaces its earlier ones."""
         for part in shown:
             key = part.sample.key
             if key not in self._kept:
@@ -56,7 +124,7 @@ class Recorder:
             self._lengths[key] += len(part.tokens)
 
     def collect(self, key: str) -> Tensor:  # [tokens computed, taps * hidden] bfloat16
-        """Return what was kept of `key` and forget it."""
+        """Return the features of `key` and forget it."""
         del self._lengths[key]
         return torch.cat(self._kept.pop(key))
 
@@ -66,41 +134,30 @@ class Recorder:
         self._lengths.pop(key, None)
 
 
-LOOP_CHECK = 16
-"""Tokens between two looks for a loop."""
-MIN_TURN = 8
-"""Characters of the shortest user turn that is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class SynthesisLimits:
-    """How much is written at once, and how long a text may become."""
-
-    concurrency: int = 48
-    turn_tokens: int = 80
-    answer_tokens: int = 256
-    prompt_tokens: int = 1024
-
-
 @dataclass(slots=True)
 class Writing:
-    """A request on its way."""
+    """A request in flight."""
 
-    plan: PromptPlan
+    plan: PlannedPrompt
     prompt: list[int]
     user: str
-    """The user turn, or what there is of it yet."""
+    """The user turn as far as it is written."""
     answering: bool
     tokens: list[int] = field(default_factory=list)
     kept: int | None = None
-    """Tokens to keep, where a loop was found."""
+    """Tokens to keep if a loop was found."""
 
 
 class Synthesiser:
-    """Keeps the engine busy with prompts `first`, `first + stride`, ... and yields each document as it ends."""
+    """Keeps the engine busy with prompts and yields each document as it ends."""
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, recorder: Recorder, planner: Planner, limits: SynthesisLimits
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        recorder: FeatureRecorder,
+        planner: PromptPlanner,
+        limits: SynthesisLimits,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -109,13 +166,9 @@ class Synthesiser:
         self._limits = limits
         self._live: dict[str, Writing] = {}
         self._seen: set[str] = set()
-        self.num_dropped = 0
-        """Prompts without a document: turns too short or too long, duplicates, failures."""
-        self.num_loops = 0
-        """Answers ended where they began to loop."""
 
     def documents(self, numbers: Iterator[int]) -> Iterator[Document]:
-        """Yield documents of the prompts `numbers`, in the order in which they end, while there are any."""
+        """Yield the documents of the prompts `numbers`, in the order in which they end."""
         numbers = iter(numbers)
         while True:
             for number in itertools.islice(numbers, self._limits.concurrency - len(self._live)):
@@ -127,7 +180,7 @@ class Synthesiser:
                 if document is not None:
                     yield document
 
-    def _begin(self, plan: PromptPlan) -> None:
+    def _begin(self, plan: PlannedPrompt) -> None:
         if not plan.open:
             self._answer(plan, plan.opener)
             return
@@ -135,11 +188,11 @@ class Synthesiser:
         params = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=self._limits.turn_tokens, seed=plan.number)
         self._submit(f"turn-{plan.number}", Writing(plan, prompt, plan.opener, answering=False), params)
 
-    def _answer(self, plan: PromptPlan, user: str) -> None:
+    def _answer(self, plan: PlannedPrompt, user: str) -> None:
+        """Submit the answer, except to a user turn that is too short, too long or a duplicate."""
         user = user.strip()
         prompt = self._tokenizer.apply_chat_template(chat(plan.system, user))
         if len(user) < MIN_TURN or user in self._seen or len(prompt) > self._limits.prompt_tokens:
-            self.num_dropped += 1
             return
         self._seen.add(user)
         params = SamplingParams(
@@ -164,7 +217,6 @@ class Synthesiser:
         del self._live[event.request_id]
         if isinstance(event, Failed):
             self._recorder.drop(f"{event.request_id}/0")
-            self.num_dropped += 1
             return None
         assert isinstance(event, Finished | Aborted)
         if writing.answering:
@@ -182,7 +234,6 @@ class Synthesiser:
             return
         if (end := loop_end(writing.tokens)) is not None:
             writing.kept = end
-            self.num_loops += 1
             self._engine.send(Abort(event.request_id, "loop"))
 
     def _document(self, request_id: str, writing: Writing) -> Document | None:
@@ -191,9 +242,8 @@ class Synthesiser:
         whole = [*writing.prompt, *writing.tokens]
         length = min(len(features), len(whole) if writing.kept is None else start + writing.kept)
         if length - start < 2:
-            self.num_dropped += 1
             return None
-        self._planner.learn(writing.plan.kind, self._tokenizer.decode(writing.tokens))
+        self._planner.add_passage(writing.plan.kind, self._tokenizer.decode(writing.tokens))
         return Document(
             number=writing.plan.number,
             kind=writing.plan.kind,
@@ -202,3 +252,19 @@ class Synthesiser:
             response_start=start,
             features=features[:length],
         )
+
+
+def loop_end(tokens: Sequence[int]) -> int | None:
+    """Return the number of tokens to keep of a text whose end repeats itself, as small models' greedy texts do.
+
+    A loop is a tail of at least `MIN_REPEATS` equal stretches. One repetition is kept, since the target does loop.
+    Returns None for a text without a loop.
+    """
+    for period in range(1, min(MAX_PERIOD, len(tokens) // MIN_REPEATS) + 1):
+        same = 0
+        while same + period < len(tokens) and tokens[-1 - same] == tokens[-1 - same - period]:
+            same += 1
+        if same >= max((MIN_REPEATS - 1) * period, MIN_REPEATED):
+            first = len(tokens) - same - period
+            return min(len(tokens), first + max(2 * period, MIN_REPEATED))
+    return None

@@ -1,10 +1,11 @@
-"""What training needs of a target besides its forward: tokenizer, geometry, and the weights at both ends."""
+"""The target as training needs it: tokenizer, geometry, the weights at both ends, and a draft vocabulary."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from prolepsis.models.files.store import resolve
@@ -19,7 +20,7 @@ from prolepsis.train.prompts import turn_prefix
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target as the trainer knows it."""
+    """A target model, without its forward."""
 
     name: str
     path: Path
@@ -40,13 +41,23 @@ class Target:
 
     @property
     def recorded_taps(self) -> tuple[int, ...]:
-        """`taps`, and what leaves the last layer: the target's own prediction is made from it."""
+        """`taps`, and the output of the last layer, from which the target's own prediction is computed."""
         return (*self.taps, self.shape.layers)
 
     @property
     def preamble(self) -> int:
         """Tokens of the chat template before a user's first word."""
         return len(turn_prefix(self.tokenizer, None, ""))
+
+    @property
+    def needed_tokens(self) -> list[int]:
+        """Tokens of every draft vocabulary: ends, control tokens, single characters and single bytes."""
+        short = {
+            i
+            for token, i in self.tokenizer.vocab.items()
+            if len(token) == 1 or (token.startswith("<0x") and len(token) == 6)
+        }
+        return sorted({*self.eos_token_ids, *self.tokenizer.special_token_ids, *short})
 
     def head_config(self, draft_vocab: int) -> HeadConfig:
         """Return the configuration of a head over `draft_vocab` tokens."""
@@ -58,7 +69,7 @@ class Target:
         )
 
     def ends_for(self, target_ids: Tensor) -> TargetEnds:
-        """Return the frozen weights in float32, the output head cut to `target_ids`."""
+        """Return the frozen weights in float32, with the rows `target_ids` of the output head."""
         head = self.ends.embedding if self.ends.head is None else self.ends.head
         return TargetEnds(
             self.ends.embedding.float(), self.ends.final_norm.float(), head[target_ids].float(), self.shape.eps
@@ -66,7 +77,7 @@ class Target:
 
 
 def open_target(name: str, model_dir: Path | None = None) -> Target:
-    """Open a model's files; raises `ModelLoadError` for one that is not Llama-shaped, `ModelNotFound` for none."""
+    """Open a model's files; raises `ModelNotFound`, or `ModelLoadError` for a model that is not Llama-shaped."""
     path = resolve(name, model_dir)
     checkpoint = open_checkpoint(path)
     shape = LeanShape.from_config(checkpoint.config)
@@ -81,3 +92,25 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
         layer_config={**layer_config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
         eos_token_ids=checkpoint.eos_token_ids,
     )
+
+
+def count_tokens(texts: Iterable[Tensor], vocab: int) -> Tensor:  # [vocab] int64
+    """Count the tokens of `texts` ([n] integers each)."""
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for tokens in texts:
+        counts += torch.bincount(tokens.long(), minlength=vocab)
+    return counts
+
+
+def choose_vocabulary(counts: Tensor, size: int, always: Sequence[int]) -> Tensor:
+    """Return the rising ids ([size] int64) of `always` and the most frequent others, the lowest id among equals."""
+    ranked = counts.clone()
+    ranked[list(always)] = counts.max() + 1
+    order = torch.sort(ranked, descending=True, stable=True).indices
+    return order[: min(size, len(counts))].sort().values
+
+
+def coverage(counts: Tensor, sizes: Sequence[int], always: Sequence[int]) -> dict[int, float]:
+    """Return the share of counted tokens that a vocabulary of each size holds."""
+    total = max(1, int(counts.sum()))
+    return {size: float(counts[choose_vocabulary(counts, size, always)].sum()) / total for size in sizes}

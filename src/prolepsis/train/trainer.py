@@ -1,7 +1,7 @@
-"""What the trainer trains: a draft head or a draft model, as weights that learn from documents."""
+"""The training loop: groups of documents, gradients, optimiser steps, measurements and checkpoints."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, Protocol
@@ -11,28 +11,30 @@ from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.train.acceptance import Counts
-from prolepsis.train.batches import Library, anchors_of, groups, read
-from prolepsis.train.optimiser import Rates, apply, make_optimisers, set_rate
-from prolepsis.train.synthesis import Document
-from prolepsis.train.workers import Result
+from prolepsis.train.batches import BatchGradients
+from prolepsis.train.data import Dataset, Document, groups, read
+from prolepsis.train.optimiser import apply, make_optimisers, set_rate
+from prolepsis.train.settings import TrainSettings
+
+MOST_MEASUREMENTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Where a training is."""
+class Progress:
+    """How far a training is."""
 
     step: int
-    """Steps done."""
-    progress: float
-    """Share of all steps, 0 to 1."""
+    """Completed steps."""
+    fraction: float
+    """Of all steps, 0 to 1."""
 
 
-class Student(Protocol):
-    """Owns the weights while they are trained."""
+class TrainTask(Protocol):
+    """The weights of a draft head or a draft model, and how they learn from documents."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All weights by name: what a checkpoint holds."""
+        """All weights by name, for the checkpoint."""
 
     @property
     def trained(self) -> Sequence[Tensor]:
@@ -42,50 +44,29 @@ class Student(Protocol):
     def token_rows(self) -> Tensor:
         """The weights whose rows are tokens."""
 
-    def learn(self, documents: Sequence[Document], moment: Moment) -> Result:
-        """Return loss and gradients of a batch, in the order of `trained`; equal moments give equal results."""
+    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+        """Return loss and gradients of a batch, in the order of `trained`; the same call gives the same result."""
 
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
-        """Return acceptance of greedy drafts by prompt kind, and under "all", of all (`acceptance.measure`)."""
-
-
-MOST_MEASUREMENTS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How a student is trained."""
-
-    epochs: float = 4.0
-    anchors_per_step: int = 768
-    rates: Rates = field(default_factory=lambda: Rates(adamw=2.5e-4))
-    prompt_epochs: int = 1
-    """In so many epochs, prompts are trained on too: most of them are the target's own words."""
-    seed: int = 0
-    workers: int = 2
-    dtype: torch.dtype = torch.float32
-    measure_every: int = 60
-    """Steps between two measurements of held-out acceptance at least; they are `MOST_MEASUREMENTS` at most."""
-    held_out_documents: int = 48
-    """Measured at most."""
+        """Return the acceptance of greedy drafts by prompt kind, and under "all" of all (`acceptance.measure`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Held-out acceptance after `anchors` trained ones, and the mean loss since the last measurement."""
+    """Held-out acceptance after training on `anchors`, and the mean loss since the last measurement."""
 
     step: int
     anchors: int
     loss: float
     rates: list[float]
-    """Of drafted positions 1, 2, ... given that those before were accepted."""
+    """Acceptance rate of drafted positions 1, 2, ... if those before were accepted."""
     length: float
     """Expected tokens of a step with a chain of 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """What a step came to; `measured` where one was due."""
+    """The result of a step, with a measurement if one was due."""
 
     step: int
     num_steps: int
@@ -97,19 +78,19 @@ class StepDone:
 
 
 class Trainer:
-    """Leads a student through the documents of a library."""
+    """Trains a task on the documents of a dataset."""
 
-    def __init__(self, student: Student, library: Library, settings: TrainSettings, preamble: int = 1) -> None:
-        """`preamble` tokens at the front of all prompts are the template's own."""
+    def __init__(self, task: TrainTask, dataset: Dataset, settings: TrainSettings, preamble: int = 1) -> None:
+        """`preamble` is the number of tokens of the chat template at the start of every prompt."""
         self.settings = settings
-        self.library = library
+        self.dataset = dataset
         self.history: list[Measured] = []
         self.by_kind: dict[str, Counts] = {}
-        """Of the last measurement."""
-        self._student = student
+        """Counts of the last measurement."""
+        self._task = task
         self._preamble = preamble
-        self._optimisers = make_optimisers(student.trained, student.token_rows, settings.rates)
-        self._held_out = [d for d in read(library.held_out) if d.greedy][: settings.held_out_documents]
+        self._optimisers = make_optimisers(task.trained, task.token_rows, settings.rates)
+        self._held_out = dataset.read_held_out(settings.held_out_documents)
         self._step = self._anchors = 0
         self._losses: list[float] = []
 
@@ -119,32 +100,31 @@ class Trainer:
         total, epoch, left = 0.0, 0, self.settings.epochs
         while left > 0:
             first = self._first(epoch)
-            total += min(1.0, left) * sum(anchors_of(place, first) for place in self.library.training)
+            total += min(1.0, left) * sum(ref.num_anchors(first) for ref in self.dataset.training)
             epoch, left = epoch + 1, left - 1
         return max(1, int(total / self.settings.anchors_per_step))
 
     def steps(self) -> Iterator[StepDone]:
-        """Train to the end, from where the checkpoint left off; yields after every step.
+        """Train to the end, from the checkpoint on if one was loaded; yields after every step.
 
-        Raises `ConfigError` where there is too little to train on.
+        Raises `ConfigError` if there is too little text.
         """
         num_steps, seen = self.num_steps, 0
-        if not any(True for _ in groups(self.library.training, self.settings.anchors_per_step)):
-            raise ConfigError("there is too little text for one training step; allowed: more tokens", param="tokens")
+        self.dataset.check_fills_a_step(self.settings.anchors_per_step)
         epoch = 0
         while self._step < num_steps:
-            order, first = self.library.epoch(self.settings.seed, epoch), self._first(epoch)
+            order, first = self.dataset.epoch(self.settings.seed, epoch), self._first(epoch)
             for group in groups(order, self.settings.anchors_per_step, first):
                 seen += 1
                 if seen > self._step:
-                    yield self._one(read(group, first), num_steps)
+                    yield self._train_step(read(group, first), num_steps)
                 if self._step >= num_steps:
                     return
             epoch += 1
 
     def measure(self) -> Measured:
         """Measure held-out acceptance and add it to the history."""
-        self.by_kind = self._student.measure(self._held_out)
+        self.by_kind = self._task.measure(self._held_out)
         counts = self.by_kind.get("all", Counts())
         loss = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         self._losses = []
@@ -152,10 +132,10 @@ class Trainer:
         return self.history[-1]
 
     def save(self, file: Path) -> None:
-        """Write a checkpoint from which `load` goes on."""
+        """Write a checkpoint for `load`."""
         part = file.with_suffix(".part")
         state = {
-            "weights": {name: tensor.detach() for name, tensor in self._student.tensors.items()},
+            "weights": {name: tensor.detach() for name, tensor in self._task.tensors.items()},
             "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "step": self._step,
             "anchors": self._anchors,
@@ -165,31 +145,32 @@ class Trainer:
         part.replace(file)
 
     def load(self, file: Path) -> None:
-        """Take up a checkpoint; raises `ConfigError` where it is broken or of another student."""
+        """Continue from a checkpoint; raises `ConfigError` if it is damaged or belongs to another task."""
         try:
             state: dict[str, Any] = torch.load(file, weights_only=True)
             with torch.no_grad():
-                for name, tensor in self._student.tensors.items():
+                for name, tensor in self._task.tensors.items():
                     tensor.copy_(state["weights"][name])
             for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
                 optimiser.load_state_dict(saved)
         except (OSError, RuntimeError, KeyError, ValueError, UnpicklingError, EOFError) as error:
-            raise ConfigError(f"{file} is no checkpoint of this training: {error}", param="resume") from error
+            raise ConfigError(f"{file} is not a checkpoint of this training: {error}", param="resume") from error
         self._step, self._anchors = state["step"], state["anchors"]
         self.history = [Measured(**measured) for measured in state["history"]]
 
     def _first(self, epoch: int) -> int | None:
+        """Return the first token that is trained on in `epoch`; None: the first of the response."""
         return self._preamble if epoch < self.settings.prompt_epochs else None
 
-    def _one(self, documents: list[Document], num_steps: int) -> StepDone:
-        moment = Moment(self._step, self._step / num_steps)
-        set_rate(self._optimisers, moment.progress)
-        result = self._student.learn(documents, moment)
-        apply(self._optimisers, self._student.trained, result.gradients)
+    def _train_step(self, documents: list[Document], num_steps: int) -> StepDone:
+        progress = Progress(self._step, self._step / num_steps)
+        set_rate(self._optimisers, progress.fraction)
+        result = self._task.gradients(documents, progress)
+        apply(self._optimisers, self._task.trained, result.gradients)
         self._step += 1
         self._anchors += result.rows[0]
         self._losses.append(result.loss)
-        right = [hit / max(1, rows) for hit, rows in zip(result.right, result.rows, strict=True)]
+        right = [hits / max(1, rows) for hits, rows in zip(result.right, result.rows, strict=True)]
         every = max(self.settings.measure_every, num_steps // MOST_MEASUREMENTS)
         due = self._step % every == 0 or self._step == num_steps
         measured = self.measure() if due else None

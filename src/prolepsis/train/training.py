@@ -1,4 +1,4 @@
-"""One training from a folder of data to an export with its report, whatever is trained."""
+"""A training from a directory with data to an export with its report; a subclass says what is trained."""
 
 import json
 import time
@@ -13,97 +13,99 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.train.batches import Library
-from prolepsis.train.export import provenance
+from prolepsis.train.data import Dataset, read_manifest
 from prolepsis.train.report import DataFigures, Outcome, Product, draw, write_report, write_result
-from prolepsis.train.shards import read_manifest
-from prolepsis.train.target import Target
-from prolepsis.train.trainer import StepDone, Student, Trainer, TrainSettings
-from prolepsis.train.vocabulary import choose_vocabulary, count_tokens, coverage, needed_tokens
-from prolepsis.train.workplace import Workplace
+from prolepsis.train.run_directory import RunDirectory
+from prolepsis.train.settings import TrainSettings
+from prolepsis.train.target import Target, choose_vocabulary, count_tokens, coverage
+from prolepsis.train.trainer import StepDone, Trainer, TrainTask
 
 COVERAGE_SIZES = (2048, 4096, 8192, 16384)
 
 
 class Training(ABC):
-    """Puts target, data and trainer together; iterate over `steps`, then the folder holds export and report.
+    """Connects target, data and trainer; once `steps` is exhausted, the directory holds export and report.
 
-    A subclass calls `learn_with` once its student is made.
+    A subclass calls `train_with` once its task is made.
     """
 
     trainer: Trainer
     product: Product
-    """What is trained, for people to read."""
 
     def __init__(
-        self, workplace: Workplace, target: Target, settings: TrainSettings, max_tokens: int | None = None
+        self, directory: RunDirectory, target: Target, settings: TrainSettings, max_tokens: int | None = None
     ) -> None:
-        """Use `max_tokens` of the data at most. Raises `ConfigError` where the data are of another target, or none."""
-        self.workplace = workplace
+        """Use at most `max_tokens` of the data. Raises `ConfigError` if there is none, or it is of another target."""
+        self.directory = directory
         self.target = target
         self.settings = settings
-        check_data(workplace.data, target)
-        self.library = Library(workplace.data, max_tokens)
-        if not self.library.training:
-            raise ConfigError(f"{workplace.data} holds no text to train on yet", param="tokens")
-        self.counts = count_tokens(self.library.response_tokens(), target.shape.vocab)
-        self._needed = needed_tokens(target.tokenizer, target.eos_token_ids)
+        check_data(directory.data, target)
+        self.dataset = Dataset(directory.data, max_tokens)
+        if not self.dataset.training:
+            raise ConfigError(f"{directory.data} holds no text to train on yet", param="tokens")
+        self.counts = count_tokens(self.dataset.response_tokens(), target.shape.vocab)
+        self._needed = target.needed_tokens
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Weights of what is trained."""
+        """Number of weights, without those of the target."""
 
     @property
     @abstractmethod
     def draft_vocab(self) -> int:
-        """Tokens that it can draft."""
+        """Number of tokens that can be drafted."""
 
     @abstractmethod
-    def told(self) -> Mapping[str, object]:
-        """Return how it is trained beyond `TrainSettings`, for report and provenance: plain JSON values."""
+    def hparams(self) -> Mapping[str, object]:
+        """Return the hyperparameters beyond `TrainSettings`, for report and provenance: plain JSON values."""
 
     @abstractmethod
-    def export(self, said: dict[str, Any]) -> None:
-        """Write it, ready to serve, with `said` as its provenance (`models.provenance`), adding the checksum."""
+    def export(self, provenance: dict[str, Any]) -> None:
+        """Write the export, ready to serve, with `provenance` (`models.provenance`) and a checksum added to it."""
 
-    def learn_with(self, student: Student) -> None:
-        """Train `student`, from the checkpoint where there is one."""
-        self.trainer = Trainer(student, self.library, self.settings, self.target.preamble)
-        if self.workplace.checkpoint.exists():
-            self.trainer.load(self.workplace.checkpoint)
+    def train_with(self, task: TrainTask) -> None:
+        """Train `task`, from the checkpoint if there is one."""
+        self.trainer = Trainer(task, self.dataset, self.settings, self.target.preamble)
+        if self.directory.checkpoint.exists():
+            self.trainer.load(self.directory.checkpoint)
 
     def steps(self) -> Iterator[StepDone]:
-        """Train; at each measurement the checkpoint, the export and the report are renewed."""
+        """Train; each measurement renews the checkpoint, the export and the report."""
         started = time.monotonic()
         for done in self.trainer.steps():
             if done.measured is not None:
-                self.trainer.save(self.workplace.checkpoint)
-                self._report(time.monotonic() - started)
+                self.trainer.save(self.directory.checkpoint)
+                self._write(self._outcome(time.monotonic() - started))
             yield done
 
     def frequent_tokens(self, size: int) -> Tensor:  # [size] int64, rising
-        """Return the tokens that the text has most often and those that are always needed, as they were at first."""
-        file = self.workplace.vocabulary
+        """Return the most frequent tokens of the text and those always needed, as chosen when the training began."""
+        file = self.directory.vocabulary
         if file.exists():
             return torch.tensor(json.loads(file.read_text()))
         ids = choose_vocabulary(self.counts, size, self._needed)
         file.write_text(json.dumps(ids.tolist()))
         return ids
 
-    def _report(self, seconds: float) -> None:
-        outcome = self._outcome(seconds)
-        said = {
-            "data": asdict(outcome.data),
-            "settings": dict(outcome.settings),
-            "steps": self.trainer.history[-1].step,
-        }
-        self.export(provenance(self.target, self.trainer.by_kind, said))
-        write_result(self.workplace, outcome)
-        write_report(self.workplace, outcome, draw(self.workplace, outcome))
+    def _write(self, outcome: Outcome) -> None:
+        self.export(
+            {
+                "version": 1,
+                "target": self.target.name,
+                "target_fingerprint": self.target.identity,
+                "tokenizer_fingerprint": self.target.tokenizer.fingerprint,
+                "acceptance": {kind: asdict(counts) for kind, counts in outcome.by_kind.items()},
+                "data": asdict(outcome.data),
+                "settings": dict(outcome.settings),
+                "steps": outcome.history[-1].step,
+            }
+        )
+        write_result(self.directory, outcome)
+        write_report(self.directory, outcome, draw(self.directory, outcome))
 
     def _outcome(self, seconds: float) -> Outcome:
-        places = [*self.library.training, *self.library.held_out]
+        documents = [*self.dataset.training, *self.dataset.held_out]
         settings = self.settings
         return Outcome(
             product=self.product,
@@ -111,11 +113,11 @@ class Training(ABC):
             draft_vocab=self.draft_vocab,
             parameters=self.parameters,
             data=DataFigures(
-                documents=len(places),
-                tokens=self.library.num_tokens,
-                response_tokens=self.library.num_response_tokens,
-                held_out_documents=len(self.library.held_out),
-                by_kind=dict(Counter(shard.kinds[index] for shard, index in places)),
+                documents=len(documents),
+                tokens=self.dataset.num_tokens,
+                response_tokens=self.dataset.num_response_tokens,
+                held_out_documents=len(self.dataset.held_out),
+                by_kind=dict(Counter(ref.kind for ref in documents)),
                 coverage=coverage(self.counts, self._sizes(), self._needed),
             ),
             settings={
@@ -124,7 +126,7 @@ class Training(ABC):
                 "prompt_epochs": settings.prompt_epochs,
                 "adamw_rate": settings.rates.adamw,
                 "muon_rate": settings.rates.muon,
-                **self.told(),
+                **self.hparams(),
             },
             seconds=seconds,
             history=list(self.trainer.history),
@@ -137,7 +139,7 @@ class Training(ABC):
 
 
 def check_data(folder: Path, target: Target) -> None:
-    """Raise `ConfigError` where `folder` holds no data of `target`."""
+    """Raise `ConfigError` if `folder` does not hold data of `target`."""
     manifest = read_manifest(folder)
     if (manifest.fingerprint, manifest.taps) != (target.identity, target.recorded_taps):
         raise ConfigError(f"{folder} holds data of {manifest.target}, not of {target.name}", param="out")

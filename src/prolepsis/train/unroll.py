@@ -1,8 +1,8 @@
 """Training-time test: the head drafts as it will when it serves, on known text (EAGLE-3, arXiv 2503.01840, section 3).
 
-An anchor is a slot a that takes true hidden states. Step 0 is the anchor itself; step j sits at slot a + j, takes the
-known token a + j and, as g, what step j - 1 of the same anchor put out. It sees the true keys of slots <= a, then the
-keys of steps 1..j of its own anchor: exactly what drafting j tokens after a sees, where those drafted were right.
+An anchor is a slot a with true hidden states. Step 0 is the anchor itself; step j is at slot a + j, and its inputs are
+the known token a + j and, as g, the output of step j - 1 of the same anchor. It attends to the true keys of slots <= a,
+then to the keys of steps 1..j of its own anchor: the same as drafting j tokens after a, if those are all right.
 
 Legend: n slots of a document, r anchors alive at a step, h query heads, k key/value heads, e head dimension.
 """
@@ -14,52 +14,31 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.heads.lean import HeadLayer
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """One document in a batch: its slots are `start : end` of the flat tensors, its anchors begin at slot `first`."""
-
-    start: int
-    end: int
-    first: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlatBatch:
-    """Documents one after another, N slots in all."""
-
-    embeddings: Tensor  # [N, d] of the slots' tokens
-    features: Tensor  # [N, taps * d] of the slots' tokens
-    passages: tuple[Passage, ...]
-
-    @property
-    def num_anchors(self) -> int:
-        return sum(p.end - p.first for p in self.passages)
+from prolepsis.train.batches import FlatBatch, Span
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What step j of every anchor alive put out; row i sits at slot `slots[i]` and guesses the token after it."""
+    """Outputs of step j of every anchor alive; row i is at slot `slots[i]` and guesses the token after it."""
 
     hidden: Tensor  # [R, d]: the layer's output
-    out: Tensor  # [R, d]: what the logits are of
+    out: Tensor  # [R, d]: input of the output head
     slots: Tensor  # [R] int64
 
 
 def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
-    """Yield steps 0 .. `num_steps` - 1; an anchor leaves when its step would sit past the end of its document."""
-    positions = torch.cat([torch.arange(p.end - p.start) for p in batch.passages]).to(batch.features.device)
+    """Yield steps 0 .. `num_steps` - 1; an anchor ends when its step would be past the end of its document."""
+    positions = torch.cat([torch.arange(span.end - span.start) for span in batch.spans]).to(batch.features.device)
     rotary = head.rotary(positions)
-    g = shifted(head.fuse(batch.features), batch.passages)
+    g = shifted(head.fuse(batch.features), batch.spans)
     x = head.enter(batch.embeddings, g)
     keys, values = head.keys_values(x, rotary)
-    slots = anchors(batch.passages, 0, x.device)
+    slots = anchors(batch.spans, 0, x.device)
     g, x = g[slots], x[slots]
     simulated: list[tuple[Tensor, Tensor]] = []  # keys and values [r, k, e] of steps 1..j, for anchors still alive
     for step in range(num_steps):
         if step > 0:
-            alive = survivors(batch.passages, step, slots.device)
+            alive = survivors(batch.spans, step, slots.device)
             slots = slots[alive] + 1
             g = g[alive]
             x = head.enter(batch.embeddings[slots], g)
@@ -68,30 +47,30 @@ def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
         if not len(slots):
             return
         queries = head.queries(x, rotary[:, slots])
-        mixed = attend(queries, keys, values, simulated, batch.passages)
+        mixed = attend(queries, keys, values, simulated, batch.spans)
         hidden = head.leave(g, mixed)
         out, g = head.ends(hidden)
         yield Step(hidden, out, slots)
 
 
-def shifted(fused: Tensor, passages: Sequence[Passage]) -> Tensor:
+def shifted(fused: Tensor, spans: Sequence[Span]) -> Tensor:
     """Return g of each slot: of the token before it, zero for a document's first; [N, d] to [N, d]."""
     g = torch.nn.functional.pad(fused[:-1], (0, 0, 1, 0))
     keep = torch.ones(len(fused), 1, dtype=fused.dtype, device=fused.device)
-    keep[[p.start for p in passages]] = 0
+    keep[[span.start for span in spans]] = 0
     return g * keep
 
 
-def anchors(passages: Sequence[Passage], step: int, device: torch.device) -> Tensor:
+def anchors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
     """Return the anchors whose step `step` lies inside their document."""
-    return torch.cat([torch.arange(p.first, max(p.first, p.end - step), device=device) for p in passages])
+    return torch.cat([torch.arange(span.first, max(span.first, span.end - step), device=device) for span in spans])
 
 
-def survivors(passages: Sequence[Passage], step: int, device: torch.device) -> Tensor:
+def survivors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
     """Return which rows of step `step` - 1 go on to `step`: all but the last of each document."""
     kept, row = [], 0
-    for p in passages:
-        before = max(0, p.end - p.first - step + 1)
+    for span in spans:
+        before = max(0, span.end - span.first - step + 1)
         kept.append(torch.arange(row, row + max(0, before - 1), device=device))
         row += before
     return torch.cat(kept)
@@ -102,18 +81,18 @@ def attend(
     keys: Tensor,  # [N, k, e] of true slots
     values: Tensor,
     simulated: Sequence[tuple[Tensor, Tensor]],
-    passages: Sequence[Passage],
+    spans: Sequence[Span],
 ) -> Tensor:  # [R, h * e]
     """Attend, document by document, to true slots up to each row's anchor and to its own simulated steps."""
     mixed, row = [], 0
-    for p in passages:
-        count = max(0, p.end - p.first - len(simulated))
+    for span in spans:
+        count = max(0, span.end - span.first - len(simulated))
         if not count:
             continue
         rows = slice(row, row + count)
         own = [(k[rows], v[rows]) for k, v in simulated]
-        last = p.first + count
-        mixed.append(_attend_one(queries[rows], keys[p.start : last], values[p.start : last], own))
+        last = span.first + count
+        mixed.append(_attend_one(queries[rows], keys[span.start : last], values[span.start : last], own))
         row += count
     return torch.cat(mixed)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prolepsis.cli.bench.arms import PLAIN
 from prolepsis.cli.bench.measure import Outcome, Run
-from prolepsis.train.loops import loop_end
+from prolepsis.train.synthesis import loop_end
 
 ALL = "all"
 NOT_LOOPING = "not looping"

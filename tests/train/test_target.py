@@ -3,7 +3,7 @@
 import torch
 
 from prolepsis.models.heads.format import offsets
-from prolepsis.train.vocabulary import choose_vocabulary, count_tokens, coverage
+from prolepsis.train.target import choose_vocabulary, count_tokens, coverage
 
 
 def test_the_most_frequent_and_the_needed_are_chosen() -> None:

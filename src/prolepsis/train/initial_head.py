@@ -1,11 +1,11 @@
-"""First weights of a head: the best linear guess at what it has to say, put where its layer computes such a thing.
+"""Initial weights of a head: the best linear prediction of the target's states, placed in the head's layer.
 
-Ridge regression gives the target's last state after token s from the embedding of token s and the hidden states at
-s - 1. The part of the hidden states becomes fc. The part of the embedding, cut to the rank that values have, becomes
-values and output projection of one head in each group; that head looks at its own slot alone, another one of the group
-at the slots around it, the others anywhere. Norms begin as the inverse spread of what they are given, since hidden
-states have a few dimensions a hundred times larger than the others. All of it is scaled by the target's final norm:
-what a drafted slot is fed back has passed the head's own, and should look like what fc puts out.
+Ridge regression predicts the target's last state after token s from the embedding of token s and the hidden states at
+s - 1. The part for the hidden states becomes fc. The part for the embedding, cut to the rank of the values, becomes
+values and output projection of one head in each group; this head attends to its own slot only, another head of the
+group to the slots nearby, the others anywhere. Norms begin as the inverse spread of their inputs, since hidden states
+have a few dimensions a hundred times larger than the others. All weights are scaled by the target's final norm: the
+input that a drafted slot feeds back has passed the head's final norm, and should look like the output of fc.
 
 Legend: n rows, d hidden size, e head dimension, x the layer's normed input [n, 2d].
 """
@@ -18,22 +18,22 @@ from torch import Tensor
 
 from prolepsis.models.heads.format import HeadConfig, HeadWeights, offsets
 from prolepsis.models.targets.lean import rms_norm
-from prolepsis.train.batches import MAX_LENGTH, TargetEnds
-from prolepsis.train.synthesis import Document
+from prolepsis.train.batches import TargetEnds
+from prolepsis.train.data import MAX_LENGTH, Document
 
 ROWS = 30_000
 RIDGE = 30.0
 FOCUS = 20.0
-"""Score of a slot with itself in a head that looks at its own slot."""
+"""Score of a slot with itself in a head that attends to its own slot."""
 FOCUS_PAIRS = 4
-"""Of the fastest rotary pairs: their sum of cosines falls off within a few positions."""
+"""Number of the fastest rotary pairs used; the sum of their cosines falls off within a few positions."""
 HEAD_FOCUS = (1.0, 0.25, 0.0)
-"""Focus of the heads of a group, in turns."""
+"""Focus of the heads of a group, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What the regression sees."""
+    """Inputs and outputs of the regression."""
 
     features: Tensor  # [n, taps * d] at token s - 1
     embeddings: Tensor  # [n, d] of token s

@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.train.batches import HELD_OUT_EVERY, Library, anchors_of, groups, read
-from prolepsis.train.shards import Manifest, Shard, ShardWriter, read_manifest, shards_of
+from prolepsis.train.data import (
+    HELD_OUT_EVERY,
+    Dataset,
+    Manifest,
+    Shard,
+    ShardWriter,
+    groups,
+    read,
+    read_manifest,
+    shards_of,
+)
 from tests.train.documents import HIDDEN, VOCAB, random_document
 
 MANIFEST = Manifest("tiny", "identity", (1, 2, 1, 4), HIDDEN, VOCAB)
@@ -45,7 +54,7 @@ def test_a_second_writer_goes_on_behind_the_first(tmp_path: Path) -> None:
 
 def test_data_of_another_target_are_refused(tmp_path: Path) -> None:
     _write(tmp_path, range(3))
-    with pytest.raises(ConfigError, match="fingerprint identity against other"):
+    with pytest.raises(ConfigError, match="fingerprint is identity, not other"):
         ShardWriter(tmp_path, replace(MANIFEST, fingerprint="other"))
 
 
@@ -59,17 +68,17 @@ def test_a_damaged_shard_is_named(tmp_path: Path) -> None:
 
 def test_held_out_documents_are_never_trained_on(tmp_path: Path) -> None:
     _write(tmp_path, range(2 * HELD_OUT_EVERY + 1))
-    library = Library(tmp_path)
-    assert [document.number for document in read(library.held_out)] == [0, HELD_OUT_EVERY, 2 * HELD_OUT_EVERY]
-    epoch = library.epoch(seed=1, epoch=0)
-    assert epoch != library.epoch(seed=1, epoch=1)
-    assert sorted(d.number for d in read(epoch)) == sorted(d.number for d in read(library.training))
-    assert not {d.number for d in read(epoch)} & {d.number for d in read(library.held_out)}
+    dataset = Dataset(tmp_path)
+    assert [document.number for document in read(dataset.held_out)] == [0, HELD_OUT_EVERY, 2 * HELD_OUT_EVERY]
+    epoch = dataset.epoch(seed=1, epoch=0)
+    assert epoch != dataset.epoch(seed=1, epoch=1)
+    assert sorted(d.number for d in read(epoch)) == sorted(d.number for d in read(dataset.training))
+    assert not {d.number for d in read(epoch)} & {d.number for d in read(dataset.held_out)}
 
 
 def test_a_small_run_sees_the_first_documents_only(tmp_path: Path) -> None:
     _write(tmp_path, range(30))
-    small, whole = Library(tmp_path, max_tokens=100), Library(tmp_path)
+    small, whole = Dataset(tmp_path, max_tokens=100), Dataset(tmp_path)
     known = [document.number for document in read(whole.training)]
     assert [document.number for document in read(small.training)] == known[: len(small.training)]
     assert 100 <= small.num_tokens < 100 + 16
@@ -78,8 +87,8 @@ def test_a_small_run_sees_the_first_documents_only(tmp_path: Path) -> None:
 
 def test_groups_hold_about_as_many_anchors_as_asked(tmp_path: Path) -> None:
     _write(tmp_path, range(30))
-    library = Library(tmp_path)
-    for group in groups(library.training, 40):
-        assert 40 <= sum(anchors_of(place) for place in group) < 40 + 14
-    assert sum(anchors_of(p, 1) for p in library.training) > sum(anchors_of(p) for p in library.training)
-    assert {d.response_start for d in read(library.training, 1)} == {1}
+    dataset = Dataset(tmp_path)
+    for group in groups(dataset.training, 40):
+        assert 40 <= sum(ref.num_anchors() for ref in group) < 40 + 14
+    assert sum(ref.num_anchors(1) for ref in dataset.training) > sum(ref.num_anchors() for ref in dataset.training)
+    assert {d.response_start for d in read(dataset.training, 1)} == {1}

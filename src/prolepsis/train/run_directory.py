@@ -1,4 +1,4 @@
-"""The folder of one training: where data, checkpoint, export and report lie."""
+"""The directory of a training: data, checkpoint, export and report."""
 
 import json
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ HEAD, MODEL = "head", "model"
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
-    """`root` is what the user named; a head and a draft model may be trained in one folder, from one text."""
+class RunDirectory:
+    """The paths below `root`. A head and a draft model may be trained in one directory, from the same text."""
 
     root: Path
     product: str = HEAD
@@ -38,7 +38,7 @@ class Workplace:
 
     @property
     def result(self) -> Path:
-        """Figures for programs: `prolepsis train plan` compares them with what was predicted."""
+        """Figures for programs; `prolepsis train estimate` reads them."""
         return self.file("result.json")
 
     @property
@@ -46,20 +46,22 @@ class Workplace:
         return self.file("report.md")
 
     def file(self, name: str) -> Path:
-        """Return the file called `name`, with the product in front of the name unless that is a head."""
+        """Return the path of the file `name`; a draft model's files begin with `model-`."""
         return self.root / (name if self.product == HEAD else f"{self.product}-{name}")
 
-    def begin(self, *, resume: bool) -> None:
-        """Make the folder; raises `ConfigError` where it holds a training that is not to be resumed."""
+    def create(self, *, resume: bool) -> None:
+        """Create the directory; raises `ConfigError` if it is in use and `resume` is false."""
         if not resume and self.root.is_dir() and any(self.root.iterdir()):
-            raise ConfigError(f"{self.root} is not empty; allowed: a new folder, or --resume to go on", param="out")
+            raise ConfigError(
+                f"{self.root} is not empty; allowed: a new directory, or --resume to continue", param="out"
+            )
         self.root.mkdir(parents=True, exist_ok=True)
 
     def read_result(self) -> dict[str, Any]:
-        """Return the figures of a finished training; raises `ConfigError` where there are none."""
+        """Return the figures of a finished training; raises `ConfigError` if there are none."""
         try:
-            found = json.loads(self.result.read_text())
+            result = json.loads(self.result.read_text())
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.result} holds no result of a training: {error}", param="runs") from error
-        assert isinstance(found, dict), "a JSON object, as it was written"
-        return found
+            raise ConfigError(f"{self.result} is not the result of a training: {error}", param="runs") from error
+        assert isinstance(result, dict), "a JSON object, as `write_result` wrote it"
+        return result

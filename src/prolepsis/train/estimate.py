@@ -1,4 +1,4 @@
-"""Prediction before training: acceptance at larger budgets from small runs, and what is best at a given cost.
+"""Estimates before a training: acceptance at larger budgets from small runs, and the best depth and vocabulary.
 
 Legend: D tokens of text, a_j acceptance rate of drafted token j, k drafted tokens, c cost of a draft step and v(k) of
 verifying k drafts, both in plain steps.
@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.train.head_training import HeadPlan
-from prolepsis.train.trainer import TrainSettings
-from prolepsis.train.workplace import Workplace
+from prolepsis.train.run_directory import RunDirectory
+from prolepsis.train.settings import HeadRecipe, StepCost, TrainSettings
 
 CEILING = 0.95
 """No acceptance rate is predicted above this."""
@@ -23,7 +22,7 @@ Points = NDArray[np.float64]
 
 EXPONENTS = tuple(np.linspace(0.05, 1.5, 59).tolist())
 DEFAULT_EXPONENT = 0.3
-"""Where points cannot tell: two of them, or points that do not rise."""
+"""Used for two points, which do not determine the exponent."""
 MAX_DEPTH = 8
 
 
@@ -56,12 +55,7 @@ def fit(tokens: Sequence[float], rates: Sequence[float]) -> Curve:
     return fits[int(np.argmin(errors))]
 
 
-def _linear(
-    x: Points,
-    y: Points,
-    exponent: float,
-    unit: float,
-) -> Curve:
+def _linear(x: Points, y: Points, exponent: float, unit: float) -> Curve:
     basis = x**-exponent
     centred = basis - basis.mean()
     drop = max(0.0, -float(centred @ (y - y.mean())) / max(float(centred @ centred), 1e-12))
@@ -72,26 +66,8 @@ def _linear(
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
-    """What speculation costs, in milliseconds at batch 1."""
-
-    plain: float
-    """A pass of one token."""
-    row: float
-    """Each further token of a pass."""
-    draft: float
-    """A draft step without its output head."""
-    draft_per_1k: float
-    """The output head, for each thousand tokens of the draft vocabulary."""
-
-    def drafting(self, vocab: int) -> float:
-        """Return the milliseconds of one draft step."""
-        return self.draft + self.draft_per_1k * vocab / 1000
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """The best depth and draft vocabulary, and what they promise."""
+    """The best depth and draft vocabulary, with their expected speed."""
 
     depth: int
     vocab: int
@@ -101,29 +77,27 @@ class Choice:
 
 
 def expected_tokens(rates: Sequence[float], depth: int) -> float:
-    """Return 1 + the sum over j <= depth of a_1 * ... * a_j; the last rate known stands for those after it."""
+    """Return 1 + the sum over j <= depth of a_1 * ... * a_j; positions after the last known rate have the same rate."""
     padded = [*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth]
     return 1.0 + float(sum(accumulate(padded, mul)))
 
 
 def speedup(rates: Sequence[float], depth: int, cost: StepCost, vocab: int) -> float:
     """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3)."""
-    step = cost.plain + depth * (cost.row + cost.drafting(vocab))
-    return expected_tokens(rates, depth) * cost.plain / step
+    step = cost.plain_ms + depth * (cost.token_ms + cost.drafting(vocab))
+    return expected_tokens(rates, depth) * cost.plain_ms / step
 
 
 def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, float], cost: StepCost) -> Choice:
     """Return the best depth and vocabulary; rates scale with the share of tokens that a vocabulary covers."""
     base = coverage.get(trained_vocab) or max(coverage.values())
-    best: Choice | None = None
+    choices = []
     for vocab, share in coverage.items():
         scaled = [min(CEILING, rate * share / base) for rate in rates]
         for depth in range(1, MAX_DEPTH + 1):
             gain = speedup(scaled, depth, cost, vocab)
-            if best is None or gain > best.speedup:
-                best = Choice(depth, vocab, expected_tokens(scaled, depth), gain)
-    assert best is not None, "a draft vocabulary to choose from"
-    return best
+            choices.append(Choice(depth, vocab, expected_tokens(scaled, depth), gain))
+    return max(choices, key=lambda choice: choice.speedup)
 
 
 POSITIONS = 4
@@ -132,7 +106,7 @@ POSITIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a training on so many tokens should bring."""
+    """The expected result of a training on `tokens`."""
 
     tokens: int
     rates: list[float]
@@ -141,13 +115,13 @@ class Prediction:
     choice: Choice
 
 
-def small_run(workplace: Workplace, size: int, epochs: float) -> tuple[Workplace, HeadPlan]:
-    """Return the folder and plan of a run on the first `size` tokens of the folder's data."""
-    place = Workplace(workplace.root / f"run-{size}")
-    place.root.mkdir(exist_ok=True)
-    if not place.data.exists():
-        place.data.symlink_to(workplace.data.resolve(), target_is_directory=True)
-    return place, HeadPlan(max_tokens=size, settings=TrainSettings(epochs=epochs))
+def small_run(directory: RunDirectory, size: int, epochs: float) -> tuple[RunDirectory, HeadRecipe]:
+    """Return directory and recipe of a run on the first `size` tokens of the directory's data."""
+    small = RunDirectory(directory.root / f"run-{size}")
+    small.root.mkdir(exist_ok=True)
+    if not small.data.exists():
+        small.data.symlink_to(directory.data.resolve(), target_is_directory=True)
+    return small, HeadRecipe(max_tokens=size, training=TrainSettings(epochs=epochs))
 
 
 def curves(runs: Sequence[Mapping[str, Any]]) -> list[Curve]:
@@ -157,7 +131,7 @@ def curves(runs: Sequence[Mapping[str, Any]]) -> list[Curve]:
 
 
 def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: StepCost) -> list[Prediction]:
-    """Return what each budget should bring, and the best depth and vocabulary at `cost`."""
+    """Return the expected result of each budget, with the best depth and vocabulary at `cost`."""
     fitted, largest = curves(runs), runs[-1]
     coverage = {int(size): float(share) for size, share in largest["data"]["coverage"].items()}
     predictions = []
@@ -169,7 +143,7 @@ def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: Ste
 
 
 def prediction_check(runs: Sequence[Mapping[str, Any]], finished: Mapping[str, Any]) -> dict[str, object]:
-    """Compare what `runs` predict for a finished training with what it measured."""
+    """Compare the prediction of `runs` for a finished training with its measured acceptance."""
     tokens = int(finished["data"]["tokens"])
     rates = [curve.at(tokens) for curve in curves(runs)]
     measured = [float(rate) for rate in finished["history"][-1]["rates"][:POSITIONS]]

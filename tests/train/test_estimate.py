@@ -2,9 +2,10 @@
 
 import pytest
 
-from prolepsis.train.plan import CEILING, StepCost, choose, expected_tokens, fit, speedup
+from prolepsis.train.estimate import CEILING, choose, expected_tokens, fit, speedup
+from prolepsis.train.settings import StepCost
 
-COST = StepCost(plain=17.0, row=0.3, draft=0.6, draft_per_1k=0.1)
+COST = StepCost(plain_ms=17.0, token_ms=0.3, draft_ms=0.6, draft_ms_per_1k=0.1)
 
 
 def test_a_known_power_law_is_found_again() -> None:

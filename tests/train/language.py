@@ -4,13 +4,10 @@ from pathlib import Path
 
 import torch
 
-from prolepsis.train.draft_model_training import DraftModelPlan, DraftModelSize
-from prolepsis.train.optimiser import Rates
-from prolepsis.train.shards import Manifest, ShardWriter
-from prolepsis.train.synthesis import Document
+from prolepsis.train.data import Document, Manifest, ShardWriter
+from prolepsis.train.run_directory import MODEL, RunDirectory
+from prolepsis.train.settings import DraftModelRecipe, DraftModelSize, Rates, TrainSettings
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import TrainSettings
-from prolepsis.train.workplace import MODEL, Workplace
 
 FIRST, LETTERS = 10, 60
 """The language's tokens: `LETTERS` of them from `FIRST` on."""
@@ -36,10 +33,10 @@ def language_document(target: Target, number: int, length: int = 24, response_st
     )
 
 
-def language_workplace(target: Target, root: Path, documents: int = 45) -> Workplace:
+def language_run(target: Target, root: Path, documents: int = 45) -> RunDirectory:
     """Return the folder of a draft model's training, with `documents` of the language as data."""
-    place = Workplace(root, MODEL)
-    place.begin(resume=False)
+    place = RunDirectory(root, MODEL)
+    place.create(resume=False)
     manifest = Manifest(target.name, target.identity, target.recorded_taps, target.shape.hidden, target.shape.vocab)
     writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
     for number in range(documents):
@@ -48,7 +45,9 @@ def language_workplace(target: Target, root: Path, documents: int = 45) -> Workp
     return place
 
 
-def tiny_plan(epochs: float = 4.0, frequent: int = 200, sampled: int = 20, measure_every: int = 100) -> DraftModelPlan:
+def tiny_recipe(
+    epochs: float = 4.0, frequent: int = 200, sampled: int = 20, measure_every: int = 100
+) -> DraftModelRecipe:
     """Return a training of one narrow layer."""
     settings = TrainSettings(
         epochs=epochs,
@@ -58,4 +57,6 @@ def tiny_plan(epochs: float = 4.0, frequent: int = 200, sampled: int = 20, measu
         workers=1,
         measure_every=measure_every,
     )
-    return DraftModelPlan(DraftModelSize(layers=1, hidden=32), frequent=frequent, sampled=sampled, settings=settings)
+    return DraftModelRecipe(
+        DraftModelSize(layers=1, hidden=32), loss_vocab=frequent, loss_sample=sampled, training=settings
+    )

@@ -1,0 +1,270 @@
+"""Training data on disk: documents in a folder of safetensors shards, split into training and held-out documents.
+
+Shards are written whole, one after another, and read document by document.
+
+Legend: N tokens and D documents of a shard, F = taps * hidden.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prolepsis.core.errors import ConfigError
+
+MANIFEST = "manifest.json"
+HELD_OUT_EVERY = 40
+"""One document in this many is never trained on."""
+MAX_LENGTH = 512
+"""Tokens of a document that are used for training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A prompt and its response with the target's hidden states, for every token except the last one emitted."""
+
+    number: int
+    """Number of the prompt; the split and resumption depend on it."""
+    kind: str
+    greedy: bool
+    tokens: Tensor  # [n] int32
+    response_start: int
+    features: Tensor  # [n, taps * hidden] bfloat16
+
+    @property
+    def num_anchors(self) -> int:
+        """Slots that predict a token of the response."""
+        return len(self.tokens) - self.response_start + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Origin of the shards of a folder; all of them share it."""
+
+    target: str
+    fingerprint: str
+    """Of the target: features of other weights or kernels must not be mixed with these."""
+    taps: tuple[int, ...]
+    hidden: int
+    vocab_size: int
+
+
+def open_folder(folder: Path, manifest: Manifest) -> None:
+    """Prepare `folder` for shards of `manifest`; raises `ConfigError` if it holds shards of another origin."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / MANIFEST
+    if file.exists():
+        found = read_manifest(folder)
+        differences = ", ".join(
+            f"{name} is {getattr(found, name)}, not {getattr(manifest, name)}"
+            for name in Manifest.__slots__
+            if getattr(found, name) != getattr(manifest, name)
+        )
+        if differences:
+            raise ConfigError(f"{folder} holds data of another run: {differences}", param="out")
+        return
+    part = file.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+    part.replace(file)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of `folder`; raises `ConfigError` if there is no valid one."""
+    file = folder / MANIFEST
+    try:
+        fields = json.loads(file.read_text())
+        return Manifest(**{**fields, "taps": tuple(fields["taps"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file} is not a manifest of training data: {error!r}", param="out") from error
+
+
+class ShardWriter:
+    """Collects documents and writes one shard for each `tokens_per_shard` tokens."""
+
+    def __init__(self, folder: Path, manifest: Manifest, *, writer: str = "0", tokens_per_shard: int = 65536) -> None:
+        open_folder(folder, manifest)
+        self._folder = folder
+        self._writer = writer
+        self._tokens_per_shard = tokens_per_shard
+        self._documents: list[Document] = []
+        self._num_tokens = 0
+        self._next = 1 + max((int(file.stem.split("-")[2]) for file in folder.glob(self._pattern("*"))), default=-1)
+
+    def add(self, document: Document) -> None:
+        """Add `document`; writes a shard once there is enough for one."""
+        self._documents.append(document)
+        self._num_tokens += len(document.tokens)
+        if self._num_tokens >= self._tokens_per_shard:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the remaining documents as a shard."""
+        if not self._documents:
+            return
+        file = self._folder / self._pattern(f"{self._next:05d}")
+        part = file.with_suffix(".part")
+        save_file(pack(self._documents), part, {"kinds": json.dumps([d.kind for d in self._documents])})
+        part.replace(file)
+        self._next += 1
+        self._documents, self._num_tokens = [], 0
+
+    def _pattern(self, number: str) -> str:
+        return f"shard-{self._writer}-{number}.safetensors"
+
+
+def pack(documents: Sequence[Document]) -> dict[str, Tensor]:
+    """Return the tensors of a shard."""
+    lengths = torch.tensor([0, *(len(d.tokens) for d in documents)])
+    return {
+        "tokens": torch.cat([d.tokens for d in documents]),  # [N] int32
+        "features": torch.cat([d.features for d in documents]),  # [N, F] bfloat16
+        "starts": lengths.cumsum(0),  # [D + 1] int64
+        "responses": torch.tensor([d.response_start for d in documents]),  # [D] int64
+        "numbers": torch.tensor([d.number for d in documents]),  # [D] int64
+        "greedy": torch.tensor([d.greedy for d in documents]),  # [D] bool
+    }
+
+
+class Shard:
+    """One shard: its index is in memory; tokens and features are read from the file on demand.
+
+    Raises `ConfigError` if the file is not a whole shard.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        try:
+            with safe_open(str(file), framework="pt") as tensors:
+                self.kinds: list[str] = json.loads(tensors.metadata()["kinds"])
+                self.starts: list[int] = tensors.get_tensor("starts").tolist()
+                self.responses: list[int] = tensors.get_tensor("responses").tolist()
+                self.numbers: list[int] = tensors.get_tensor("numbers").tolist()
+                self.greedy: list[bool] = tensors.get_tensor("greedy").tolist()
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{file} is not a whole shard of training data: {error}", param="out") from error
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.starts[-1]
+
+    def read(self, index: int) -> Document:
+        """Read document `index`."""
+        first, last = self.starts[index], self.starts[index + 1]
+        with safe_open(str(self.file), framework="pt") as tensors:
+            tokens = tensors.get_slice("tokens")[first:last]
+            features = tensors.get_slice("features")[first:last]
+        start, number = self.responses[index], self.numbers[index]
+        return Document(number, self.kinds[index], self.greedy[index], tokens, start, features)
+
+    def response(self, index: int) -> Tensor:
+        """Read the response tokens of document `index`, [n] int32, without features."""
+        first, last = self.starts[index] + self.responses[index], self.starts[index + 1]
+        with safe_open(str(self.file), framework="pt") as tensors:
+            tokens: Tensor = tensors.get_slice("tokens")[first:last]
+        return tokens
+
+
+def shards_of(folder: Path) -> list[Shard]:
+    """Return the complete shards of `folder`, in order of their names."""
+    return [Shard(file) for file in sorted(folder.glob("shard-*.safetensors"))]
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """A document that is still on disk."""
+
+    shard: Shard
+    index: int
+
+    @property
+    def number(self) -> int:
+        return self.shard.numbers[self.index]
+
+    @property
+    def kind(self) -> str:
+        return self.shard.kinds[self.index]
+
+    @property
+    def response_start(self) -> int:
+        return self.shard.responses[self.index]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the document."""
+        return self.shard.starts[self.index + 1] - self.shard.starts[self.index]
+
+    def num_anchors(self, first: int | None = None) -> int:
+        """Return the slots that predict a token of the response; with `first`, any token from `first` on."""
+        start = self.response_start if first is None else min(first, self.response_start)
+        return max(0, min(self.length, MAX_LENGTH) - start + 1)
+
+
+class Dataset:
+    """The documents of a folder: the held-out ones, and the others in a new order for each epoch.
+
+    `max_tokens` limits the training documents; the held-out ones stay the same.
+    """
+
+    def __init__(self, folder: Path, max_tokens: int | None = None) -> None:
+        refs = [DocumentRef(shard, index) for shard in shards_of(folder) for index in range(len(shard))]
+        self.held_out = [ref for ref in refs if ref.number % HELD_OUT_EVERY == 0]
+        self.training: list[DocumentRef] = []
+        self.num_tokens = 0
+        for ref in refs:
+            if ref.number % HELD_OUT_EVERY and (max_tokens is None or self.num_tokens < max_tokens):
+                self.training.append(ref)
+                self.num_tokens += ref.length
+
+    @property
+    def num_response_tokens(self) -> int:
+        return self.num_tokens - sum(ref.response_start for ref in self.training)
+
+    def response_tokens(self) -> Iterator[Tensor]:
+        """Yield the response tokens of each training document."""
+        for ref in self.training:
+            yield ref.shard.response(ref.index)
+
+    def epoch(self, seed: int, epoch: int) -> list[DocumentRef]:
+        """Return the training documents in the order of `epoch`."""
+        order = list(self.training)
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        return order
+
+    def read_held_out(self, most: int) -> list[Document]:
+        """Read up to `most` greedy held-out documents: acceptance is measured on them."""
+        return [document for document in read(self.held_out) if document.greedy][:most]
+
+    def check_fills_a_step(self, num_anchors: int) -> None:
+        """Raise `ConfigError` if the training documents have fewer than `num_anchors` anchors."""
+        if not any(True for _ in groups(self.training, num_anchors)):
+            raise ConfigError("there is too little text for one training step; allowed: more tokens", param="tokens")
+
+
+def groups(order: Sequence[DocumentRef], num_anchors: int, first: int | None = None) -> Iterator[list[DocumentRef]]:
+    """Yield groups of documents with about `num_anchors` anchors each; an incomplete last group is dropped."""
+    group: list[DocumentRef] = []
+    total = 0
+    for ref in order:
+        group.append(ref)
+        total += ref.num_anchors(first)
+        if total >= num_anchors:
+            yield group
+            group, total = [], 0
+
+
+def read(refs: Sequence[DocumentRef], first: int | None = None) -> list[Document]:
+    """Read the documents that have anchors. With `first`, prompt tokens from there on count as response."""
+    documents = [ref.shard.read(ref.index) for ref in refs if ref.num_anchors(first) > 0]
+    if first is None:
+        return documents
+    return [replace(document, response_start=min(document.response_start, first)) for document in documents]

@@ -1,0 +1,190 @@
+"""The training of a draft head (EAGLE-3): initial weights, training-time test, loss, export."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
+from prolepsis.models.heads.lean import HeadLayer
+from prolepsis.train.acceptance import Counts, Drafted, compared, measure
+from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, GradientWorkers, TargetEnds, lay_flat, precision
+from prolepsis.train.data import Document
+from prolepsis.train.initial_head import initial_weights
+from prolepsis.train.losses import feature_distance, fused_soft_cross_entropy
+from prolepsis.train.report import Product
+from prolepsis.train.run_directory import RunDirectory
+from prolepsis.train.settings import Dtype, HeadRecipe, Objective
+from prolepsis.train.target import Target
+from prolepsis.train.trainer import Progress
+from prolepsis.train.training import Training
+from prolepsis.train.unroll import unroll
+
+
+class HeadTask:
+    """A head's weights while they are trained (`trainer.TrainTask`)."""
+
+    def __init__(
+        self,
+        head: HeadLayer,
+        ends: TargetEnds,
+        objective: Objective,
+        *,
+        workers: int = 1,
+        dtype: Dtype = "float32",
+    ) -> None:
+        self._head = head
+        self._ends = ends
+        self._objective = objective
+        self._workers = GradientWorkers(workers)
+        self._dtype = dtype
+        self._trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
+        for tensor in self._trained:
+            tensor.requires_grad_(True)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        values = {f.name: getattr(self._head.weights, f.name) for f in fields(self._head.weights)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def trained(self) -> Sequence[Tensor]:
+        return self._trained
+
+    @property
+    def token_rows(self) -> Tensor:
+        return self._head.weights.lm_head
+
+    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+        return self._workers.run(partial(self._part, self._objective.at(progress.fraction)), documents)
+
+    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
+        return measure(documents, lambda document: drafted(self._head, document, self._ends))
+
+    def _part(self, objective: Objective, documents: Sequence[Document]) -> BatchGradients:
+        batch = lay_flat(documents, self._ends, len(self._head.config.taps))
+        with precision(self._dtype, batch.tokens.device):
+            loss, right, rows = loss_of(self._head, batch, self._ends, objective)
+        gradients = torch.autograd.grad(loss, list(self._trained))
+        return BatchGradients(float(loss.detach()), right, rows, list(gradients))
+
+
+def drafted(head: HeadLayer, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
+    """Yield, position by position, which greedy drafts of a head are the document's."""
+    batch = lay_flat([document], ends, len(head.config.taps))
+    for step in unroll(head, batch.flat, len(batch.tokens)):
+        guesses = head.weights.target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)]
+        yield compared(guesses, batch.tokens, step.slots)
+
+
+def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:
+    """Return the tensors that training changes, in the order of the fields of `HeadWeights`."""
+    values = [(f.name, getattr(head.weights, f.name)) for f in fields(head.weights) if f.name not in frozen]
+    return [value for _, value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def loss_of(
+    head: HeadLayer, batch: Batch, ends: TargetEnds, objective: Objective
+) -> tuple[Tensor, list[int], list[int]]:
+    """Return the loss summed over anchors and steps, and (right guesses, rows) of each step."""
+    with torch.no_grad():
+        target = batch.probabilities(ends)
+        likeliest = target.argmax(-1)
+        counts = batch.covered(head.weights.t2d).float()
+    loss = torch.zeros((), device=target.device)
+    right, rows = [0] * objective.num_steps, [0] * objective.num_steps
+    flat = blurred(batch.flat, objective.noise)
+    for j, step in enumerate(unroll(head, flat, objective.num_steps)):
+        at = batch.row_of[step.slots]
+        weights = counts[step.slots] * objective.step_decay**j
+        entropy, guesses = fused_soft_cross_entropy(step.out, head.weights.lm_head, target[at], weights)
+        loss = loss + entropy
+        if objective.feature_weight:
+            loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
+        right[j] = int((guesses == likeliest[at]).sum())
+        rows[j] = len(at)
+    return loss, right, rows
+
+
+def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
+    """Return `flat` with each input multiplied by 1 + noise * N(0, 1)."""
+    if not noise:
+        return flat
+
+    def blur(x: Tensor) -> Tensor:
+        return x * (1.0 + noise * torch.randn_like(x))
+
+    return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
+
+
+class HeadTraining(Training):
+    """Trains `head`."""
+
+    product = Product(
+        "draft head (EAGLE-3)",
+        "One decoder layer that guesses the target's next tokens from its hidden states. It only changes how fast\n"
+        "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own.",
+    )
+
+    def __init__(self, directory: RunDirectory, target: Target, recipe: HeadRecipe) -> None:
+        """Raises `ConfigError` if the data is of another target, `ModelLoadError` for an unusable `recipe.init`."""
+        super().__init__(directory, target, recipe.training, recipe.max_tokens)
+        self._recipe = recipe
+        self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, target)
+        ends = target.ends_for(self.head.weights.target_ids)
+        settings = recipe.training
+        self.train_with(HeadTask(self.head, ends, recipe.objective, workers=settings.workers, dtype=settings.dtype))
+
+    @property
+    def parameters(self) -> int:
+        """Without the embedding, which is the target's."""
+        tensors = [getattr(self.head.weights, f.name) for f in fields(HeadWeights)]
+        return sum(t.numel() for t in tensors if t is not None and t.is_floating_point())
+
+    @property
+    def draft_vocab(self) -> int:
+        return self.head.config.draft_vocab
+
+    def hparams(self) -> Mapping[str, object]:
+        objective = self._recipe.objective
+        return {
+            "steps_of_training_time_test": objective.num_steps,
+            "share_of_first_step_alone": objective.warm_up,
+            "noise": objective.noise,
+            "step_decay": objective.step_decay,
+            "output_head_trained": objective.train_output_head,
+            "feature_weight": objective.feature_weight,
+            "taps": list(self.head.config.taps),
+            "init": str(self._recipe.init.name) if self._recipe.init else "linear regression",
+        }
+
+    def export(self, provenance: dict[str, Any]) -> None:
+        folder, head, layer_config = self.directory.exported, self.head, self.target.layer_config
+        save_head(folder, replace(head.config, provenance=provenance), head.weights, layer_config)
+        with_checksum = {**provenance, "sha256": weights_checksum(folder)}
+        save_head(folder, replace(head.config, provenance=with_checksum), head.weights, layer_config)
+
+    def _initial_head(self) -> HeadLayer:
+        ids = self.frequent_tokens(self._recipe.draft_vocab)
+        config = self.target.head_config(len(ids))
+        documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
+        ends = self.target.ends_for(ids)
+        return HeadLayer(config, initial_weights(config, ends, documents, ids, self._recipe.training.seed))
+
+
+def read_head(folder: Path, target: Target) -> HeadLayer:
+    """Read a head in float32; raises `ConfigError` if it is not of `target`, `ModelLoadError` for a damaged one."""
+    config, stored = load_head(folder)
+    for name in ("hidden", "vocab", "inv_freq"):
+        if getattr(config.shape, name) != getattr(target.shape, name):
+            raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
+    if config.taps != target.taps:
+        raise ConfigError(f"{folder} reads layers {config.taps}; the data holds layers {target.taps}", param="init")
+    values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
+    wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
+    return HeadLayer(config, HeadWeights(**wide))
