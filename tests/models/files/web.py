@@ -1,10 +1,15 @@
 """A small HTTP server on this machine that serves bytes by path, with ranges and faults on demand."""
 
+import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "c0ffee" + 34 * "0"
+"""Of every repository served."""
 
 
 @dataclass
@@ -13,6 +18,8 @@ class Web:
 
     pages: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Further headers of the answers, by path."""
     cut_after: list[int] = field(default_factory=list)
     """For each of the next answers: end the connection after so many bytes."""
     statuses: list[int] = field(default_factory=list)
@@ -21,6 +28,19 @@ class Web:
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, Range header) of every request."""
     url: str = ""
+
+    def serve_hub(self, repository: str, files: dict[str, bytes], card: dict[str, str] | None = None) -> None:
+        """Serve `files` as huggingface_hub expects a repository; of safetensors it states the checksum."""
+        siblings: list[dict[str, object]] = []
+        for name, body in files.items():
+            checksum = hashlib.sha256(body).hexdigest()
+            lfs = {"size": len(body), "sha256": checksum, "pointerSize": 1} if name.endswith(".safetensors") else None
+            siblings.append({"rfilename": name, "size": len(body), **({"lfs": lfs} if lfs else {})})
+            path = f"/{repository}/resolve/{COMMIT}/{name}"
+            self.pages[path] = body
+            self.headers[path] = {"ETag": f'"{checksum}"', "X-Repo-Commit": COMMIT}
+        document = {"id": repository, "sha": COMMIT, "siblings": siblings, "cardData": card or {}}
+        self.pages[f"/api/models/{repository}/revision/main"] = json.dumps(document).encode()
 
 
 @contextmanager
@@ -62,6 +82,8 @@ def answer(handler: BaseHTTPRequestHandler, web: Web) -> None:
     handler.send_response(status)
     handler.send_header("Content-Length", str(len(body)))
     handler.send_header("Content-Type", web.types.get(path, "application/octet-stream"))
+    for name, value in web.headers.get(path, {}).items():
+        handler.send_header(name, value)
     handler.send_header("Connection", "close")
     handler.end_headers()
     cut = web.cut_after.pop(0) if web.cut_after else len(body)

