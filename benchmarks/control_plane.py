@@ -45,7 +45,7 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
-from prolepsis.engine.fake import FAKE_INFO
+from tests.fake_client import FAKE_INFO
 from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs

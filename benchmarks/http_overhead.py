@@ -1,6 +1,6 @@
 """What does HTTP cost? Milliseconds a request and a streamed chunk over asking the engine in process.
 
-Usage: python benchmarks/http_overhead.py [--requests 400] [--streams 40] [--chunks 256] [--keys] [--json OUT]
+Usage: python -m benchmarks.http_overhead [--requests 400] [--streams 40] [--chunks 256] [--keys] [--json OUT]
 
 The engine says scripted tokens without delay, one a step, so that all time is the server's. The server is uvicorn in a
 process of its own, asked over one kept connection on loopback by a client that does next to nothing. Rounds alternate
@@ -37,7 +37,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.fake import FAKE_INFO, FakeEngineClient
+from tests.fake_client import FAKE_INFO, FakeEngineClient
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 

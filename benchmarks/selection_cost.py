@@ -24,7 +24,7 @@ from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Script, Scripted
+from tests.fake_proposer import Script, Scripted
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
 

@@ -27,7 +27,7 @@ from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.kill_switch import KillFile
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes

@@ -24,7 +24,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer

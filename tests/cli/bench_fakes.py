@@ -9,7 +9,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineInfo
-from prolepsis.engine.fake import FakeEngineClient
+from tests.fake_client import FakeEngineClient
 
 PROPOSERS = ("suffix", "prompt_lookup")
 INFO = EngineInfo("fake", "scripted", 256, 128, "fp_fake", "strict", "scripted", PROPOSERS)

@@ -17,7 +17,7 @@ from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.fake import FakeEngineClient
+from tests.fake_client import FakeEngineClient
 from prolepsis.engine.timings import StepTiming, Timings
 from tests.cli.bench_fakes import NUM_TOKENS, PROPOSERS, table_client
 

@@ -13,7 +13,7 @@ from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.fake import FakeEngineClient, answer
+from tests.fake_client import FakeEngineClient, answer
 
 
 class LetterTokenizer:

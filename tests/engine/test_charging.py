@@ -19,7 +19,7 @@ from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import chain
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.fakes import Room, build, draft_chain, drain, submit
 
 CURVE = CostCurve((1, 65), (0, 1024), ((10.0, 30.48), (74.0, 94.48)))

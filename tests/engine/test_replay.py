@@ -17,7 +17,7 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.exact.serving import room
 from tests.fakes import EOS, VOCAB, build, draft_chain, drain, request, run, submit, terminals
 

@@ -13,7 +13,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, Room, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
 
 MAX_LEN = 128

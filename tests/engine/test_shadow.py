@@ -14,7 +14,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Script, Scripted
+from tests.fake_proposer import Script, Scripted
 from tests.fakes import Room, build, draft_chain, draft_tree, drain, outputs, request, run, submit, terminals
 
 PROMPT = [1, 2, 3]

@@ -13,7 +13,7 @@ from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.step import Engine
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.spec.proposer import SampleView, Shown
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
 
 PROMPT = list(range(1, 11))

@@ -15,7 +15,7 @@ from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.fakes import (
     EOS,
     VOCAB,

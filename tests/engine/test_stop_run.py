@@ -8,7 +8,7 @@ from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.step import Engine
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.fakes import Room, build, draft_chain, drain, outputs, request, run, submit, terminals
 
 PARAMS = {

@@ -13,7 +13,6 @@ from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.build import assemble
-from prolepsis.engine.exit_search import keep_layer, layer_file
 from prolepsis.engine.step import Engine
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.weights import open_checkpoint
@@ -113,13 +112,8 @@ def test_prefix_hits_need_no_catching_up() -> None:
     assert end.stats.num_cached_tokens >= 64
 
 
-def test_the_layer_found_by_search_is_taken_where_none_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
+def test_a_layer_must_be_named() -> None:
     named = CONFIG.model_copy(update={"proposers": ("early_exit",)})
-    with pytest.raises(ConfigError, match=r"no layer is known; set early_exit_layer, or search for one"):
+    with pytest.raises(ConfigError, match="early_exit_layer is not set"):
         assemble(named, target())
-    keep_layer(layer_file("tiny", 2), 2)
-    assert assemble(named, target()).info.proposers == ("early_exit",)
     assert assemble(CONFIG, target()).info.proposers == ()

@@ -18,7 +18,7 @@ from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from tests.exact.serving import flawed, room, serve
 from tests.fakes import VOCAB, Room, build, drain, outputs, reference, submit, terminals

@@ -321,7 +321,7 @@ def test_every_parameter_emits_what_plain_decoding_emits(
         sample = Sample(case.model, case.sampler, params, noise_key(seed, 1), PROMPT)
         output, verdicts = decode_speculatively(sample, drafter(case))
         assert output == decode_plainly(sample)
-        accepted += sum(verdict.num_matched for verdict in verdicts)
+        accepted += sum(verdict.num_accepted + verdict.last_was_drafted for verdict in verdicts)
     assert accepted > 0 or drafter is not full_tree
 
 

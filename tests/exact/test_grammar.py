@@ -34,7 +34,7 @@ from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.grammar import Grammar
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import room as plain_room

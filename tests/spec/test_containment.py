@@ -5,7 +5,7 @@ import pytest
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SampleView
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from tests.spec.samples import VOCAB, FakeSample
 
 SAMPLES = [FakeSample([1], key=key) for key in "abc"]

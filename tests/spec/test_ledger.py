@@ -12,7 +12,7 @@ from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.leaving_out import LeavingOut
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposers.scripted import Scripted
+from tests.fake_proposer import Scripted
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
 from tests.spec.samples import VOCAB, FakeSample

@@ -10,7 +10,7 @@ from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SampleView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.scripted import Script, Scripted
+from tests.fake_proposer import Script, Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window

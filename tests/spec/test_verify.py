@@ -45,7 +45,8 @@ def test_the_principal_chain_is_followed_to_the_bonus_token() -> None:
     assert verdict == Verdict((1, 2, 3, 0), (0, 1, 2))
     assert visited == [ROOT, 0, 1, 2]
     assert verdict.rows == (0, 1, 2, 3)
-    assert verdict.num_accepted == verdict.num_matched == 3
+    assert verdict.num_accepted == 3
+    assert not verdict.last_was_drafted
 
 
 def test_a_side_branch_is_followed() -> None:
@@ -62,7 +63,7 @@ def test_a_token_of_another_branch_is_not_a_child() -> None:
 def test_a_drafted_end_token_ends_the_walk_inclusive() -> None:
     verdict = verify(chain((1, 2, 3), "test"), lambda node: node + 2, ends=frozenset({2}))
     assert verdict == Verdict((1, 2), (0,), end_token=2, last_was_drafted=True)
-    assert (verdict.num_accepted, verdict.num_matched) == (1, 2)
+    assert (verdict.num_accepted, verdict.last_was_drafted) == (1, True)
 
 
 def test_an_end_token_that_was_not_drafted() -> None:

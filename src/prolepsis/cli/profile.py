@@ -1,15 +1,11 @@
-"""`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here.
-
-`prolepsis profile early-exit` searches in its place (`cli.early_exit`).
-"""
+"""`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prolepsis.cli import early_exit
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
 from prolepsis.cli.models import ensure_model
@@ -39,10 +35,6 @@ class Profile:
 @configured(EngineConfig)
 def profile(
     settings: Settings,
-    what: Annotated[
-        Literal["cost", "early-exit"],
-        typer.Argument(help="cost: what a pass costs; early-exit: whether the model's first layers draft well enough"),
-    ] = "cost",
     *,
     keep: Annotated[
         bool, typer.Option("--keep", help="show the stored cost curve where there is one, in place of measuring")
@@ -52,10 +44,6 @@ def profile(
     """Measure and store what a pass costs on this machine; show the forward chosen and the strict self-check."""
     quiet_logs()
     ensure_model(settings)
-    if what == "early-exit":
-        exits = early_exit.search_exit(settings.engine)
-        print_json(early_exit.document(exits)) if as_json else early_exit.show(exits)
-        return
     found = take_profile(settings.engine, fresh=not keep)
     if as_json:
         print_json(document(found))

@@ -49,8 +49,7 @@ class EngineConfig(BaseModel):
     early_exit_layer: int | None = Field(
         default=None,
         ge=1,
-        description="layers of the model that the early_exit proposer drafts with; default: as found by "
-        "`prolepsis profile early-exit`, where proposers names it",
+        description="layers of the model that the early_exit proposer drafts with",
     )
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"

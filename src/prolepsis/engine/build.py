@@ -11,7 +11,6 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.draft_head_slot import HeadBay
 from prolepsis.engine.exactness import Exactness, decide
-from prolepsis.engine.exit_search import kept_layer, layer_file
 from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
@@ -177,19 +176,14 @@ def make_proposers(
 def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
     """Return the early exit that is to draft, None where none is asked for.
 
-    Raises `ConfigError` where no layer is known, or is none of the target's, `ModelLoadError` for other forwards.
+    Raises `ConfigError` if no layer is set or the target has no such layer, `ModelLoadError` for other forwards.
     """
     if EARLY_EXIT not in proposer_names(config):
         return None
-    found = kept_layer(layer_file(target.fingerprint, config.threads or default_threads()))
-    num_layers = config.early_exit_layer or found
-    if num_layers is None:
-        raise ConfigError(
-            f"proposers names {EARLY_EXIT!r}, but no layer is known; set early_exit_layer, or search for one with "
-            "`prolepsis profile early-exit`",
-            param="early_exit_layer",
-        )
-    return make_exit(target.model, num_layers)
+    if config.early_exit_layer is None:
+        message = f"proposers names {EARLY_EXIT!r}, but early_exit_layer is not set"
+        raise ConfigError(message, param="early_exit_layer")
+    return make_exit(target.model, config.early_exit_layer)
 
 
 def _described(

@@ -65,11 +65,6 @@ class Verdict:
         return len(self.path)
 
     @property
-    def num_matched(self) -> int:
-        """Draft tokens found right: what an acceptance estimate counts."""
-        return len(self.path) + self.last_was_drafted
-
-    @property
     def rows(self) -> tuple[int, ...]:
         """Row of the logits that each emitted token was picked from."""
         return (self.first_row, *(self.first_row + 1 + node for node in self.path))

@@ -7,7 +7,7 @@ import pytest
 from prolepsis.core.errors import ContextTooLong
 from prolepsis.core.events import Aborted, Finished, Tokens
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.fake import FakeEngineClient, answer
+from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
 
 

@@ -1,4 +1,4 @@
-"""A proposer that does what it is told: for tests and failure drills."""
+"""A proposer that plays a script, for tests and benchmarks."""
 
 from collections.abc import Callable, Sequence
 

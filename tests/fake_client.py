@@ -1,4 +1,4 @@
-"""An engine client that says what a script tells it: for tests of whoever asks engines."""
+"""An engine client that plays a script, for tests of code that uses an engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
