@@ -27,20 +27,20 @@ CONTEXT = 200
 STEP = StepTiming(schedule=1e-4, propose=1e-3, forward=1e-2, verify=1e-3, commit=1e-4, learn=1e-4)
 
 
-def rows(num_samples: int, num_nodes: int) -> list[Row]:
+def rows(num_sequences: int, num_nodes: int) -> list[Row]:
     made = []
-    for number in range(num_samples):
+    for number in range(num_sequences):
         source = GenerateRequest(f"r{number}", (1,) * 10, SamplingParams())
-        [sample] = open_request(source, 0.0, number, (), None).samples
+        [sample] = open_request(source, 0.0, number, (), None).sequences
         sample.tokens += [1] * (CONTEXT - 9 + num_nodes)
         draft = chain((1,) * num_nodes, "suffix") if num_nodes else None
         made.append(Row(sample, CONTEXT, 1, draft, None if draft else "no_draft"))
     return made
 
 
-def microseconds(num_samples: int, num_nodes: int, steps: int) -> float:
+def microseconds(num_sequences: int, num_nodes: int, steps: int) -> float:
     """Return the mean of a step, less what the curve takes to learn."""
-    made, num_tokens = rows(num_samples, num_nodes), num_samples * (1 + num_nodes)
+    made, num_tokens = rows(num_sequences, num_nodes), num_sequences * (1 + num_nodes)
     seconds = []
     for charging in (True, False):
         curve = CostCurve(
@@ -52,7 +52,7 @@ def microseconds(num_samples: int, num_nodes: int, steps: int) -> float:
         for _ in range(steps):
             if charging:
                 charge(made, STEP, curve)
-            curve.observe(num_tokens, CONTEXT * num_samples, 11.0)
+            curve.observe(num_tokens, CONTEXT * num_sequences, 11.0)
         seconds.append(time.perf_counter() - started)
     return 1e6 * (seconds[0] - seconds[1]) / steps
 
@@ -60,10 +60,10 @@ def microseconds(num_samples: int, num_nodes: int, steps: int) -> float:
 def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for kind, num_nodes in NODES.items():
-        for num_samples in SAMPLES:
-            runs = [microseconds(num_samples, num_nodes, steps) for _ in range(repeats)]
+        for num_sequences in SAMPLES:
+            runs = [microseconds(num_sequences, num_nodes, steps) for _ in range(repeats)]
             found = {"median": statistics.median(runs), "least": min(runs), "most": max(runs)}
-            results.setdefault(kind, {})[str(num_samples)] = found
+            results.setdefault(kind, {})[str(num_sequences)] = found
     return results
 
 

@@ -38,6 +38,7 @@ from benchmarks.control_house import (
 from benchmarks.control_rollouts import Pace, RolloutPlan, Traffic, counted_once, damage, shown
 from benchmarks.damaged_head import damaged_head
 from benchmarks.http_overhead import Letters, engine
+from tests.fake_client import FAKE_INFO
 
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
@@ -45,7 +46,6 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
-from tests.fake_client import FAKE_INFO
 from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs

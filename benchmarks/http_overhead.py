@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvicorn
+from tests.fake_client import FAKE_INFO, FakeEngineClient
 
 from prolepsis.api.app import Door, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
@@ -37,7 +38,6 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from tests.fake_client import FAKE_INFO, FakeEngineClient
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 

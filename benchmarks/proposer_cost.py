@@ -36,7 +36,7 @@ LIMIT = 16
 
 
 @dataclass
-class Sample:
+class PlainSequence:
     tokens: list[int]
     num_prompt_tokens: int
     key: str
@@ -65,14 +65,14 @@ def warmed_suffix() -> Suffix:
     """Return a suffix proposer that has seen 200 outputs."""
     rng, suffix = random.Random(1), Suffix()
     for i in range(200):
-        suffix.forget(Sample([0, *text(256, rng)], 1, f"past{i}"))
+        suffix.forget(PlainSequence([0, *text(256, rng)], 1, f"past{i}"))
     return suffix
 
 
 def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, seed: int) -> tuple[float, float]:
     """Return the median of a step and the time of the first call, in microseconds."""
     tokens = text(context + STEP_TOKENS * (steps + 1), random.Random(seed))
-    sample = Sample(tokens[:context], context, f"r{seed}", prediction=tuple(tokens[context:]))
+    sample = PlainSequence(tokens[:context], context, f"r{seed}", prediction=tuple(tokens[context:]))
 
     def step() -> float:
         started = time.perf_counter()

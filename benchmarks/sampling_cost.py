@@ -23,7 +23,7 @@ from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import chain
-from prolepsis.spec.verify import SampleStep, verify_batch
+from prolepsis.spec.verify import SequenceStep, verify_batch
 
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {
@@ -40,11 +40,11 @@ PLAIN = {
 Case = Callable[[], object]
 
 
-def step(params: SamplingParams, index: int, first_row: int, depth: int = 0) -> SampleStep:
+def step(params: SamplingParams, index: int, first_row: int, depth: int = 0) -> SequenceStep:
     """Return a sample with a history of 1,000 tokens and a draft of `depth` tokens."""
     draft = chain(tuple(range(depth)), "benchmark") if depth else None
     history = TokenHistory(range(1000)) if params.has_penalties else None
-    return SampleStep(draft, params, noise_key(index, 0), 5, first_row, history)
+    return SequenceStep(draft, params, noise_key(index, 0), 5, first_row, history)
 
 
 def cases(vocab_size: int, seed: int, *, native: bool) -> dict[str, Case]:
@@ -52,7 +52,7 @@ def cases(vocab_size: int, seed: int, *, native: bool) -> dict[str, Case]:
     logits = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3.0
     sampler = Sampler(vocab_size, (2,), native=native, threads=default_threads())
 
-    def case(steps: list[SampleStep], rows: Tensor) -> Case:
+    def case(steps: list[SequenceStep], rows: Tensor) -> Case:
         return lambda: verify_batch(steps, rows, sampler)
 
     made = {f"1 row, {name}": case([step(params, 0, 0)], logits[:1]) for name, params in PLAIN.items()}

@@ -16,15 +16,15 @@ import time
 from itertools import count
 from pathlib import Path
 
-from benchmarks.proposer_cost import Sample
+from benchmarks.proposer_cost import PlainSequence
+from tests.fake_proposer import Script, Scripted
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
-from prolepsis.spec.proposer import SampleView
-from tests.fake_proposer import Script, Scripted
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
 
@@ -70,16 +70,16 @@ def scripted(kind: str) -> list[Scripted]:
     )
 
 
-def microseconds(kind: str, num_samples: int, steps: int, seed: int) -> tuple[float, float]:
+def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[float, float]:
     """Return medians of a step's `propose` and `commit`, less what was spent in the proposers."""
     rng = random.Random(seed)
-    samples: list[SampleView] = [Sample([0], 1, f"r{i}") for i in range(num_samples)]
+    samples: list[SequenceView] = [PlainSequence([0], 1, f"r{i}") for i in range(num_sequences)]
     proposers = ProposerSet(scripted(kind), Window(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
     proposed, committed = [], []
     for _ in range(steps):
         started, inside = time.perf_counter(), sum(proposers.seconds.values())
-        load = StepLoad(num_samples, sum(len(s.tokens) for s in samples), 512)
-        drafts = proposers.propose(samples, [LIMIT] * num_samples, SpecPlan(), load)
+        load = StepLoad(num_sequences, sum(len(s.tokens) for s in samples), 512)
+        drafts = proposers.propose(samples, [LIMIT] * num_sequences, SpecPlan(), load)
         proposed.append(time.perf_counter() - started - (sum(proposers.seconds.values()) - inside))
         news = [_follow(draft, rng) for draft in drafts]
         started = time.perf_counter()
@@ -102,9 +102,9 @@ def _follow(draft: Draft | None, rng: random.Random) -> list[int]:
 def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for kind in ("free", "free tree", "costly", "both"):
-        for num_samples in SAMPLES:
-            runs = [microseconds(kind, num_samples, steps, seed) for seed in range(repeats)]
-            results.setdefault(kind, {})[str(num_samples)] = {
+        for num_sequences in SAMPLES:
+            runs = [microseconds(kind, num_sequences, steps, seed) for seed in range(repeats)]
+            results.setdefault(kind, {})[str(num_sequences)] = {
                 "propose": statistics.median(run[0] for run in runs),
                 "commit": statistics.median(run[1] for run in runs),
                 "least": min(sum(run) for run in runs),

@@ -96,7 +96,7 @@ class FakeEngineClient:
 
 
 def answer(tokens: Sequence[Sequence[int]], stats: RequestStats | None = None) -> Script:
-    """Return a script: every sample of a request gets `tokens`, one inner sequence a step, and stops."""
+    """Return a script: every sequence of a request gets `tokens`, one inner sequence a step, and stops."""
 
     def script(request: GenerateRequest) -> Iterable[Event]:
         num_output = request.n * sum(len(step) for step in tokens)

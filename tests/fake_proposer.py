@@ -3,28 +3,28 @@
 from collections.abc import Callable, Sequence
 
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 
-Script = Callable[[SampleView, int], Draft | None]
-"""(sample, limit) -> draft; may raise or return nonsense, which is the point of a drill."""
+Script = Callable[[SequenceView, int], Draft | None]
+"""(sequence, limit) -> draft; may raise or return nonsense, which is the point of a drill."""
 
 
 class Scripted:
-    """Asks `script` for each sample and keeps what it was told, in order."""
+    """Asks `script` for each sequence and keeps what it was told, in order."""
 
     def __init__(self, script: Script, name: str = "scripted", *, free: bool = True) -> None:
         self.name = name
         self.free = free
         self.committed: list[tuple[str, int]] = []
-        """(sample key, tokens) of each commit."""
+        """(sequence key, tokens) of each commit."""
         self.forgotten: list[str] = []
         self._script = script
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._script(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._script(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
-        self.committed.append((sample.key, num_new))
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        self.committed.append((sequence.key, num_new))
 
-    def forget(self, sample: SampleView) -> None:
-        self.forgotten.append(sample.key)
+    def forget(self, sequence: SequenceView) -> None:
+        self.forgotten.append(sequence.key)

@@ -31,7 +31,7 @@ from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.proposer import FeatureConsumer, Proposer, SampleView
+from prolepsis.spec.proposer import FeatureConsumer, Proposer, SequenceView
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
 
@@ -140,15 +140,15 @@ class KeyedVerifier:
 
 
 def _walk(row: Row, logits: Sequence[Sequence[float]]) -> Verdict:
-    sample, draft, node = row.sample, row.draft, ROOT
+    sequence, draft, node = row.sequence, row.draft, ROOT
     tokens: list[int] = []
     path: list[int] = []
     while True:
-        token = pick(logits[node + 1], sample.params, sample.noise_key, sample.num_output_tokens + len(tokens))
+        token = pick(logits[node + 1], sequence.params, sequence.noise_key, sequence.num_output_tokens + len(tokens))
         tokens.append(token)
         children = [i for i, p in enumerate(draft.parents) if p == node] if draft else []
         node = next((i for i in children if draft and draft.tokens[i] == token), -2)
-        if node < 0 or token in sample.end_ids:
+        if node < 0 or token in sequence.end_ids:
             return Verdict(tuple(tokens), tuple(path))
         path.append(node)
 
@@ -168,7 +168,7 @@ class Room:
     """How the engine under test is set up; small budgets make everything happen soon."""
 
     num_pages: int = 64
-    max_samples: int = 8
+    max_sequences: int = 8
     max_step_tokens: int = 64
     max_model_len: int = 256
     prefix_cache: bool = True
@@ -187,7 +187,7 @@ def build(room: Room) -> Engine:
     cache = model.make_cache(room.num_pages)
     paging = Paging(PagePool(room.num_pages, PAGE_SIZE, prefix_cache=room.prefix_cache), cache.copy_page)
     limits = SchedulerLimits(
-        room.max_samples, room.max_step_tokens, room.max_model_len, VOCAB, model.info.eos_token_ids
+        room.max_sequences, room.max_step_tokens, room.max_model_len, VOCAB, model.info.eos_token_ids
     )
     proposers = ProposerSet(room.proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
     info = EngineInfo("table", "table", VOCAB, room.max_model_len, "fp", "strict", "table", proposers.names)
@@ -235,7 +235,7 @@ def run(engine: Engine, *requests: GenerateRequest) -> list[Event]:
 
 
 def outputs(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:
-    """Return the tokens of each (request, sample)."""
+    """Return the tokens of each (request, sequence)."""
     texts: dict[tuple[str, int], list[int]] = {}
     for event in events:
         if isinstance(event, Tokens):
@@ -254,7 +254,7 @@ def terminals(events: Iterable[Event]) -> dict[str, Terminal]:
 
 
 def reference(source: GenerateRequest, key: int, *, max_model_len: int = 256) -> list[int]:
-    """Decode one sample with nothing but the table: no pages, no batch, no drafts."""
+    """Decode one sequence with nothing but the table: no pages, no batch, no drafts."""
     context, params = list(source.prompt_token_ids), source.params
     output: list[int] = []
     while len(output) < params.max_tokens and len(context) < max_model_len:
@@ -268,25 +268,25 @@ def reference(source: GenerateRequest, key: int, *, max_model_len: int = 256) ->
     return output
 
 
-def true_continuation(sample: SampleView, length: int) -> list[int]:
+def true_continuation(sequence: SequenceView, length: int) -> list[int]:
     """Return what the target will say next, as `pick` sees it."""
-    context, tokens = list(sample.tokens), []
+    context, tokens = list(sequence.tokens), []
     for _ in range(length):
-        position = len(context) - sample.num_prompt_tokens
-        tokens.append(pick(table_logits(context), sample.params, sample.noise_key, position))
+        position = len(context) - sequence.num_prompt_tokens
+        tokens.append(pick(table_logits(context), sequence.params, sequence.noise_key, position))
         context.append(tokens[-1])
     return tokens
 
 
-def draft_chain(sample: SampleView, limit: int, *, wrong_from: int) -> Draft:
+def draft_chain(sequence: SequenceView, limit: int, *, wrong_from: int) -> Draft:
     """Return the right chain, wrong from node `wrong_from` on."""
-    right = true_continuation(sample, limit)
+    right = true_continuation(sequence, limit)
     return chain(tuple(t if i < wrong_from else (t + 1) % VOCAB for i, t in enumerate(right)), "scripted")
 
 
-def draft_tree(sample: SampleView, limit: int) -> Draft | None:
+def draft_tree(sequence: SequenceView, limit: int) -> Draft | None:
     """Return a tree whose principal chain is wrong in its second node and whose right path takes the side branches."""
-    right = true_continuation(sample, 3)
+    right = true_continuation(sequence, 3)
     wrong = [(t + 1) % VOCAB for t in right]
     tokens = (right[0], wrong[1], wrong[2], right[1], wrong[2], right[2])
     parents = (ROOT, 0, 1, 0, 3, 3)

@@ -27,7 +27,6 @@ from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.kill_switch import KillFile
-from tests.fake_proposer import Scripted
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
@@ -35,6 +34,7 @@ from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.test_acts import entries_of
 from tests.engine.test_replay import Flawed, unverified
 from tests.exact.serving import room
+from tests.fake_proposer import Scripted
 
 BODY = {"model": "table", "prompt": [1, 2, 3], "max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 POLICY = """

@@ -23,11 +23,11 @@ from prolepsis.rollout.machine import RolloutEvent, RolloutState
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
-from tests.fake_proposer import Scripted
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer
+from tests.fake_proposer import Scripted
 
 POLICY = """
 rules:
@@ -80,8 +80,8 @@ class House:
         app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Door(), policies=policies)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
-    def _draft(self, sample: SampleView, limit: int) -> Draft | None:
-        return fakes.draft_chain(sample, limit, wrong_from=0 if self.damaged else 99)
+    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
+        return fakes.draft_chain(sequence, limit, wrong_from=0 if self.damaged else 99)
 
     async def ask(self, number: int) -> None:
         """Ask `number` requests at once; every answer is that of plain decoding."""

@@ -19,7 +19,7 @@ from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.safety.breaker_runtime import BreakerSetReply, ByHandFile
 from prolepsis.safety.kill_switch import KillFile
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fakes import Room, TableModel, true_continuation
 from tests.load.house import House, serving, wait_for
 
@@ -32,25 +32,25 @@ class Named:
 
     free = True
 
-    def __init__(self, name: str, wrong: Callable[[SampleView], bool] = lambda sample: False) -> None:
+    def __init__(self, name: str, wrong: Callable[[SequenceView], bool] = lambda sequence: False) -> None:
         self.name = name
         self.wrong = wrong
         self.asked: list[str] = []
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._draft(sample, min(3, limit)) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._draft(sequence, min(3, limit)) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def _draft(self, sample: SampleView, limit: int) -> Draft | None:
+    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
         if limit == 0:
             return None
-        self.asked.append(sample.traffic_class)
-        shift = int(self.wrong(sample))
-        return chain(tuple((t + shift) % 24 for t in true_continuation(sample, limit)), self.name)
+        self.asked.append(sequence.traffic_class)
+        shift = int(self.wrong(sequence))
+        return chain(tuple((t + shift) % 24 for t in true_continuation(sequence, limit)), self.name)
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to learn."""
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         """Nothing to forget."""
 
 
@@ -171,7 +171,7 @@ TEXT, CHAT = "completions/standard/free/short", "chat-completions/standard/free/
 def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged_and_of_no_other(
     tmp_path: Path,
 ) -> None:
-    damaged, good = Named("damaged", wrong=lambda sample: sample.traffic_class == TEXT), Named("good")
+    damaged, good = Named("damaged", wrong=lambda sequence: sequence.traffic_class == TEXT), Named("good")
     with house_with(tmp_path, damaged, good) as house:
         prompts = ["bcd", "efg", "hij", "klm"]
         expected = {prompt: text_of(complete(house, prompt, **PLAIN)) for prompt in prompts}
@@ -248,7 +248,7 @@ def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: 
 
 @pytest.mark.parametrize("breaker", ["off", "metrics_only"])
 def test_breakers_may_be_off_or_only_measure(tmp_path: Path, breaker: str) -> None:
-    with house_with(tmp_path, Named("damaged", wrong=lambda sample: True), breaker=breaker) as house:
+    with house_with(tmp_path, Named("damaged", wrong=lambda sequence: True), breaker=breaker) as house:
         complete(house, "bcd")
         complete(house, "efg")
         if breaker == "off":

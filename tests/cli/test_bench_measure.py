@@ -17,9 +17,9 @@ from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from tests.fake_client import FakeEngineClient
 from prolepsis.engine.timings import StepTiming, Timings
 from tests.cli.bench_fakes import NUM_TOKENS, PROPOSERS, table_client
+from tests.fake_client import FakeEngineClient
 
 PROMPTS = (EncodedPrompt("p1", "code", (5, 6, 7)), EncodedPrompt("p2", "chat", (5,)))
 
@@ -120,7 +120,7 @@ async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> N
 
     class Stepping(FakeEngineClient):
         async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-            times.add(StepTiming(num_rows=1, num_samples=1, schedule=0.25, forward=2.0, verify=0.25))
+            times.add(StepTiming(num_rows=1, num_sequences=1, schedule=0.25, forward=2.0, verify=0.25))
             async for event in inner.generate(request):
                 yield event
 

@@ -13,7 +13,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 from prolepsis.engine.accounting import charge
-from prolepsis.engine.request import Sample, open_request
+from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
@@ -26,23 +26,23 @@ CURVE = CostCurve((1, 65), (0, 1024), ((10.0, 30.48), (74.0, 94.48)))
 """9 + rows + context / 50 milliseconds: whatever is charged can be worked out by hand."""
 
 
-def sample(prompt: int, output: int, *, emitted: int = 0, enabled: bool = True) -> Sample:
-    """Return a sample that had `output` tokens before the step and got `emitted` by it."""
+def sequence(prompt: int, output: int, *, emitted: int = 0, enabled: bool = True) -> SequenceState:
+    """Return a sequence that had `output` tokens before the step and got `emitted` by it."""
     choice = SpeculationChoice("auto" if enabled else "off")
     source = GenerateRequest("r", tuple([1] * prompt), SamplingParams(), speculation=choice)
-    [made] = open_request(source, 0.0, 0, (), None).samples
+    [made] = open_request(source, 0.0, 0, (), None).sequences
     made.tokens += [1] * (output + emitted)
     return made
 
 
 def decoding(context: int, *, nodes: int = 0, emitted: int = 1, enabled: bool = True) -> Row:
-    made = sample(1, context, emitted=emitted, enabled=enabled)
+    made = sequence(1, context, emitted=emitted, enabled=enabled)
     draft = chain(tuple([1] * nodes), "suffix") if nodes else None
     return Row(made, context, 1, draft, None if draft or not enabled else "no_draft")
 
 
 def device(row: Row) -> DeviceSeconds:
-    return row.sample.request.stats.device
+    return row.sequence.request.stats.device
 
 
 def test_a_row_alone_pays_for_its_first_token_and_for_what_its_draft_added() -> None:
@@ -62,7 +62,7 @@ def test_a_row_alone_pays_for_its_first_token_and_for_what_its_draft_added() -> 
 
 def test_rows_share_the_weights_and_pay_for_their_own_context_tokens_and_drafts() -> None:
     short, long, drafts = decoding(1), decoding(510), decoding(1, nodes=4, emitted=2)
-    prompt = Row(sample(9, 0), 0, 9)
+    prompt = Row(sequence(9, 0), 0, 9)
     charge([short, long, drafts, prompt], StepTiming(forward=0.03524), CURVE)  # 9 + 4 + 12 + 512 / 50 ms: as predicted
     first, cached = 0.013 / 4, 0.01024 / 512
     assert device(short).total == pytest.approx(first + cached)
@@ -76,7 +76,7 @@ def test_rows_share_the_weights_and_pay_for_their_own_context_tokens_and_drafts(
 
 def test_a_row_that_was_not_asked_pays_for_no_drafts() -> None:
     drafts, spared, plain = decoding(1, nodes=1), decoding(1), decoding(1, enabled=False)
-    spared = Row(spared.sample, 1, 1, plain="too_costly")
+    spared = Row(spared.sequence, 1, 1, plain="too_costly")
     charge([drafts, spared, plain], StepTiming(forward=0.013, propose=0.008, learn=0.004), CURVE)
     assert [device(row).propose for row in (drafts, spared, plain)] == pytest.approx([0.010, 0.002, 0.0])
 
@@ -101,9 +101,9 @@ def test_what_is_charged_is_what_was_measured(rows: list[tuple[int, int, str]], 
     made: list[Row] = []
     for context, size, kind in rows:
         if kind == "prompt":
-            made.append(Row(sample(context + size + 1, 0), context, size + 1))
+            made.append(Row(sequence(context + size + 1, 0), context, size + 1))
         elif kind == "spared":
-            made.append(Row(sample(5, 3), 7, 1, plain="resting"))
+            made.append(Row(sequence(5, 3), 7, 1, plain="resting"))
         else:
             made.append(decoding(4 + context, nodes=size if kind == "draft" else 0, enabled=kind == "draft"))
     step = StepTiming(0, 0, *phases)
@@ -148,7 +148,7 @@ def charged(seed: int) -> tuple[Engine, list[RequestStats]]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_engine_charges_all_its_steps_to_its_requests(seed: int) -> None:
-    """Chunks, drafts, shadows, several samples, preemptions and aborts included."""
+    """Chunks, drafts, shadows, several sequences, preemptions and aborts included."""
     engine, stats = charged(seed)
     assert len(stats) == 12
     assert sum(one.device.total for one in stats) == pytest.approx(engine.timings.totals.total)

@@ -1,18 +1,18 @@
-"""Where samples end inside a step's tokens, and drafts that stop there."""
+"""Where sequences end inside a step's tokens, and drafts that stop there."""
 
 import pytest
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.ending import Ending, cut_after_end, find_ending
-from prolepsis.engine.request import Sample, open_request
+from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.spec.draft import ROOT, Draft, chain
 from tests.fakes import EOS, Letters, request
 
 
-def sample_of(params: SamplingParams, output: tuple[int, ...] = ()) -> Sample:
-    sample = open_request(request("a", [9, 9], params), 0.0, 0, (EOS,), Letters()).samples[0]
-    sample.tokens += output
-    return sample
+def sequence_of(params: SamplingParams, output: tuple[int, ...] = ()) -> SequenceState:
+    sequence = open_request(request("a", [9, 9], params), 0.0, 0, (EOS,), Letters()).sequences[0]
+    sequence.tokens += output
+    return sequence
 
 
 @pytest.mark.parametrize(
@@ -31,20 +31,20 @@ def sample_of(params: SamplingParams, output: tuple[int, ...] = ()) -> Sample:
         (SamplingParams(min_tokens=4, stop=("bc",)), (1, 2, 1, 2), Ending(4, "stop", "bc")),
     ],
 )
-def test_first_token_that_ends_a_sample_wins(
+def test_first_token_that_ends_a_sequence_wins(
     params: SamplingParams, tokens: tuple[int, ...], ending: Ending | None
 ) -> None:
-    assert find_ending(sample_of(params), tokens, 100) == ending
+    assert find_ending(sequence_of(params), tokens, 100) == ending
 
 
 def test_context_ends_a_sample() -> None:
-    assert find_ending(sample_of(SamplingParams()), (1, 2, 3), 4) == Ending(2, "length")
+    assert find_ending(sequence_of(SamplingParams()), (1, 2, 3), 4) == Ending(2, "length")
 
 
 def test_stop_string_is_found_across_steps() -> None:
-    sample = sample_of(SamplingParams(stop=("bcd",)))
-    assert find_ending(sample, (1, 2), 100) is None
-    assert find_ending(sample, (3, 4), 100) == Ending(1, "stop", "bcd")
+    sequence = sequence_of(SamplingParams(stop=("bcd",)))
+    assert find_ending(sequence, (1, 2), 100) is None
+    assert find_ending(sequence, (3, 4), 100) == Ending(1, "stop", "bcd")
 
 
 def test_draft_stops_at_a_token_that_ends_the_sample() -> None:

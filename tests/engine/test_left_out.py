@@ -10,7 +10,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fakes import Room, build, drain, outputs, request, run, submit, terminals, true_continuation
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
@@ -21,25 +21,25 @@ class Named:
 
     free = True
 
-    def __init__(self, name: str, wrong: Callable[[SampleView], bool] = lambda sample: False) -> None:
+    def __init__(self, name: str, wrong: Callable[[SequenceView], bool] = lambda sequence: False) -> None:
         self.name = name
         self.asked: list[str] = []
         self._wrong = wrong
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._draft(sample, min(3, limit)) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._draft(sequence, min(3, limit)) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def _draft(self, sample: SampleView, limit: int) -> Draft | None:
-        self.asked.append(sample.traffic_class)
+    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
+        self.asked.append(sequence.traffic_class)
         if limit == 0:
             return None
-        shift = int(self._wrong(sample))
-        return chain(tuple((t + shift) % 24 for t in true_continuation(sample, limit)), self.name)
+        shift = int(self._wrong(sequence))
+        return chain(tuple((t + shift) % 24 for t in true_continuation(sequence, limit)), self.name)
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to learn."""
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         """Nothing to forget."""
 
 
@@ -113,7 +113,7 @@ def test_a_probe_round_ends_by_itself() -> None:
 
 
 def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
-    engine = build(Room(proposers=[Named("first", wrong=lambda sample: sample.traffic_class == "code")]))
+    engine = build(Room(proposers=[Named("first", wrong=lambda sequence: sequence.traffic_class == "code")]))
     apply(engine)
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
     assert outputs(events) == plain()

@@ -1,15 +1,15 @@
-"""What samples hold, share and publish."""
+"""What sequences hold, share and publish."""
 
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.request import Sample, open_request
+from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.kv.pages import PagePool
 from tests.fakes import request
 
 SIZE = 4
 
 
-def sample_of(tokens: list[int], n: int = 1) -> list[Sample]:
-    return open_request(request("a", tokens, n=n), 0.0, 0, (), None).samples
+def sequence_of(tokens: list[int], n: int = 1) -> list[SequenceState]:
+    return open_request(request("a", tokens, n=n), 0.0, 0, (), None).sequences
 
 
 def make(num_pages: int) -> tuple[Paging, list[tuple[int, int]]]:
@@ -18,48 +18,48 @@ def make(num_pages: int) -> tuple[Paging, list[tuple[int, int]]]:
 
 
 def _computed(paging: Paging, tokens: list[int]) -> int:
-    """Return how many tokens another sample would find computed."""
-    (sample,) = sample_of(tokens)
-    paging.start(sample, 0)
-    computed = sample.num_computed
-    paging.drop(sample)
+    """Return how many tokens another sequence would find computed."""
+    (sequence,) = sequence_of(tokens)
+    paging.start(sequence, 0)
+    computed = sequence.num_computed
+    paging.drop(sequence)
     return computed
 
 
 def test_page_is_published_when_all_its_tokens_are_computed_not_before() -> None:
     paging, _ = make(8)
     tokens = list(range(9))
-    (sample,) = sample_of(tokens)
-    paging.start(sample, 0)
+    (sequence,) = sequence_of(tokens)
+    paging.start(sequence, 0)
     for computed, expected in ((3, 0), (4, 4), (7, 4), (8, 8), (9, 8)):
-        sample.num_computed = computed
-        paging.publish(sample)
+        sequence.num_computed = computed
+        paging.publish(sequence)
         assert _computed(paging, tokens) == expected
 
 
 def test_last_token_is_always_left_to_compute() -> None:
     paging, _ = make(8)
-    (sample,) = sample_of(list(range(8)))
-    paging.start(sample, 0)
-    sample.num_computed = 8
-    paging.publish(sample)
+    (sequence,) = sequence_of(list(range(8)))
+    paging.start(sequence, 0)
+    sequence.num_computed = 8
+    paging.publish(sequence)
     assert _computed(paging, list(range(8))) == 4
 
 
 def test_short_pages_change_nothing() -> None:
     paging, _ = make(3)
-    (held,) = sample_of([1] * 5)
+    (held,) = sequence_of([1] * 5)
     assert paging.start(held, 0)
-    (late,) = sample_of([2] * 5)
+    (late,) = sequence_of([2] * 5)
     assert not paging.start(late, 0)
-    assert not paging.start(sample_of([2])[0], reserve=1)
+    assert not paging.start(sequence_of([2])[0], reserve=1)
     assert not paging.grow(held, 13)
     paging.pool.check([held.pages])
 
 
 def test_siblings_share_the_prompt_and_copy_what_they_write() -> None:
     paging, copies = make(8)
-    first, second, third = sample_of(list(range(6)), n=3)
+    first, second, third = sequence_of(list(range(6)), n=3)
     paging.start(first, 0)
     first.num_computed = 6
     paging.publish(first)
@@ -69,8 +69,8 @@ def test_siblings_share_the_prompt_and_copy_what_they_write() -> None:
         assert sibling.num_pending == 1
     first.tokens.append(7)
     shared = first.pages[1]
-    for sample in (first, second, third):
-        assert paging.grow(sample, len(sample.tokens))
+    for sequence in (first, second, third):
+        assert paging.grow(sequence, len(sequence.tokens))
     assert [s.pages[0] for s in (first, second, third)] == [first.pages[0]] * 3
     assert len({s.pages[1] for s in (first, second, third)}) == 3
     assert [source for source, _ in copies] == [shared] * 2  # the last holder writes in place
@@ -80,7 +80,7 @@ def test_siblings_share_the_prompt_and_copy_what_they_write() -> None:
 def test_sibling_of_a_prompt_that_fills_its_pages_leaves_the_published_page_alone() -> None:
     paging, copies = make(8)
     tokens = list(range(8))
-    first, second = sample_of(tokens, n=2)
+    first, second = sequence_of(tokens, n=2)
     paging.start(first, 0)
     first.num_computed = 8
     paging.publish(first)
@@ -92,7 +92,7 @@ def test_sibling_of_a_prompt_that_fills_its_pages_leaves_the_published_page_alon
 
 def test_copy_without_a_page_to_copy_into_is_refused() -> None:
     paging, copies = make(2)
-    first, second = sample_of(list(range(6)), n=2)
+    first, second = sequence_of(list(range(6)), n=2)
     paging.start(first, 0)
     first.num_computed = 6
     paging.fork(first, second)
@@ -104,10 +104,10 @@ def test_copy_without_a_page_to_copy_into_is_refused() -> None:
 
 def test_trim_gives_back_what_only_a_draft_needed() -> None:
     paging, _ = make(8)
-    (sample,) = sample_of(list(range(6)))
-    paging.start(sample, 0)
-    paging.grow(sample, 15)
-    assert len(sample.pages) == 4
-    paging.trim(sample)
-    assert len(sample.pages) == 2
-    paging.pool.check([sample.pages])
+    (sequence,) = sequence_of(list(range(6)))
+    paging.start(sequence, 0)
+    paging.grow(sequence, 15)
+    assert len(sequence.pages) == 4
+    paging.trim(sequence)
+    assert len(sequence.pages) == 2
+    paging.pool.check([sequence.pages])

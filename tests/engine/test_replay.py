@@ -17,8 +17,8 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.sampling.sampler import Sampler
-from tests.fake_proposer import Scripted
 from tests.exact.serving import room
+from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, build, draft_chain, drain, request, run, submit, terminals
 
 PARAMS = {
@@ -53,7 +53,7 @@ def unverified(row: Row, _: Verdict) -> Verdict:
 
 @asynccontextmanager
 async def engine(corrupt: Corrupt | None = None, wrong_from: int = 2) -> AsyncIterator[ThreadEngineClient]:
-    setup = room(proposers=[Scripted(lambda sample, limit: draft_chain(sample, limit, wrong_from=wrong_from))])
+    setup = room(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
     if corrupt is not None:
         setup.verifier = Flawed(corrupt)
     client = ThreadEngineClient(build(setup))
@@ -85,8 +85,8 @@ async def test_a_draft_that_was_emitted_unverified_is_structural(params: str) ->
         found = await replay(client, recorded, "again")
     assert found.outcome == "structural"
     assert found.first is not None
-    sample, difference = found.first
-    assert (sample, difference.emitted) == (0, recorded.tokens[0][difference.position])
+    sequence, difference = found.first
+    assert (sequence, difference.emitted) == (0, recorded.tokens[0][difference.position])
     assert difference.margin is not None
     assert difference.tolerance is not None
     assert difference.margin > difference.tolerance
@@ -104,7 +104,7 @@ async def test_tokens_that_were_lost_or_made_up_are_structural(kept: int) -> Non
     assert long.differences == {0: Difference(len(tokens), 1, None, "structural")}
 
 
-async def test_only_the_sample_that_differs_is_named() -> None:
+async def test_only_the_sequence_that_differs_is_named() -> None:
     async with engine() as client:
         recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS["sampled"], n=2))
         first, second = recorded.tokens
@@ -142,7 +142,7 @@ async def test_steps_say_what_was_proposed_to_who_asks() -> None:
 
 
 def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:
-    proposer = Scripted(lambda sample, limit: None)
+    proposer = Scripted(lambda sequence, limit: None)
     running = build(room(proposers=[proposer]))
     source = request("a", list(range(1, 11)) * 8, PARAMS["greedy"])
     recorded = recording(source, run(running, source))
@@ -159,7 +159,7 @@ def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:
 
 
 def test_a_replay_gives_way() -> None:
-    running = build(room(max_samples=1))
+    running = build(room(max_sequences=1))
     source = request("a", [1, 2, 3], PARAMS["sampled"])
     recorded = recording(source, run(running, source))
     submit(running, replace(source, request_id="again", emitted=recorded.tokens, priority=LAST))
@@ -167,13 +167,13 @@ def test_a_replay_gives_way() -> None:
     running.send(ApplyPlan(SpecPlan()))
     submit(running, request("b", [4], PARAMS["greedy"]))
     running.step()
-    assert [sample.key for sample in running.scheduler.running] == ["b/0"]
+    assert [sequence.key for sequence in running.scheduler.running] == ["b/0"]
     ends = terminals(drain(running))
     assert list(ends) == ["b", "again"]
     assert ends["again"].stats.num_preemptions == 1
 
 
-def test_a_recording_of_other_samples_is_refused() -> None:
+def test_a_recording_of_other_sequences_is_refused() -> None:
     running = build(room())
-    with pytest.raises(InvalidParameter, match="emitted is of 1 samples; allowed: of all 2"):
+    with pytest.raises(InvalidParameter, match="emitted is of 1 sequences; allowed: of all 2"):
         running.validate(replace(request("a", [1], n=2), emitted=((1,),)))

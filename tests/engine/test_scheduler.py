@@ -12,7 +12,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, Room, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
 
@@ -54,15 +54,15 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     return found
 
 
-def mixed_drafts(sample: SampleView, limit: int) -> Draft | None:
+def mixed_drafts(sequence: SequenceView, limit: int) -> Draft | None:
     """Right, wrong, branching, absent and impossible, in turn."""
-    match len(sample.tokens) % 5:
+    match len(sequence.tokens) % 5:
         case 0:
-            return draft_chain(sample, limit, wrong_from=limit)
+            return draft_chain(sequence, limit, wrong_from=limit)
         case 1:
-            return draft_chain(sample, limit, wrong_from=1)
+            return draft_chain(sequence, limit, wrong_from=1)
         case 2:
-            return draft_tree(sample, limit)
+            return draft_tree(sequence, limit)
         case 3:
             return None
         case _:
@@ -90,7 +90,7 @@ def serve(room: Room, plan: SpecPlan, asked: Sequence[Arrival]) -> list[Event]:
 def rooms(draw: st.DrawFn) -> Room:
     return Room(
         num_pages=draw(st.integers(4, 12)),
-        max_samples=draw(st.integers(1, 6)),
+        max_sequences=draw(st.integers(1, 6)),
         max_step_tokens=draw(st.sampled_from([16, 24, 200])),
         max_model_len=MAX_LEN,
         prefix_cache=draw(st.booleans()),

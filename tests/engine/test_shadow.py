@@ -13,7 +13,7 @@ from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Script, Scripted
 from tests.fakes import Room, build, draft_chain, draft_tree, drain, outputs, request, run, submit, terminals
 
@@ -25,11 +25,13 @@ PARAMS = {
     "text": SamplingParams(temperature=0.0, max_tokens=60, stop=("ab", "f"), ignore_eos=True),
 }
 SCRIPTS: dict[str, Script] = {
-    "right": lambda sample, limit: draft_chain(sample, limit, wrong_from=99),
-    "wrong": lambda sample, limit: draft_chain(sample, limit, wrong_from=0),
-    "partly": lambda sample, limit: draft_chain(sample, limit, wrong_from=3),
+    "right": lambda sequence, limit: draft_chain(sequence, limit, wrong_from=99),
+    "wrong": lambda sequence, limit: draft_chain(sequence, limit, wrong_from=0),
+    "partly": lambda sequence, limit: draft_chain(sequence, limit, wrong_from=3),
     "tree": draft_tree,
-    "at times": lambda sample, limit: draft_chain(sample, limit, wrong_from=2) if len(sample.tokens) % 3 else None,
+    "at times": lambda sequence, limit: (
+        draft_chain(sequence, limit, wrong_from=2) if len(sequence.tokens) % 3 else None
+    ),
 }
 
 
@@ -97,7 +99,7 @@ def test_neighbours_draft_as_they_would_beside_plain_rows(depth: int | None) -> 
         assert passes(SpeculationChoice("shadow")) == passes(SpeculationChoice("off"))
 
 
-def test_samples_are_compared_each_by_itself_through_preemptions() -> None:
+def test_sequences_are_compared_each_by_itself_through_preemptions() -> None:
     engine = engine_with(SCRIPTS["partly"], SpecPlan(fixed_depth=4), num_pages=7, max_model_len=100)
     sources = [shadow(f"{i}", SamplingParams(seed=i, max_tokens=80, ignore_eos=True), n=2) for i in range(3)]
     events = run(engine, *sources)
@@ -142,11 +144,11 @@ def test_a_plan_without_speculation_has_no_shadow() -> None:
 
 
 def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
-    def boom(sample: SampleView, limit: int) -> Draft | None:
+    def boom(sequence: SequenceView, limit: int) -> Draft | None:
         raise ValueError("no idea")
 
     plain = outputs(run(build(Room()), request("a", PROMPT, PARAMS["length"])))
-    for script in (boom, lambda sample, limit: chain((10**6,), "scripted")):
+    for script in (boom, lambda sequence, limit: chain((10**6,), "scripted")):
         engine = engine_with(script, SpecPlan())
         events = run(engine, shadow("a", PARAMS["length"]))
         assert outputs(events) == plain
@@ -170,10 +172,10 @@ def test_requests_beyond_their_share_of_the_time_are_put_off_whole_and_decoded_p
     events = run(engine, shadow("first", PARAMS["length"]))
     assert stats_of(events, "first").plain_steps.get("put_off") is None
     events += run(engine, shadow("later", PARAMS["length"], n=2), shadow("last", PARAMS["length"]))
-    for name, num_samples in {"later": 2, "last": 1}.items():
+    for name, num_sequences in {"later": 2, "last": 1}.items():
         stats = stats_of(events, name)
         assert stats.shadow == {}
         assert stats.mode.reason == "put_off"
-        assert stats.plain_steps == {"put_off": 39 * num_samples}
+        assert stats.plain_steps == {"put_off": 39 * num_sequences}
     assert outputs(events)["first", 0] == outputs(events)["last", 0] == plain
     assert engine.speculation.proposers.counts["scripted"].num_drafts > 0, "others draft all the same"

@@ -12,7 +12,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.engine.hidden_states import Showing
 from prolepsis.engine.step import Engine
 from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.spec.proposer import SampleView, Shown
+from prolepsis.spec.proposer import SequenceView, Shown
 from tests.fake_proposer import Scripted
 from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
 
@@ -49,7 +49,7 @@ class Recorder:
         for part in shown:
             assert part.features[:, 0].tolist() == [float(token) for token in part.tokens]
             assert part.features.shape[1] == len(self.taps)
-            self.seen.setdefault(part.sample.key, []).extend(part.tokens)
+            self.seen.setdefault(part.sequence.key, []).extend(part.tokens)
 
 
 @dataclass
@@ -61,15 +61,15 @@ class Drafter(Recorder):
     missed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
 
-    def miss(self, sample: SampleView, start: int, end: int) -> None:
-        self.missed.setdefault(sample.key, []).append((start, end))
+    def miss(self, sequence: SequenceView, start: int, end: int) -> None:
+        self.missed.setdefault(sequence.key, []).append((start, end))
 
-    def forget(self, sample: SampleView) -> None:
-        self.forgotten.append(sample.key)
+    def forget(self, sequence: SequenceView) -> None:
+        self.forgotten.append(sequence.key)
 
 
 def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, TappedModel]:
-    proposer = proposer or Scripted(lambda sample, limit: draft_chain(sample, min(limit, 3), wrong_from=2))
+    proposer = proposer or Scripted(lambda sequence, limit: draft_chain(sequence, min(limit, 3), wrong_from=2))
     model = TappedModel()
     engine = build(Room(proposers=[proposer], consumers=consumers, model=model))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
@@ -124,8 +124,8 @@ def test_a_plan_that_stops_all_drafts_hides_what_follows_until_it_ends() -> None
     assert len(drafter.seen["on/0"]) > 10
 
 
-def test_of_samples_that_may_not_draft_proposers_learn_at_the_end() -> None:
-    proposer = Scripted(lambda sample, limit: None)
+def test_of_sequences_that_may_not_draft_proposers_learn_at_the_end() -> None:
+    proposer = Scripted(lambda sequence, limit: None)
     engine, _ = engine_with(proposer=proposer)
     run(engine, asked("off", OFF))
     assert proposer.committed == [("off/0", 22)]
@@ -138,7 +138,7 @@ def test_of_samples_that_may_not_draft_proposers_learn_at_the_end() -> None:
     assert proposer.committed[1:] == [("early/0", 11)], "nothing of one that emitted nothing"
 
 
-def test_of_every_sample_that_ended_a_drafter_hears_also_of_one_that_never_drafted() -> None:
+def test_of_every_sequence_that_ended_a_drafter_hears_also_of_one_that_never_drafted() -> None:
     drafter = Drafter()
     engine, _ = engine_with(drafter)
     long = replace(request("long", list(range(1, 20)) * 8, PARAMS))
@@ -158,8 +158,8 @@ def test_a_model_whose_passes_differ_with_taps_is_tapped_in_all_of_them() -> Non
     assert drafter.seen["off/0"] == PROMPT
 
 
-def test_what_a_sample_emitted_while_it_might_not_draft_is_told_before_it_does() -> None:
-    proposer = Scripted(lambda sample, limit: None)
+def test_what_a_sequence_emitted_while_it_might_not_draft_is_told_before_it_does() -> None:
+    proposer = Scripted(lambda sequence, limit: None)
     engine, _ = engine_with(proposer=proposer)
     submit(engine, asked("on", SpeculationChoice()))
     engine.step()

@@ -14,7 +14,7 @@ from prolepsis.engine.observer import Outcome
 from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import (
     EOS,
@@ -57,7 +57,7 @@ def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
     for _ in range(5):
         engine.step()
         timing = engine.timings.last[-1]
-        assert (timing.num_rows, timing.num_samples) == (16, 2)
+        assert (timing.num_rows, timing.num_sequences) == (16, 2)
     texts = outputs(drain(engine))
     assert texts["a", 0] == reference(first, noise_key(0, 0))[6:]
     assert texts["b", 0] == reference(second, noise_key(0, 0))
@@ -119,7 +119,7 @@ def test_answer_ends_where_the_context_does() -> None:
         assert len(outputs(events)["a", 0]) == 24
 
 
-def test_samples_of_one_request_share_the_prompt_and_differ_by_their_key() -> None:
+def test_sequences_of_one_request_share_the_prompt_and_differ_by_their_key() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
     source = request("a", [i % VOCAB for i in range(64)], params, n=4)
     engine = build(Room())
@@ -144,7 +144,7 @@ def test_equal_prompts_reuse_pages_within_a_scope_only() -> None:
 
 
 def test_higher_priority_takes_the_place_of_lower() -> None:
-    engine = build(Room(max_samples=1))
+    engine = build(Room(max_sequences=1))
     low, high = request("low", [1], LONG, priority=5), request("high", [2], LONG, priority=1)
     submit(engine, low)
     engine.step()
@@ -171,7 +171,7 @@ def test_queue_and_compute_time_add_up() -> None:
         now[0] += 0.25
         return now[0]
 
-    engine = build(Room(max_samples=1, clock=clock))
+    engine = build(Room(max_sequences=1, clock=clock))
     ends = terminals(run(engine, request("a", [1], LONG), request("b", [2], LONG)))
     for end in ends.values():
         assert end.stats.queue_s + end.stats.compute_s == pytest.approx(end.stats.total_s)
@@ -180,7 +180,7 @@ def test_queue_and_compute_time_add_up() -> None:
 
 def test_waiting_after_a_preemption_is_queue_time() -> None:
     now = [0.0]
-    engine = build(Room(max_samples=1, clock=lambda: now[0]))
+    engine = build(Room(max_sequences=1, clock=lambda: now[0]))
     submit(engine, request("low", [1], LONG, priority=5))
     events = engine.step()
     submit(engine, request("high", [2], LONG, priority=1))
@@ -220,7 +220,7 @@ def test_abort_ends_a_request_and_leaves_its_neighbour() -> None:
 
 def test_deadline_fails_a_request_waiting_or_running() -> None:
     now = [0.0]
-    engine = build(Room(max_samples=1, clock=lambda: now[0]))
+    engine = build(Room(max_sequences=1, clock=lambda: now[0]))
     running, waiting = (GenerateRequest(i, (1,), LONG, deadline_s=5.0) for i in "ab")
     submit(engine, running, waiting)
     events = engine.step()
@@ -258,7 +258,7 @@ def test_used_id_does_not_disturb_its_owner() -> None:
 
 
 def test_failed_step_costs_its_requests_only() -> None:
-    engine = build(Room(max_samples=1))
+    engine = build(Room(max_sequences=1))
     source = request("b", [2], LONG)
     submit(engine, request("a", [1], LONG), source)
     events = engine.step()
@@ -273,7 +273,7 @@ def test_failed_step_costs_its_requests_only() -> None:
 
 
 def test_repeated_failure_ends_the_engine_cleanly() -> None:
-    engine = build(Room(max_samples=1))
+    engine = build(Room(max_sequences=1))
     engine.runner.model.fail_next = 99  # type: ignore[attr-defined]
     events = run(engine, *(request(str(i), [1], LONG) for i in range(6)))
     kinds = [type(end.error) for end in terminals(events).values() if isinstance(end, Failed)]
@@ -371,9 +371,9 @@ def test_ceiling_of_a_request_holds() -> None:
 def test_nobody_is_asked_for_more_than_can_be_emitted() -> None:
     asked: list[tuple[int, int]] = []
 
-    def script(sample: SampleView, limit: int) -> Draft:
-        asked.append((len(sample.tokens), limit))
-        return draft_chain(sample, limit, wrong_from=1)
+    def script(sequence: SequenceView, limit: int) -> Draft:
+        asked.append((len(sequence.tokens), limit))
+        return draft_chain(sequence, limit, wrong_from=1)
 
     plan = ApplyPlan(SpecPlan(fixed_depth=16))
     for params, end in ((LONG, 43), (SamplingParams(temperature=0.0, max_tokens=99, ignore_eos=True), 64)):

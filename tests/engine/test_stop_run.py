@@ -18,7 +18,9 @@ PARAMS = {
 
 
 def engine_with(wrong_from: int) -> Engine:
-    engine = build(Room(proposers=[Scripted(lambda sample, limit: draft_chain(sample, limit, wrong_from=wrong_from))]))
+    engine = build(
+        Room(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
+    )
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     return engine
 

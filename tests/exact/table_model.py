@@ -11,7 +11,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.verify import SampleStep, Verdict, verify_batch
+from prolepsis.spec.verify import SequenceStep, Verdict, verify_batch
 
 Drafter = Callable[[tuple[int, ...]], Draft | None]
 """From the committed output to a draft."""
@@ -44,8 +44,8 @@ class TableModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One sample to decode."""
+class TableSequence:
+    """One sequence to decode."""
 
     model: TableModel
     sampler: Sampler
@@ -54,30 +54,30 @@ class Sample:
     prompt: tuple[int, ...]
 
 
-def decode_plainly(sample: Sample) -> tuple[int, ...]:
+def decode_plainly(sequence: TableSequence) -> tuple[int, ...]:
     """Return the whole output, one token at a time, with `Sampler.pick` alone."""
     output: list[int] = []
-    history = TokenHistory(sample.prompt)
-    while len(output) < sample.params.max_tokens:
-        row = SamplingRow(sample.params, sample.key, len(output), history)
-        token = sample.sampler.pick(sample.model.logits((*sample.prompt, *output))[None], [row])[0]
+    history = TokenHistory(sequence.prompt)
+    while len(output) < sequence.params.max_tokens:
+        row = SamplingRow(sequence.params, sequence.key, len(output), history)
+        token = sequence.sampler.pick(sequence.model.logits((*sequence.prompt, *output))[None], [row])[0]
         output.append(token)
         history.append([token])
-        if token in sample.sampler.ends(sample.params):
+        if token in sequence.sampler.ends(sequence.params):
             break
     return tuple(output)
 
 
-def decode_speculatively(sample: Sample, drafter: Drafter) -> tuple[tuple[int, ...], list[Verdict]]:
+def decode_speculatively(sequence: TableSequence, drafter: Drafter) -> tuple[tuple[int, ...], list[Verdict]]:
     """Return the whole output and the verdicts of its steps."""
     output: tuple[int, ...] = ()
-    history = TokenHistory(sample.prompt)
+    history = TokenHistory(sequence.prompt)
     verdicts: list[Verdict] = []
-    while len(output) < sample.params.max_tokens:
+    while len(output) < sequence.params.max_tokens:
         draft = drafter(output)
-        step = SampleStep(draft, sample.params, sample.key, len(output), 0, history)
-        logits = sample.model.draft_logits((*sample.prompt, *output), draft)
-        verdict = verify_batch([step], logits, sample.sampler)[0]
+        step = SequenceStep(draft, sequence.params, sequence.key, len(output), 0, history)
+        logits = sequence.model.draft_logits((*sequence.prompt, *output), draft)
+        verdict = verify_batch([step], logits, sequence.sampler)[0]
         verdicts.append(verdict)
         output += verdict.tokens
         history.append(verdict.tokens)

@@ -89,7 +89,7 @@ def test_any_mix_of_neighbours_and_of_proposers_changes_nothing(beside: str, dep
     assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
 
 
-def test_samples_of_one_request_that_share_pages_change_nothing() -> None:
+def test_sequences_of_one_request_that_share_pages_change_nothing() -> None:
     for name in ("greedy", "sampled"):
         texts = outputs(serve(with_exit(), ask(name, n=3), plan=SpecPlan(fixed_depth=5)))
         assert [texts[name, i] for i in range(3)] == plain(name, 3)

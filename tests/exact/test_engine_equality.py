@@ -15,12 +15,12 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from tests.fake_proposer import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from tests.exact.serving import flawed, room, serve
+from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, Room, build, drain, outputs, reference, submit, terminals
 
 PARAMS = {
@@ -59,9 +59,9 @@ PLAIN_TEXT = tuple(PLAIN["greedy"])
 def oracle(kind: str, *, free: bool = True) -> Scripted:
     """Propose, knowing the plain output of each parameter set: right, wrong from the third token on, or in branches."""
 
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        name = next(name for name, params in PARAMS.items() if params == sample.params)
-        done = len(sample.tokens) - sample.num_prompt_tokens
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        name = next(name for name, params in PARAMS.items() if params == sequence.params)
+        done = len(sequence.tokens) - sequence.num_prompt_tokens
         right = PLAIN[name][done : done + limit]
         return flawed(kind, right, limit)
 
@@ -72,7 +72,7 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "right": lambda: oracle("right"),
     "wrong": lambda: oracle("wrong"),
     "tree": lambda: oracle("tree"),
-    "nonsense": lambda: Scripted(lambda sample, limit: chain((VOCAB + 1,) * limit, "scripted")),
+    "nonsense": lambda: Scripted(lambda sequence, limit: chain((VOCAB + 1,) * limit, "scripted")),
     "prompt_lookup": lambda: PromptLookup(min_match=1),
     "suffix": Suffix,
     "prediction": Prediction,
@@ -165,7 +165,7 @@ def test_aborts_of_neighbours() -> None:
 
 
 @pytest.mark.parametrize("num_pages", [64, 9])
-def test_samples_of_one_request(num_pages: int) -> None:
+def test_sequences_of_one_request(num_pages: int) -> None:
     plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
     for name in PARAMS:
         assert plain[name]["r", 0] == PLAIN[name]

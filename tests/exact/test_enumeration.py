@@ -23,7 +23,7 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import verify
-from tests.exact.table_model import Sample, TableModel, decode_plainly, decode_speculatively
+from tests.exact.table_model import TableModel, TableSequence, decode_plainly, decode_speculatively
 from tests.sampling import brute_force
 
 EOS = 0
@@ -292,8 +292,8 @@ def test_whole_outputs_over_many_seeds_follow_their_distribution(speculate: bool
     counts: Counter[Tokens] = Counter()
     num_draws = 2_500
     for seed in range(num_draws):
-        sample = Sample(case.model, case.sampler, case.params, noise_key(seed, 0), PROMPT)
-        output = decode_speculatively(sample, full_tree(case))[0] if speculate else decode_plainly(sample)
+        sequence = TableSequence(case.model, case.sampler, case.params, noise_key(seed, 0), PROMPT)
+        output = decode_speculatively(sequence, full_tree(case))[0] if speculate else decode_plainly(sequence)
         counts[output] += 1
     statistic, degrees = chi_square(counts, case.plain(), num_draws)
     assert statistic < chi_square_limit(degrees)
@@ -303,10 +303,10 @@ def test_whole_outputs_over_many_seeds_follow_their_distribution(speculate: bool
 def test_every_draft_emits_what_plain_decoding_emits(name: str) -> None:
     params = with_length(GRID[name], 5)
     model, sampler = TableModel(3, 4), Sampler(3, (EOS,))
-    samples = [Sample(model, sampler, params, noise_key(seed, 0), PROMPT) for seed in range(4)]
-    plain = [decode_plainly(sample) for sample in samples]
+    sequences = [TableSequence(model, sampler, params, noise_key(seed, 0), PROMPT) for seed in range(4)]
+    plain = [decode_plainly(sequence) for sequence in sequences]
     for i, draft in enumerate(every_draft(3, 3)):
-        assert decode_speculatively(samples[i % 4], always(draft))[0] == plain[i % 4]
+        assert decode_speculatively(sequences[i % 4], always(draft))[0] == plain[i % 4]
 
 
 @pytest.mark.parametrize("name", GRID)
@@ -318,9 +318,9 @@ def test_every_parameter_emits_what_plain_decoding_emits(
     case = Case(params, vocab_size=4, length=9)
     accepted = 0
     for seed in range(4):
-        sample = Sample(case.model, case.sampler, params, noise_key(seed, 1), PROMPT)
-        output, verdicts = decode_speculatively(sample, drafter(case))
-        assert output == decode_plainly(sample)
+        sequence = TableSequence(case.model, case.sampler, params, noise_key(seed, 1), PROMPT)
+        output, verdicts = decode_speculatively(sequence, drafter(case))
+        assert output == decode_plainly(sequence)
         accepted += sum(verdict.num_accepted + verdict.last_was_drafted for verdict in verdicts)
     assert accepted > 0 or drafter is not full_tree
 
@@ -344,12 +344,12 @@ def test_random_seeded_equality_on_a_larger_vocabulary() -> None:
     model, sampler = TableModel(300, 5), Sampler(300, (EOS,))
     generator = torch.Generator().manual_seed(0)
     for seed, params in enumerate(GRID.values()):
-        sample = Sample(model, sampler, with_length(params, 40), noise_key(seed, 0), PROMPT)
-        plain = decode_plainly(sample)
+        sequence = TableSequence(model, sampler, with_length(params, 40), noise_key(seed, 0), PROMPT)
+        plain = decode_plainly(sequence)
 
         def drafter(output: Tokens, plain: Tokens = plain) -> Draft:
             right = plain[len(output) : len(output) + 4]
             keep = int(torch.randint(0, 5, (1,), generator=generator))
             return chain((*right[:keep], 7), "half right")
 
-        assert decode_speculatively(sample, drafter)[0] == plain
+        assert decode_speculatively(sequence, drafter)[0] == plain

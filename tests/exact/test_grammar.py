@@ -29,15 +29,15 @@ from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.grammar import Grammar
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from tests.fake_proposer import Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import room as plain_room
+from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, Room, TableModel, build, drain, outputs, submit, table_logits, terminals
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 from tests.models.tiny import save_tiny
@@ -71,7 +71,7 @@ def ask(spec: str, name: str, request_id: str = "r", n: int = 1) -> GenerateRequ
 
 
 def reference(source: GenerateRequest, index: int = 0) -> list[int]:
-    """Decode one sample token by token; the mask of each comes from a matcher made for it alone."""
+    """Decode one sequence token by token; the mask of each comes from a matcher made for it alone."""
     assert source.grammar is not None
     params, key = source.params, noise_key(source.params.seed, index)
     grammar, output = GRAMMARS.compile(source.grammar), list[int]()
@@ -102,9 +102,11 @@ def room(**changes: object) -> Room:
 def oracle(kind: str) -> Scripted:
     """Propose, knowing the plain output: right, wrong from the third token on, or in branches; past its end, too."""
 
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        case = next(case for case in CASES if PARAMS[case[1]] == sample.params and sample.key.startswith(f"{case[0]}:"))
-        done = len(sample.tokens) - sample.num_prompt_tokens
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        case = next(
+            case for case in CASES if PARAMS[case[1]] == sequence.params and sequence.key.startswith(f"{case[0]}:")
+        )
+        done = len(sequence.tokens) - sequence.num_prompt_tokens
         right = [*PLAIN[case], EOS, 1, 2][done : done + limit]
         return flawed(kind, right, limit)
 
@@ -203,7 +205,7 @@ def test_drafts_help_and_those_outside_the_grammar_are_not_counted() -> None:
     assert end.stats.num_steps <= 0.8 * end.stats.num_output_tokens
     assert end.stats.num_accepted >= 10
     assert end.stats.num_accepted >= 0.9 * end.stats.num_draft_tokens
-    outside = Scripted(lambda sample, limit: chain((EOS,) * min(limit, 1), "scripted"))
+    outside = Scripted(lambda sequence, limit: chain((EOS,) * min(limit, 1), "scripted"))
     engine = build(room(proposers=[outside]))
     submit(engine, ask("record", "sampled"))
     (end,) = terminals(drain(engine)).values()
@@ -214,7 +216,7 @@ def test_neighbours_with_and_without_a_grammar_preemption_and_short_chunks() -> 
     sources = [ask(spec, name, f"{spec}:{name}") for spec, name in CASES]
     sources += [GenerateRequest(f"free {i}", (i, 1, 2), SamplingParams(max_tokens=30, seed=i)) for i in range(4)]
     roomy = serve(room(), SpecPlan(num_speculative_tokens=0), *sources)
-    engine = build(room(max_samples=3, max_step_tokens=24, proposers=PROPOSERS["all"]()))
+    engine = build(room(max_sequences=3, max_step_tokens=24, proposers=PROPOSERS["all"]()))
     late = [source for source in sources if source.request_id.startswith(("free", "lark"))]
     submit(engine, *(replace(source, priority=1) for source in sources if source not in late))
     events = []
@@ -230,7 +232,7 @@ def test_neighbours_with_and_without_a_grammar_preemption_and_short_chunks() -> 
 
 
 @pytest.mark.parametrize("num_pages", [64, 9])
-def test_samples_of_one_request_have_a_matcher_each(num_pages: int) -> None:
+def test_sequences_of_one_request_have_a_matcher_each(num_pages: int) -> None:
     for spec in SPECS:
         source = ask(spec, "sampled", f"{spec}:sampled", n=4)
         setup = room(num_pages=num_pages, max_model_len=160, proposers=PROPOSERS["all"]())

@@ -10,8 +10,8 @@ from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import SampleStep, Verdict, verify_batch
-from tests.exact.table_model import Sample, TableModel, decode_plainly, decode_speculatively
+from prolepsis.spec.verify import SequenceStep, Verdict, verify_batch
+from tests.exact.table_model import TableModel, TableSequence, decode_plainly, decode_speculatively
 
 V = 5
 EOS = 0
@@ -36,7 +36,7 @@ def history(prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()) -> Token
 def verify_one(
     draft: Draft | None, params: SamplingParams, logits: torch.Tensor, output: tuple[int, ...] = ()
 ) -> Verdict:
-    step = SampleStep(draft, params, 0, len(output), 0, history((), output))
+    step = SequenceStep(draft, params, 0, len(output), 0, history((), output))
     return verify_batch([step], logits, SAMPLER)[0]
 
 
@@ -51,10 +51,10 @@ def test_frequency_penalty_counts_every_token_of_the_draft_above_the_row() -> No
 
 def test_frequency_penalty_is_fed_all_accepted_tokens_not_only_the_last() -> None:
     params = SamplingParams(temperature=0.9, frequency_penalty=0.6, max_tokens=30, ignore_eos=True)
-    sample = Sample(TableModel(V, 1), SAMPLER, params, noise_key(1, 0), (1,))
-    plain = decode_plainly(sample)
+    sequence = TableSequence(TableModel(V, 1), SAMPLER, params, noise_key(1, 0), (1,))
+    plain = decode_plainly(sequence)
     output, verdicts = decode_speculatively(
-        sample, lambda output: chain(plain[len(output) : len(output) + 4], "oracle")
+        sequence, lambda output: chain(plain[len(output) : len(output) + 4], "oracle")
     )
     assert max(len(verdict.tokens) for verdict in verdicts) == 5
     assert output == plain
@@ -87,16 +87,16 @@ def test_rejected_drafts_leave_no_trace_in_the_counts() -> None:
     counts = history((1,), (2, 2))
     before = [part.tolist() for part in counts.counts()]
     params = replace(GREEDY, frequency_penalty=0.5)
-    verify_batch([SampleStep(chain((3, 4, 3), "test"), params, 0, 2, 0, counts)], flat_logits(4, t3=1.0), SAMPLER)
+    verify_batch([SequenceStep(chain((3, 4, 3), "test"), params, 0, 2, 0, counts)], flat_logits(4, t3=1.0), SAMPLER)
     assert [part.tolist() for part in counts.counts()] == before
 
 
 def test_parameters_of_a_request_reach_every_one_of_its_rows() -> None:
     biased = replace(GREEDY, logit_bias=((4, 5.0),))
     steps = [
-        SampleStep(chain((0, 0), "test"), replace(GREEDY, ignore_eos=True), 0, 0, 0),
-        SampleStep(chain((4, 4), "test"), biased, 0, 0, 3),
-        SampleStep(None, GREEDY, 0, 0, 6),
+        SequenceStep(chain((0, 0), "test"), replace(GREEDY, ignore_eos=True), 0, 0, 0),
+        SequenceStep(chain((4, 4), "test"), biased, 0, 0, 3),
+        SequenceStep(None, GREEDY, 0, 0, 6),
     ]
     assert [v.tokens for v in verify_batch(steps, torch.zeros(7, V), SAMPLER)] == [(0, 0, 0), (4, 4, 4), (0,)]
 
@@ -148,14 +148,14 @@ def test_bonus_token_is_picked_with_its_own_rows_processors() -> None:
 
 def test_a_seed_gives_one_text_whatever_the_depth() -> None:
     params = SamplingParams(temperature=1.1, max_tokens=24, ignore_eos=True)
-    sample = Sample(TableModel(V, 2), SAMPLER, params, noise_key(77, 0), (1, 2))
-    plain = decode_plainly(sample)
+    sequence = TableSequence(TableModel(V, 2), SAMPLER, params, noise_key(77, 0), (1, 2))
+    plain = decode_plainly(sequence)
     for depth in range(7):
         drafter = lambda output, depth=depth: chain(plain[len(output) : len(output) + depth], "oracle")  # noqa: E731
-        assert decode_speculatively(sample, drafter)[0] == plain
+        assert decode_speculatively(sequence, drafter)[0] == plain
 
 
-def test_recomputing_a_preempted_sample_repeats_its_tokens() -> None:
+def test_recomputing_a_preempted_sequence_repeats_its_tokens() -> None:
     # nothing is consumed by picking: the same row asked again, or in another order, says the same
     rows = [SamplingRow(SamplingParams(), noise_key(3, 0), position) for position in range(50)]
     logits = torch.zeros(1, V)
@@ -164,9 +164,11 @@ def test_recomputing_a_preempted_sample_repeats_its_tokens() -> None:
     assert len(set(first)) == V
 
 
-def test_samples_of_one_request_are_independent() -> None:
+def test_sequences_of_one_request_are_independent() -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True)
-    outputs = {decode_plainly(Sample(TableModel(V, 3), SAMPLER, params, noise_key(5, n), (1,))) for n in range(4)}
+    outputs = {
+        decode_plainly(TableSequence(TableModel(V, 3), SAMPLER, params, noise_key(5, n), (1,))) for n in range(4)
+    }
     assert len(outputs) == 4
 
 
@@ -185,7 +187,7 @@ def test_logprobs_come_from_the_rows_the_tokens_were_picked_from() -> None:
 def test_a_draft_token_that_truncation_dropped_is_never_accepted(params: SamplingParams) -> None:
     logits = torch.tensor([[0.0, 3.0, 2.95, 0.0, 0.0]] * 2)
     for seed in range(200):
-        step = SampleStep(chain((3,), "test"), params, noise_key(seed, 0), 0, 0)
+        step = SequenceStep(chain((3,), "test"), params, noise_key(seed, 0), 0, 0)
         verdict = verify_batch([step], logits, SAMPLER)[0]
         assert verdict.num_accepted + verdict.last_was_drafted == 0
 
@@ -197,8 +199,8 @@ def test_trimming_by_the_drafts_own_outcome_changes_nothing() -> None:
     """A drafter that knows the noise and withholds exactly its right (or wrong) guesses cannot bias the output."""
     params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True)
     for seed in range(10):
-        sample = Sample(TableModel(V, 4), SAMPLER, params, noise_key(seed, 0), (2,))
-        plain = decode_plainly(sample)
+        sequence = TableSequence(TableModel(V, 4), SAMPLER, params, noise_key(seed, 0), (2,))
+        plain = decode_plainly(sequence)
 
         def only_right(output: tuple[int, ...], plain: tuple[int, ...] = plain) -> Draft | None:
             return chain(plain[len(output) : len(output) + 3], "peeking") if plain[len(output)] < 2 else None
@@ -206,5 +208,5 @@ def test_trimming_by_the_drafts_own_outcome_changes_nothing() -> None:
         def only_wrong(output: tuple[int, ...], plain: tuple[int, ...] = plain) -> Draft:
             return chain(((plain[len(output)] + 1) % V, 1), "peeking")
 
-        assert decode_speculatively(sample, only_right)[0] == plain
-        assert decode_speculatively(sample, only_wrong)[0] == plain
+        assert decode_speculatively(sequence, only_right)[0] == plain
+        assert decode_speculatively(sequence, only_wrong)[0] == plain

@@ -13,7 +13,7 @@ from prolepsis.core.events import Event
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.grammars import CompiledGrammar, Grammars
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.telemetry.logs import configure_logs
 from tests.fakes import EOS, VOCAB, Room
 from tests.load.house import House, LetterTokenizer, serving, wait_for
@@ -81,13 +81,13 @@ class Raising:
 
     name = "raising"
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         raise RuntimeError(PRIVATE)
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         raise RuntimeError(PRIVATE)
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         raise RuntimeError(PRIVATE)
 
 
@@ -202,7 +202,7 @@ def test_a_full_disk_costs_log_lines_and_nothing_else() -> None:
 
 def test_memory_of_pages_runs_short() -> None:
     """More answers than pages: they take turns, and all end."""
-    house = House(room=Room(max_model_len=256, num_pages=20, max_samples=8))
+    house = House(room=Room(max_model_len=256, num_pages=20, max_sequences=8))
     with opened(house) as http:
         response = ask(http, n=8, max_tokens=100, temperature=1, seed=3)
         assert response.status_code == 200

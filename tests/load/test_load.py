@@ -36,7 +36,7 @@ def test_a_rush_of_all_kinds_of_clients(capsys: pytest.CaptureFixture[str]) -> N
     """Three rounds: each ends every request once and returns every page; after the first, memory stays."""
     outcome = Outcome()
     with serving(
-        House(ServerConfig(max_in_engine=16), Room(max_model_len=512, num_pages=256, max_samples=16))
+        House(ServerConfig(max_in_engine=16), Room(max_model_len=512, num_pages=256, max_sequences=16))
     ) as house:
         target = Target(house.port, outcome)
         sizes = []

@@ -25,7 +25,7 @@ from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow
 from tests.models.heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
 COUNT, WIDTH, ROWS = 3, 64, 2
@@ -155,17 +155,17 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
     assert isinstance(head, TreeGrowing)
     batch, features = r.batch()
     first, second = batch.token_ids.tolist()[:LENGTH], batch.token_ids.tolist()[LENGTH:]
-    samples = [
-        FakeSample(first, 15, "r0/0", params=params, noise_key=77),
-        FakeSample(second, 12, "r1/0", params=params, noise_key=2**64 - 5),
+    sequences = [
+        FakeSequence(first, 15, "r0/0", params=params, noise_key=77),
+        FakeSequence(second, 12, "r1/0", params=params, noise_key=2**64 - 5),
     ]
     growth = replace(GROWTH, floor=0.001)  # a random head is sure of nothing
     shapes = [(4, 14), (3, 5)]
-    trees = [HeadTree(s, depth, limit, threshold, growth) for s, (depth, limit) in zip(samples, shapes, strict=True)]
+    trees = [HeadTree(s, depth, limit, threshold, growth) for s, (depth, limit) in zip(sequences, shapes, strict=True)]
     grown = head.trees(batch, head.make_cache(4), features, growth, [tree.wish for tree in trees])
     expected = level_by_level(head, trees)
-    for sample, tree, draft in zip(samples, grown, expected, strict=True):
-        found = as_draft(sample, tree, "draft_head")
+    for sequence, tree, draft in zip(sequences, grown, expected, strict=True):
+        found = as_draft(sequence, tree, "draft_head")
         assert draft is not None
         assert found is not None
         assert len(draft.tokens) > 1

@@ -45,22 +45,22 @@ def best_pace(
     return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
 
 
-def best_drafting_pace(offers: Sequence[Offer], step: Step, fixed_ms: float, sample_ms: float) -> float:
-    """Return the highest pace that any depth for any samples has; asking nobody is one of the choices."""
+def best_drafting_pace(offers: Sequence[Offer], step: Step, fixed_ms: float, sequence_ms: float) -> float:
+    """Return the highest pace that any depth for any sequences has; asking nobody is one of the choices."""
     deepest = max((len(offer.survivals) for offer in offers), default=0)
     asked = [subset for size in range(len(offers) + 1) for subset in combinations(offers, size)]
     depths = range(deepest + 1)
-    return max(drafting_pace(subset, depth, step, fixed_ms, sample_ms) for subset in asked for depth in depths)
+    return max(drafting_pace(subset, depth, step, fixed_ms, sequence_ms) for subset in asked for depth in depths)
 
 
-def drafting_pace(asked: Sequence[Offer], depth: int, step: Step, fixed_ms: float, sample_ms: float) -> float:
+def drafting_pace(asked: Sequence[Offer], depth: int, step: Step, fixed_ms: float, sequence_ms: float) -> float:
     """Return tokens per ms where `depth` levels are drafted for `asked`, beside free drafts, rows at their price."""
     row = step.prices.row
-    tokens, ms = step.tokens, step.num_samples / step.plain.ms + depth * fixed_ms
+    tokens, ms = step.tokens, step.num_sequences / step.plain.ms + depth * fixed_ms
     for offer in asked:
         levels = sum(alive > row for alive in offer.survivals[:depth])  # none is drafted below
         free = [*offer.free, *[0.0] * levels]
         for alive, taken in zip(offer.survivals[:levels], free, strict=False):
             tokens += max(0.0, alive * (1.0 - taken) - row)
-        ms += levels * sample_ms
+        ms += levels * sequence_ms
     return tokens / ms

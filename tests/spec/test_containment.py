@@ -4,11 +4,11 @@ import pytest
 
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
-from tests.spec.samples import VOCAB, FakeSample
+from tests.spec.sequences import VOCAB, FakeSequence
 
-SAMPLES = [FakeSample([1], key=key) for key in "abc"]
+SAMPLES = [FakeSequence([1], key=key) for key in "abc"]
 
 NONSENSE = {
     "out of the vocabulary": chain((VOCAB,), "scripted"),
@@ -28,8 +28,8 @@ NONSENSE = {
 
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_costs_its_row_and_one_count(name: str) -> None:
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        return NONSENSE[name] if sample.key == "b" else chain((7,), "scripted")  # type: ignore[return-value]
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        return NONSENSE[name] if sequence.key == "b" else chain((7,), "scripted")  # type: ignore[return-value]
 
     contained = ContainedProposer(Scripted(script), VOCAB)
     drafts = contained.propose(SAMPLES, [4, 4, 4])
@@ -38,8 +38,8 @@ def test_nonsense_costs_its_row_and_one_count(name: str) -> None:
 
 
 def test_a_row_that_raises_costs_only_its_own_draft() -> None:
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        if sample.key == "b":
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        if sequence.key == "b":
             raise RuntimeError("poison")
         return chain((7,), "scripted")
 
@@ -53,13 +53,13 @@ def test_a_row_that_raises_costs_only_its_own_draft() -> None:
 class _Short:
     name = "short"
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return []
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         raise ValueError("commit")
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         raise ValueError("forget")
 
 
@@ -74,7 +74,7 @@ def test_wrong_counts_and_raising_verbs_are_contained() -> None:
 def test_one_that_keeps_failing_is_left_alone_for_longer_and_longer_then_tried_again() -> None:
     broken = True
 
-    def script(sample: SampleView, limit: int) -> Draft | None:
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
         if broken:
             raise RuntimeError("down")
         return chain((7,), "scripted")

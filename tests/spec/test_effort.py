@@ -12,9 +12,9 @@ BAD = Offer((0.05, 0.01))
 PRICES = Prices(row=0.03, ms=0.1)
 
 
-def _with_cost(ms_per_level: float, *, num_samples: int = 1) -> Effort:
+def _with_cost(ms_per_level: float, *, num_sequences: int = 1) -> Effort:
     effort = Effort()
-    effort.cost.learn(num_samples, 1, ms_per_level)
+    effort.cost.learn(num_sequences, 1, ms_per_level)
     return effort
 
 
@@ -54,22 +54,22 @@ steps = st.builds(Step, st.builds(Prices, st.floats(0.0, 0.4), st.floats(0.01, 1
     steps,
     st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5.0)), min_size=1, max_size=5),
 )
-def test_finds_the_best_depth_and_samples_of_all(
+def test_finds_the_best_depth_and_sequences_of_all(
     offers: list[Offer], step: Step, calls: list[tuple[int, float]]
 ) -> None:
     effort = Effort()
-    for num_samples, call_ms in calls:
-        effort.cost.learn(num_samples, 1, call_ms)
+    for num_sequences, call_ms in calls:
+        effort.cost.learn(num_sequences, 1, call_ms)
     decision = effort.decide((1.0,) * 4, offers, step)
-    cost = effort.cost.fixed_ms, effort.cost.sample_ms
+    cost = effort.cost.fixed_ms, effort.cost.sequence_ms
     asked = [offer for offer, does in zip(offers, decision.asked, strict=True) if does]
     chosen = drafting_pace(asked, decision.depth, step, *cost)
     assert chosen == pytest.approx(best_drafting_pace(offers, step, *cost), rel=2e-4)
 
 
-def test_samples_share_the_cost_of_a_level() -> None:
-    assert _depth(_with_cost(10.0, num_samples=8), GOOD) < 4
-    assert _depth(_with_cost(10.0, num_samples=8), *[GOOD] * 8) == 4
+def test_sequences_share_the_cost_of_a_level() -> None:
+    assert _depth(_with_cost(10.0, num_sequences=8), GOOD) < 4
+    assert _depth(_with_cost(10.0, num_sequences=8), *[GOOD] * 8) == 4
 
 
 def test_gains_are_those_beside_the_free_draft() -> None:
@@ -79,18 +79,18 @@ def test_gains_are_those_beside_the_free_draft() -> None:
     assert decision.asked == (False, True)
 
 
-def test_a_sample_that_gains_less_than_its_part_of_a_call_is_left_out() -> None:
+def test_a_sequence_that_gains_less_than_its_part_of_a_call_is_left_out() -> None:
     effort = Effort()
-    for num_samples in (1, 8) * 40:
-        effort.cost.learn(num_samples, 1, 1.0 + 0.5 * num_samples)
+    for num_sequences in (1, 8) * 40:
+        effort.cost.learn(num_sequences, 1, 1.0 + 0.5 * num_sequences)
     offers = [GOOD] * 4 + [Offer((0.06,))]
     assert _decide(effort, *offers).asked == (True,) * 4 + (False,)
 
 
 def test_nodes_of_the_next_level_pay_their_row_and_their_share_of_it() -> None:
     effort = Effort()
-    for num_samples in (1, 16) * 100:
-        effort.cost.learn(num_samples, 2, 2 * (1.0 + 0.1 * num_samples))
+    for num_sequences in (1, 16) * 100:
+        effort.cost.learn(num_sequences, 2, 2 * (1.0 + 0.1 * num_sequences))
     assert effort.threshold(1, PRICES) == pytest.approx(0.03 + 0.1 * 1.1, rel=0.05)
     assert effort.threshold(16, PRICES) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.1), rel=0.05)
 

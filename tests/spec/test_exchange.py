@@ -7,7 +7,7 @@ from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 
 class Costly:
@@ -19,14 +19,14 @@ class Costly:
     def __init__(self, *, broken: bool = False) -> None:
         self.broken = broken
 
-    def propose(self, samples: object, limits: object) -> list[Draft | None]:
+    def propose(self, sequences: object, limits: object) -> list[Draft | None]:
         return []
 
-    def commit(self, sample: object, num_new: int) -> None:
+    def commit(self, sequence: object, num_new: int) -> None:
         if self.broken:
             raise RuntimeError("broken")
 
-    def forget(self, sample: object) -> None: ...
+    def forget(self, sequence: object) -> None: ...
 
 
 def test_counters_go_on_and_estimates_start_over() -> None:
@@ -35,7 +35,7 @@ def test_counters_go_on_and_estimates_start_over() -> None:
     draft = chain((1, 2), "costly")
     acceptance.record(draft, 0, 0, hit=False)
     proposers.observe(draft, (0,))
-    proposers.commit(FakeSample([1, 2, 3]), 1)
+    proposers.commit(FakeSequence([1, 2, 3]), 1)
     assert acceptance.survival("costly", 1)[0] < 0.6
     proposers.exchange("costly", None)
     assert (proposers.names, proposers.failures) == ((), {})
@@ -43,7 +43,7 @@ def test_counters_go_on_and_estimates_start_over() -> None:
     assert (proposers.names, proposers.failures) == (("costly",), {"costly": 1})
     assert proposers.counts["costly"].num_accepted == 1
     assert acceptance.survival("costly", 1) == (0.6,)
-    proposers.commit(FakeSample([1, 2, 3]), 1)
+    proposers.commit(FakeSequence([1, 2, 3]), 1)
     assert proposers.failures == {"costly": 1}, "the new one is sound"
 
 

@@ -12,10 +12,10 @@ from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.leaving_out import LeavingOut
 from prolepsis.spec.ledger import Ledger
-from tests.fake_proposer import Scripted
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
-from tests.spec.samples import VOCAB, FakeSample
+from tests.fake_proposer import Scripted
+from tests.spec.sequences import VOCAB, FakeSequence
 
 NAMES = ("head", "suffix")
 
@@ -83,27 +83,33 @@ def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
     proposers = ProposerSet(
         [Scripted(lambda s, n: chain((7,), "scripted"))], Window(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
     )
-    samples = [FakeSample([1, 2], key="a", traffic_class="chat"), FakeSample([1, 2], key="b", traffic_class="code")]
+    sequences = [
+        FakeSequence([1, 2], key="a", traffic_class="chat"),
+        FakeSequence([1, 2], key="b", traffic_class="code"),
+    ]
     for _ in range(10):
-        assert proposers.propose(samples, [4, 4], SpecPlan()) == [None, None]
-        for sample, token in zip(samples, (7, 8), strict=True):
-            sample.tokens.append(token)
-            proposers.commit(sample, 1)
+        assert proposers.propose(sequences, [4, 4], SpecPlan()) == [None, None]
+        for sequence, token in zip(sequences, (7, 8), strict=True):
+            sequence.tokens.append(token)
+            proposers.commit(sequence, 1)
     chat, code = of(proposers.ledger.counts(), "scripted", "chat"), of(proposers.ledger.counts(), "scripted", "code")
     assert (chat.num_asked, chat.num_judged, chat.num_right, chat.num_rounds) == (10, 10, 10, 0)
     assert (code.num_judged, code.num_right) == (10, 0)
 
 
-def test_a_fault_is_counted_with_the_traffic_class_whose_sample_it_was() -> None:
-    def script(sample: object, limit: int) -> Draft:
-        if isinstance(sample, FakeSample) and sample.traffic_class == "code":
+def test_a_fault_is_counted_with_the_traffic_class_whose_sequence_it_was() -> None:
+    def script(sequence: object, limit: int) -> Draft:
+        if isinstance(sequence, FakeSequence) and sequence.traffic_class == "code":
             raise ValueError("not this one")
         return chain((7,), "scripted")
 
     proposers = ProposerSet([Scripted(script)], Window(flat_cost()), AcceptanceEstimator(), VOCAB)
-    samples = [FakeSample([1, 2], key="a", traffic_class="chat"), FakeSample([1, 2], key="b", traffic_class="code")]
+    sequences = [
+        FakeSequence([1, 2], key="a", traffic_class="chat"),
+        FakeSequence([1, 2], key="b", traffic_class="code"),
+    ]
     for _ in range(3):
-        proposers.propose(samples, [4, 4], SpecPlan())
+        proposers.propose(sequences, [4, 4], SpecPlan())
     assert [(c.traffic_class, c.errors_in_row) for c in proposers.ledger.counts() if c.num_errors] == [("code", 3)]
 
 

@@ -11,7 +11,7 @@ from prolepsis.spec.candidate import MERGED, Rated, merge
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import verify
 from tests.spec.drafts import paths, rates, trees
-from tests.spec.samples import VOCAB
+from tests.spec.sequences import VOCAB
 
 Pair = tuple[Draft, list[float], Draft, list[float]]
 pairs = st.tuples(trees("a"), trees("b")).flatmap(

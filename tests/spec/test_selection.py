@@ -7,14 +7,14 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from tests.fake_proposer import Script, Scripted
 from prolepsis.spec.proposers.suffix import Suffix
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
-from tests.spec.samples import VOCAB, FakeSample, accepted
+from tests.fake_proposer import Script, Scripted
+from tests.spec.sequences import VOCAB, FakeSequence, accepted
 
 PLAN = SpecPlan()
 
@@ -24,57 +24,57 @@ def _set(*proposers: Proposer, ms_per_row: float = 0.1) -> ProposerSet:
 
 
 def _always(tokens: tuple[int, ...], name: str) -> Script:
-    return lambda sample, limit: chain(tokens[:limit], name)
+    return lambda sequence, limit: chain(tokens[:limit], name)
 
 
-def _raise(sample: SampleView, limit: int) -> Draft | None:
+def _raise(sequence: SequenceView, limit: int) -> Draft | None:
     raise RuntimeError("down")
 
 
-def _step(proposers: ProposerSet, sample: FakeSample, truth: list[int], plan: SpecPlan = PLAN) -> Draft | None:
-    """One engine step for one sample whose target says `truth`."""
-    draft = proposers.propose([sample], [16], plan)[0]
+def _step(proposers: ProposerSet, sequence: FakeSequence, truth: list[int], plan: SpecPlan = PLAN) -> Draft | None:
+    """One engine step for one sequence whose target says `truth`."""
+    draft = proposers.propose([sequence], [16], plan)[0]
     num_accepted = len(accepted(draft, truth)) if draft else 0
-    sample.tokens += truth[: num_accepted + 1]
+    sequence.tokens += truth[: num_accepted + 1]
     if draft:
         proposers.observe(draft, accepted(draft, truth))
-    proposers.commit(sample, num_accepted + 1)
+    proposers.commit(sequence, num_accepted + 1)
     return draft
 
 
 def test_the_better_proposer_wins_after_a_few_steps() -> None:
     right, wrong = Scripted(_always((1,) * 8, "right"), "right"), Scripted(_always((2,) * 8, "wrong"), "wrong")
-    proposers, sample = _set(wrong, right), FakeSample([0])
-    drafts = [_step(proposers, sample, [1] * 17) for _ in range(30)]
+    proposers, sequence = _set(wrong, right), FakeSequence([0])
+    drafts = [_step(proposers, sequence, [1] * 17) for _ in range(30)]
     assert all(draft is not None and draft.proposer == "right" for draft in drafts[-20:])
     assert proposers.counts["right"].num_accepted > 150
 
 
 def test_a_proposer_that_is_never_chosen_is_still_judged_and_comes_back() -> None:
     steady, moody = Scripted(_always((1, 9), "steady"), "steady"), Scripted(_always((1, 2, 3, 4), "moody"), "moody")
-    proposers, sample = _set(steady, moody), FakeSample([0])
+    proposers, sequence = _set(steady, moody), FakeSequence([0])
     for _ in range(60):
-        _step(proposers, sample, [1, 9, 9])
+        _step(proposers, sequence, [1, 9, 9])
     before = proposers.counts["moody"].num_drafts
     for _ in range(10):
-        _step(proposers, sample, [1, 9, 9])
+        _step(proposers, sequence, [1, 9, 9])
     assert proposers.counts["moody"].num_drafts == before
-    drafts = [_step(proposers, sample, [1, 2, 3, 4, 5]) for _ in range(300)]
+    drafts = [_step(proposers, sequence, [1, 2, 3, 4, 5]) for _ in range(300)]
     assert drafts[-1] is not None
     assert drafts[-1].proposer == "moody"
 
 
 def test_hopeless_drafts_are_declined_and_cost_no_rows() -> None:
-    proposers, sample = _set(Scripted(_always((2, 2, 2), "p"), "p")), FakeSample([0])
-    drafts = [_step(proposers, sample, [1]) for _ in range(300)]
+    proposers, sequence = _set(Scripted(_always((2, 2, 2), "p"), "p")), FakeSequence([0])
+    drafts = [_step(proposers, sequence, [1]) for _ in range(300)]
     assert drafts[0] is not None
     assert drafts[-1] is None
     assert proposers.plain == ["not_worth_it"]
 
 
 def test_no_draft_is_told_from_one_not_worth_it() -> None:
-    proposers = _set(Scripted(lambda sample, limit: None))
-    assert proposers.propose([FakeSample([1])], [4], PLAN) == [None]
+    proposers = _set(Scripted(lambda sequence, limit: None))
+    assert proposers.propose([FakeSequence([1])], [4], PLAN) == [None]
     assert proposers.plain == ["no_draft"]
 
 
@@ -83,39 +83,41 @@ def test_no_draft_is_told_from_one_not_worth_it() -> None:
 )
 def test_depth_zero_asks_nobody(plan: SpecPlan, limit: int) -> None:
     proposers = _set(Scripted(_raise))
-    assert proposers.propose([FakeSample([1])] * 2, [limit] * 2, plan) == [None, None]
+    assert proposers.propose([FakeSequence([1])] * 2, [limit] * 2, plan) == [None, None]
     assert proposers.failures == {"scripted": 0}
 
 
 def test_ceilings_and_budgets_hold() -> None:
-    proposers = _set(Scripted(lambda sample, limit: chain((1,) * limit, "scripted")))
-    samples = [FakeSample([0], key=key) for key in "abc"]
+    proposers = _set(Scripted(lambda sequence, limit: chain((1,) * limit, "scripted")))
+    sequences = [FakeSequence([0], key=key) for key in "abc"]
     limits = [16, 3, 0]
-    sizes = [len(d.tokens) if d else 0 for d in proposers.propose(samples, limits, SpecPlan(num_speculative_tokens=5))]
+    sizes = [
+        len(d.tokens) if d else 0 for d in proposers.propose(sequences, limits, SpecPlan(num_speculative_tokens=5))
+    ]
     assert sizes[0] <= 5
     assert sizes[1] <= 3
     assert sizes[2] == 0
-    drafts = proposers.propose(samples, limits, PLAN, StepLoad(3, 3, 4))
+    drafts = proposers.propose(sequences, limits, PLAN, StepLoad(3, 3, 4))
     assert sum(len(d.tokens) for d in drafts if d) <= 4
 
 
 def test_a_fixed_depth_overrides_the_window_but_not_the_limits() -> None:
-    proposers = _set(Scripted(lambda sample, limit: chain((2,) * limit, "scripted")), ms_per_row=100.0)
-    samples = [FakeSample([0], key=key) for key in "abc"]
-    drafts = proposers.propose(samples, [16, 2, 16], SpecPlan(fixed_depth=5), StepLoad(3, 3, 9))
+    proposers = _set(Scripted(lambda sequence, limit: chain((2,) * limit, "scripted")), ms_per_row=100.0)
+    sequences = [FakeSequence([0], key=key) for key in "abc"]
+    drafts = proposers.propose(sequences, [16, 2, 16], SpecPlan(fixed_depth=5), StepLoad(3, 3, 9))
     assert [len(d.tokens) if d else 0 for d in drafts] == [5, 2, 2]
 
 
-def test_plan_and_sample_choose_the_proposers() -> None:
+def test_plan_and_sequence_choose_the_proposers() -> None:
     proposers = _set(Scripted(_always((1,), "a"), "a"), Scripted(_always((2,), "b"), "b"))
-    samples = [FakeSample([0], key=key) for key in "xyz"]
-    drafts = proposers.propose(samples, [4] * 3, SpecPlan(proposers=("b",)), None, [None, ("a",), ("b", "a")])
+    sequences = [FakeSequence([0], key=key) for key in "xyz"]
+    drafts = proposers.propose(sequences, [4] * 3, SpecPlan(proposers=("b",)), None, [None, ("a",), ("b", "a")])
     assert [d.proposer if d else None for d in drafts] == ["b", None, "b"]
 
 
 def test_faults_of_one_proposer_leave_the_others_at_work() -> None:
-    proposers, sample = _set(Scripted(_raise, "bad"), Scripted(_always((1, 1), "good"), "good")), FakeSample([0])
-    drafts = [_step(proposers, sample, [1, 1, 1]) for _ in range(40)]
+    proposers, sequence = _set(Scripted(_raise, "bad"), Scripted(_always((1, 1), "good"), "good")), FakeSequence([0])
+    drafts = [_step(proposers, sequence, [1, 1, 1]) for _ in range(40)]
     assert all(draft is not None and draft.proposer == "good" for draft in drafts)
     assert 3 <= proposers.failures["bad"] < 10
     assert proposers.failures["good"] == 0
@@ -124,8 +126,8 @@ def test_faults_of_one_proposer_leave_the_others_at_work() -> None:
 def test_a_costly_proposer_that_never_hits_is_left_then_probed() -> None:
     asked: list[int] = []
 
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        asked.append(len(sample.tokens))
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        asked.append(len(sequence.tokens))
         return chain((2,) * limit, "slow")
 
     ticks = iter(range(10**9))
@@ -136,16 +138,16 @@ def test_a_costly_proposer_that_never_hits_is_left_then_probed() -> None:
         VOCAB,
         clock=lambda: next(ticks) / 200.0,  # each call takes 5 ms
     )
-    sample = FakeSample([0])
+    sequence = FakeSequence([0])
     for _ in range(600):
-        _step(proposers, sample, [1])
+        _step(proposers, sequence, [1])
     assert asked[-1] > 300, "it is still probed"
     assert len([at for at in asked if at > 300]) < 5
 
 
 def test_counts_follow_verification() -> None:
-    proposers, sample = _set(Scripted(_always((1, 1, 2), "p"), "p")), FakeSample([0])
-    _step(proposers, sample, [1, 1, 1, 1], SpecPlan(fixed_depth=3))
+    proposers, sequence = _set(Scripted(_always((1, 1, 2), "p"), "p")), FakeSequence([0])
+    _step(proposers, sequence, [1, 1, 1, 1], SpecPlan(fixed_depth=3))
     counts = proposers.counts["p"]
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted) == (1, 3, 2)
     assert counts.per_position == [[1, 1], [1, 1], [1, 0]]
@@ -160,11 +162,11 @@ def test_memory_is_told_of_those_that_take_some() -> None:
 
 
 def test_every_verb_reaches_the_proposers() -> None:
-    scripted = Scripted(lambda sample, limit: None)
-    proposers, sample = _set(scripted), FakeSample([1, 2, 3], num_prompt_tokens=3)
-    proposers.commit(sample, 3)
-    _step(proposers, sample, [1])
-    proposers.forget(sample)
+    scripted = Scripted(lambda sequence, limit: None)
+    proposers, sequence = _set(scripted), FakeSequence([1, 2, 3], num_prompt_tokens=3)
+    proposers.commit(sequence, 3)
+    _step(proposers, sequence, [1])
+    proposers.forget(sequence)
     assert scripted.committed == [("r0/0", 3), ("r0/0", 1)]
     assert scripted.forgotten == ["r0/0"]
 
@@ -173,41 +175,41 @@ def test_every_verb_reaches_the_proposers() -> None:
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 16))
 def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], limit: int) -> None:
     proposers = _set(Suffix(1 << 16), PromptLookup(), Prediction())
-    sample = FakeSample([truth[0]], num_prompt_tokens=1, prediction=tuple(truth[1::2]))
-    while len(sample.tokens) < len(truth):
-        draft = _step(proposers, sample, truth[len(sample.tokens) :])
+    sequence = FakeSequence([truth[0]], num_prompt_tokens=1, prediction=tuple(truth[1::2]))
+    while len(sequence.tokens) < len(truth):
+        draft = _step(proposers, sequence, truth[len(sequence.tokens) :])
         assert draft is None or draft.fault(VOCAB, 16) is None
-    assert sample.tokens == truth
+    assert sequence.tokens == truth
     assert sum(proposers.failures.values()) == 0
-    proposers.forget(sample)
+    proposers.forget(sequence)
 
 
-def test_a_forced_sample_has_its_draft_verified_at_any_price() -> None:
+def test_a_forced_sequence_has_its_draft_verified_at_any_price() -> None:
     proposers = _set(Scripted(_always((1, 2, 3), "scripted")), ms_per_row=1000.0)
-    samples = [FakeSample([5, 6], key="a"), FakeSample([5, 7], key="b")]
-    plain, forced = proposers.propose(samples, [8, 8], PLAN, forced=[False, True])
+    sequences = [FakeSequence([5, 6], key="a"), FakeSequence([5, 7], key="b")]
+    plain, forced = proposers.propose(sequences, [8, 8], PLAN, forced=[False, True])
     assert plain is None
     assert forced is not None
     assert forced.tokens == (1, 2, 3)
     assert proposers.plain == ["not_worth_it", None]
 
 
-def test_each_sample_learns_why_it_got_no_draft() -> None:
+def test_each_sequence_learns_why_it_got_no_draft() -> None:
     ticks = iter(range(10**9))
     slow = Scripted(_always((2,), "slow"), "slow", free=False)
     proposers = ProposerSet(
-        [Scripted(_raise, "bad"), Scripted(lambda sample, limit: None, "mute"), slow],
+        [Scripted(_raise, "bad"), Scripted(lambda sequence, limit: None, "mute"), slow],
         Window(flat_cost()),
         AcceptanceEstimator(),
         VOCAB,
         clock=lambda: next(ticks) / 20.0,  # each call takes 50 ms
     )
     names = [("bad",), ("mute",), ("slow",), ("mute", "slow"), None, None]
-    samples = [FakeSample([0], key=str(i)) for i in range(len(names))]
+    sequences = [FakeSequence([0], key=str(i)) for i in range(len(names))]
     for _ in range(10):
-        proposers.propose(samples, [4] * 5 + [0], PLAN, None, names)
+        proposers.propose(sequences, [4] * 5 + [0], PLAN, None, names)
     assert proposers.plain == ["resting", "no_draft", "too_costly", "too_costly", "too_costly", "no_room"]
-    proposers.propose(samples[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), names[1:3])
+    proposers.propose(sequences[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), names[1:3])
     assert proposers.plain == ["no_draft", "no_room"]
 
 
@@ -215,8 +217,8 @@ def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> 
     """The target follows now the one, now the other: together they are right in every step."""
     free = Scripted(_always((1, 1), "free"), "free")
     slow = Scripted(_always((2, 2), "slow"), "slow", free=False)
-    proposers, sample = _set(slow, free, ms_per_row=0.01), FakeSample([0])
-    drafts = [_step(proposers, sample, [1, 1, 3] if i % 2 else [2, 2, 3]) for i in range(60)]
+    proposers, sequence = _set(slow, free, ms_per_row=0.01), FakeSequence([0])
+    drafts = [_step(proposers, sequence, [1, 1, 3] if i % 2 else [2, 2, 3]) for i in range(60)]
     assert all(draft is not None and len(accepted(draft, [1, 1])) == 2 for draft in drafts[-20:])
     assert all(draft is not None and len(accepted(draft, [2, 2])) == 2 for draft in drafts[-20:])
     counts = proposers.counts
@@ -230,9 +232,9 @@ def test_each_part_of_a_merged_draft_is_judged_by_itself() -> None:
     acceptance = AcceptanceEstimator()
     free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2,), "slow"), "slow", free=False)
     proposers = ProposerSet([free, slow], Window(flat_cost(10.0, 0.01)), acceptance, VOCAB)
-    sample = FakeSample([0])
+    sequence = FakeSequence([0])
     for _ in range(30):
-        _step(proposers, sample, [1, 1, 3])
+        _step(proposers, sequence, [1, 1, 3])
     assert acceptance.trials("free", 0, 0)[0] == acceptance.trials("free", 0, 0)[1] > 20
     hits, trials = acceptance.trials("slow", 0, 0)
     assert hits == 0.0
@@ -241,7 +243,7 @@ def test_each_part_of_a_merged_draft_is_judged_by_itself() -> None:
 
 def test_at_a_fixed_depth_nothing_is_merged() -> None:
     free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2, 2), "slow"), "slow", free=False)
-    draft = _set(free, slow).propose([FakeSample([0])], [16], SpecPlan(fixed_depth=2))[0]
+    draft = _set(free, slow).propose([FakeSequence([0])], [16], SpecPlan(fixed_depth=2))[0]
     assert draft is not None
     assert not draft.sources
 
@@ -249,14 +251,14 @@ def test_at_a_fixed_depth_nothing_is_merged() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=80), st.integers(0, 4))
 def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[int], wrong: int) -> None:
-    def script(sample: SampleView, limit: int) -> Draft | None:
-        after = truth[len(sample.tokens) : len(sample.tokens) + limit]
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        after = truth[len(sequence.tokens) : len(sequence.tokens) + limit]
         return chain((*after[:-1], wrong), "slow") if after else None
 
     proposers = _set(Suffix(1 << 16), Scripted(script, "slow", free=False))
-    sample = FakeSample([truth[0]], num_prompt_tokens=1)
-    while len(sample.tokens) < len(truth):
-        draft = _step(proposers, sample, truth[len(sample.tokens) :])
+    sequence = FakeSequence([truth[0]], num_prompt_tokens=1)
+    while len(sequence.tokens) < len(truth):
+        draft = _step(proposers, sequence, truth[len(sequence.tokens) :])
         assert draft is None or draft.fault(VOCAB, 16) is None
-    assert sample.tokens == truth
+    assert sequence.tokens == truth
     assert sum(proposers.failures.values()) == 0

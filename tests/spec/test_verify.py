@@ -7,7 +7,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import SampleStep, Verdict, verify, verify_batch
+from prolepsis.spec.verify import SequenceStep, Verdict, verify, verify_batch
 
 V = 6
 GREEDY = SamplingParams(temperature=0.0)
@@ -79,7 +79,7 @@ def test_the_limit_cuts_inside_the_block(limit: int) -> None:
     assert verdict.last_was_drafted == (limit < 4)
 
 
-def test_a_sample_without_room_is_a_broken_invariant() -> None:
+def test_a_sequence_without_room_is_a_broken_invariant() -> None:
     with pytest.raises(AssertionError, match="no room"):
         verify(None, lambda node: 0, limit=0)
 
@@ -88,9 +88,9 @@ def test_batch_of_greedy_and_sampled_chains_and_trees() -> None:
     said = [1, 2, 3, 0, 0, 0, 4, 4, 1, 1]
     sure = SamplingParams(temperature=0.01)
     steps = [
-        SampleStep(TREE, GREEDY, key=1, position=0, first_row=0),
-        SampleStep(None, sure, key=2, position=4, first_row=6),
-        SampleStep(chain((4, 2), "test"), sure, key=3, position=4, first_row=7),
+        SequenceStep(TREE, GREEDY, key=1, position=0, first_row=0),
+        SequenceStep(None, sure, key=2, position=4, first_row=6),
+        SequenceStep(chain((4, 2), "test"), sure, key=3, position=4, first_row=7),
     ]
     verdicts = verify_batch(steps, logits_saying(said), Sampler(V, ()))
     assert verdicts == [
@@ -103,8 +103,8 @@ def test_batch_of_greedy_and_sampled_chains_and_trees() -> None:
 
 def test_rows_need_not_follow_the_order_of_samples() -> None:
     steps = [
-        SampleStep(None, GREEDY, key=1, position=0, first_row=2),
-        SampleStep(chain((3,), "test"), GREEDY, key=1, position=0, first_row=0),
+        SequenceStep(None, GREEDY, key=1, position=0, first_row=2),
+        SequenceStep(chain((3,), "test"), GREEDY, key=1, position=0, first_row=0),
     ]
     verdicts = verify_batch(steps, logits_saying([3, 1, 5]), Sampler(V, ()))
     assert [verdict.tokens for verdict in verdicts] == [(5,), (3, 1)]
@@ -112,9 +112,9 @@ def test_rows_need_not_follow_the_order_of_samples() -> None:
 
 def test_limits_of_a_step_are_max_tokens_and_room() -> None:
     params = SamplingParams(temperature=0.0, max_tokens=10)
-    assert SampleStep(None, params, 0, position=7, first_row=0).limit == 3
-    assert SampleStep(None, params, 0, position=7, first_row=0, room=2).limit == 2
-    assert SampleStep(None, params, 0, position=7, first_row=0, room=9).limit == 3
+    assert SequenceStep(None, params, 0, position=7, first_row=0).limit == 3
+    assert SequenceStep(None, params, 0, position=7, first_row=0, room=2).limit == 2
+    assert SequenceStep(None, params, 0, position=7, first_row=0, room=9).limit == 3
 
 
 def test_an_empty_step() -> None:
@@ -135,7 +135,7 @@ def drafts(draw: st.DrawFn) -> Draft:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(drafts(), min_size=1, max_size=4), st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), st.booleans())
-def test_a_batch_equals_each_sample_alone(
+def test_a_batch_equals_each_sequence_alone(
     batch: list[Draft],
     seed: int,
     presence: float,
@@ -145,11 +145,11 @@ def test_a_batch_equals_each_sample_alone(
         sum(1 + len(draft.tokens) for draft in batch), V, generator=torch.Generator().manual_seed(seed)
     )
     sampler = Sampler(V, (0,), native=native)
-    steps: list[SampleStep] = []
+    steps: list[SequenceStep] = []
     row = 0
     for i, draft in enumerate(batch):
         params = SamplingParams(temperature=0.7 * (i % 2), presence_penalty=presence, max_tokens=6)
-        steps.append(SampleStep(draft, params, seed + i, i, row, TokenHistory([1])))
+        steps.append(SequenceStep(draft, params, seed + i, i, row, TokenHistory([1])))
         row += 1 + len(draft.tokens)
     verdicts = verify_batch(steps, logits, sampler)
     assert verdicts == [verify_batch([step], logits, sampler)[0] for step in steps]

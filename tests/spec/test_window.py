@@ -16,13 +16,13 @@ from tests.spec.reference import best_pace, closed_sets, pace
 increments = st.lists(st.floats(0.0, 3.0), min_size=24, max_size=24)
 
 
-def _load(num_samples: int, budget: int = 1000) -> StepLoad:
-    return StepLoad(num_samples, 0, budget)
+def _load(num_sequences: int, budget: int = 1000) -> StepLoad:
+    return StepLoad(num_sequences, 0, budget)
 
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[list[Draft | None], list[tuple[float, ...]]]:
-    """Return drafts of up to three samples with their survivals: none, chains and trees, or two merged into one."""
+    """Return drafts of up to three sequences with their survivals: none, chains and trees, or two merged into one."""
     drafts: list[Draft | None] = []
     alive: list[tuple[float, ...]] = []
     for _ in range(draw(st.integers(1, 3))):
@@ -73,7 +73,7 @@ def test_no_drafts_no_rows() -> None:
     assert cut.tokens == 2.0
 
 
-def test_likely_slots_of_one_sample_go_before_unlikely_ones_of_another() -> None:
+def test_likely_slots_of_one_sequence_go_before_unlikely_ones_of_another() -> None:
     cut = Window(flat_cost(10.0, 0.1)).cut([(0.9, 0.8, 0.7), (0.2, 0.1)], _load(2, budget=3))
     assert cut.nodes == [[0, 1, 2], []]
 
@@ -106,7 +106,7 @@ def test_speculation_stops_when_the_machine_is_full() -> None:
 
 
 def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
-    """A draft that does not pay among 16 decoding samples does not pay beside a prefill chunk either."""
+    """A draft that does not pay among 16 decoding sequences does not pay beside a prefill chunk either."""
     window = Window(flat_cost(2.0, 1.0))
     drafts = [(0.8, 0.6)] * 16
     assert window.cut(drafts, StepLoad(16, 0, 1000)).nodes == [[]] * 16

@@ -26,7 +26,7 @@ from prolepsis.core.stats import (
     ProposerCounts,
     count_draft,
 )
-from prolepsis.engine.request import Request, Sample
+from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
@@ -40,14 +40,14 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
 
     Less than 0.01 ms for one row, less than 0.04 for 32 (`benchmarks.charging_cost`).
     """
-    num_samples = len(rows)
+    num_sequences = len(rows)
     num_context = num_tokens = 0
     asked: list[DeviceSeconds] = []
     learning: list[DeviceSeconds] = []
     for row in rows:
         num_context += row.start
         num_tokens += row.num_tokens
-        request = row.sample.request
+        request = row.sequence.request
         if request.source.speculation.enabled:
             learning.append(request.stats.device)
         draft, plain = row.draft, row.plain
@@ -56,22 +56,22 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
         elif row.shadow is None and (plain is None or plain in _NOT_ASKED):
             continue
         asked.append(request.stats.device)
-    everyone = learning or [row.sample.request.stats.device for row in rows]
+    everyone = learning or [row.sequence.request.stats.device for row in rows]
     _share(asked or everyone, timing.propose)
     _share(everyone, timing.learn)
     seconds = timing.forward + timing.verify
-    equal, by_context, by_token = _split(cost, num_samples, num_tokens, num_context)
+    equal, by_context, by_token = _split(cost, num_sequences, num_tokens, num_context)
     scale = seconds / (equal + by_context + by_token) if seconds else 0.0
-    equal *= scale / num_samples
+    equal *= scale / num_sequences
     by_context *= scale / (num_context or 1)
-    by_token *= scale / ((num_tokens - num_samples) or 1)
-    host = (timing.schedule + timing.commit) / num_samples
+    by_token *= scale / ((num_tokens - num_sequences) or 1)
+    host = (timing.schedule + timing.commit) / num_sequences
     for row in rows:
-        sample, start, num_new = row.sample, row.start, row.num_tokens
-        device = sample.request.stats.device
+        sequence, start, num_new = row.sequence, row.start, row.num_tokens
+        device = sequence.request.stats.device
         device.host += host
         first = equal + by_context * start
-        if num_new > 1 or start < sample.num_prompt_tokens:
+        if num_new > 1 or start < sequence.num_prompt_tokens:
             first += by_token * (row.num_rows - 1)
             device.prefill += first
             device.predicted_plain += first + host
@@ -79,17 +79,17 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
         device.plain += first
         if row.draft is not None:
             device.verify += by_token * len(row.draft.tokens)
-        device.predicted_plain += (len(sample.tokens) - start - 1) * (first + host)
+        device.predicted_plain += (len(sequence.tokens) - start - 1) * (first + host)
 
 
-def _split(cost: CostCurve, num_samples: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
+def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
     """Return the milliseconds of the three lines above; never negative, and more than 0 together.
 
     Tables of the curve are renewed one by one, so two readings may be of different corrections.
     """
-    alone = cost.about(num_samples, 0)
-    plain = max(alone, cost.about(num_samples, num_context)) if num_context else alone
-    whole = max(plain, cost.about(num_tokens, num_context)) if num_tokens > num_samples else plain
+    alone = cost.about(num_sequences, 0)
+    plain = max(alone, cost.about(num_sequences, num_context)) if num_context else alone
+    whole = max(plain, cost.about(num_tokens, num_context)) if num_tokens > num_sequences else plain
     return max(alone, 1e-9), plain - alone, whole - plain
 
 
@@ -110,31 +110,31 @@ _STOPPED_OR_CUT: dict[str, EffectiveReason] = {"killed": "killed", "overload_sha
 """So do requests whose drafts were verified before, or in part."""
 
 
-def count_started(sample: Sample, now: float) -> None:
-    """A sample of the request starts to run."""
-    request = sample.request
+def count_started(sequence: SequenceState, now: float) -> None:
+    """A sequence of the request starts to run."""
+    request = sequence.request
     if request.queued_since is not None:
         request.stats.queue_s += now - request.queued_since
         request.queued_since = None
     if not request.started:
         request.started = True
-        request.stats.num_cached_tokens = sample.num_computed
+        request.stats.num_cached_tokens = sequence.num_computed
     request.num_running += 1
 
 
 def count_stopped(request: Request, now: float) -> None:
-    """A sample of the request stops running: preempted, or ended."""
+    """A sequence of the request stops running: preempted, or ended."""
     request.num_running -= 1
     if request.num_running == 0:
         request.queued_since = now
 
 
 def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now: float) -> tuple[str, ...]:
-    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer where the sample ended.
+    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer where the sequence ended.
 
     Return whom each of the drafted ones among them counts for.
     """
-    request, stats = row.sample.request, row.sample.request.stats
+    request, stats = row.sequence.request, row.sequence.request.stats
     stats.num_steps += 1
     stats.num_output_tokens += len(tokens)
     if stats.first_token_s is None:
@@ -153,18 +153,18 @@ def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now:
 
 
 def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
-    """Compare the sample's shadow draft, or the row's new one, with the tokens just emitted; count it once decided."""
-    sample = row.sample
+    """Compare the sequence's shadow draft, or the row's new one, with the emitted tokens; count it once decided."""
+    sequence = row.sequence
     if row.shadow is not None:
-        sample.shadow = ShadowDraft(row.shadow)
+        sequence.shadow = ShadowDraft(row.shadow)
         for name, drafting, verifying in row.shadow_spent:
-            counts = sample.request.stats.shadow.setdefault(name, ProposerCounts())
+            counts = sequence.request.stats.shadow.setdefault(name, ProposerCounts())
             counts.drafting += drafting
             counts.verifying += verifying
-    shadow = sample.shadow
+    shadow = sequence.shadow
     if shadow is not None and (shadow.follow(tokens) or ended):
-        count_draft(sample.request.stats.shadow, shadow.draft.credits(shadow.path), len(shadow.path))
-        sample.shadow = None
+        count_draft(sequence.request.stats.shadow, shadow.draft.credits(shadow.path), len(shadow.path))
+        sequence.shadow = None
 
 
 def close_stats(request: Request, plan: SpecPlan, now: float) -> None:

@@ -56,8 +56,8 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
 
 DRAFT_MODEL = "draft_model"
 EARLY_EXIT = EarlyExitProposer.name
-EXIT_SAMPLES = 16
-"""Samples that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
+EXIT_SEQUENCES = 16
+"""Sequences that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
 
 
 def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -> Engine:
@@ -98,13 +98,13 @@ def assemble(
     page_bytes = info.page_bytes + sum(other.page_bytes for other in _beside(draft, head))
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
     early = early_exit(config, target)
-    exit_samples = min(config.max_requests, EXIT_SAMPLES) if early else 0
-    cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_samples)
+    exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
+    cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     pool = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache)
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
-    place = partial(Head, num_pages=num_pages, max_samples=config.max_requests)
+    place = partial(Head, num_pages=num_pages, max_sequences=config.max_requests)
     heads = [place(head)] if head else []
     find_head = find_head or partial(head_for, target=target, root=config.model_dir)
     bay = HeadBay(lambda name: place(found) if (found := find_head(name)) else None, model, *heads)
@@ -112,7 +112,7 @@ def assemble(
     scheduler = Scheduler(limits, Paging(pool, _copier(cache, bay)), target.tokenizer, grammars)
     scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
     exit_pages = partial(EarlyExitProposer, cache=cache, first_page=num_pages, page_bytes=info.page_bytes)
-    exits = [exit_pages(early, max_samples=exit_samples)] if early else []
+    exits = [exit_pages(early, max_sequences=exit_sequences)] if early else []
     proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *exits, *heads]
     window = Window(_cost(config, target, speculates=bool(proposers)))
     chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)

@@ -1,39 +1,39 @@
-"""Where a sample ends inside the tokens of a step (ALGORITHMS 1.7)."""
+"""Where a sequence ends inside the tokens of a step (ALGORITHMS 1.7)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.events import FinishReason
-from prolepsis.engine.request import Sample
+from prolepsis.engine.request import SequenceState
 from prolepsis.spec.draft import ROOT, Draft
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The sample ends with the `num_tokens`-th token of the step, inclusive."""
+    """The sequence ends with the `num_tokens`-th token of the step, inclusive."""
 
     num_tokens: int
     reason: FinishReason
     stop_reason: str | int | None = None
 
 
-def find_ending(sample: Sample, tokens: Sequence[int], max_model_len: int) -> Ending | None:
-    """Return where `tokens`, emitted after those the sample has, end it. Its stop-string search takes them in.
+def find_ending(sequence: SequenceState, tokens: Sequence[int], max_model_len: int) -> Ending | None:
+    """Return where `tokens`, emitted after those the sequence has, end it. Its stop-string search takes them in.
 
     End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.
-    A grammar that is complete and cannot go on ends the sample however short it is.
+    A grammar that is complete and cannot go on ends the sequence however short it is.
     """
-    num_output = sample.num_output_tokens
-    room = min(sample.params.max_tokens - num_output, max_model_len - len(sample.tokens))
-    over = sample.matcher is not None and sample.matcher.is_over(tokens)  # stays so once it is
+    num_output = sequence.num_output_tokens
+    room = min(sequence.params.max_tokens - num_output, max_model_len - len(sequence.tokens))
+    over = sequence.matcher is not None and sequence.matcher.is_over(tokens)  # stays so once it is
     for count, token in enumerate(tokens, 1):
-        if token in sample.end_ids and num_output + count >= sample.params.min_tokens:
-            return Ending(count, "stop", token if token in sample.params.stop_token_ids else None)
-        if sample.text is not None:
-            sample.text.push((token,))
-            if sample.text.matched is not None:
-                return Ending(count, "stop", sample.text.matched)
-        if over and sample.matcher is not None and sample.matcher.is_over(tokens[:count]):
+        if token in sequence.end_ids and num_output + count >= sequence.params.min_tokens:
+            return Ending(count, "stop", token if token in sequence.params.stop_token_ids else None)
+        if sequence.text is not None:
+            sequence.text.push((token,))
+            if sequence.text.matched is not None:
+                return Ending(count, "stop", sequence.text.matched)
+        if over and sequence.matcher is not None and sequence.matcher.is_over(tokens[:count]):
             return Ending(count, "stop")
         if count >= room:
             return Ending(count, "length")
@@ -41,7 +41,7 @@ def find_ending(sample: Sample, tokens: Sequence[int], max_model_len: int) -> En
 
 
 def cut_after_end(draft: Draft, end_ids: frozenset[int]) -> Draft:
-    """Return the draft without the nodes below a token that ends the sample: they could never be emitted."""
+    """Return the draft without the nodes below a token that ends the sequence: they could never be emitted."""
     if end_ids.isdisjoint(draft.tokens):
         return draft
     dead: set[int] = set()

@@ -1,4 +1,4 @@
-"""From a pass's hidden states to those who want to see them, each sample's committed tokens only."""
+"""From a pass's hidden states to those who want to see them, each sequence's committed tokens only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from prolepsis.engine.request import Sample
+from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.spec.proposer import DraftingConsumer, FeatureConsumer, Shown
 
@@ -16,22 +16,22 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Viewer:
-    """A consumer, and for each row of this step whether it is shown and whether its sample may be drafted for."""
+    """A consumer, and for each row of this step whether it is shown and whether its sequence may be drafted for."""
 
     consumer: FeatureConsumer
     drafter: DraftingConsumer | None
     shown: list[bool] = field(default_factory=list)
     drafts: list[bool] = field(default_factory=list)
 
-    def begin(self, rows: Sequence[Row], may_draft: Callable[[Sample, str], bool]) -> None:
-        """A proposer is shown prompts whose pages others may share, and else samples that it may draft for."""
+    def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
+        """A proposer is shown prompts whose pages others may share, and else sequences that it may draft for."""
         if self.drafter is None:
             self.shown = self.drafts = [True] * len(rows)
             return
         name = self.drafter.name
-        self.drafts = [may_draft(row.sample, name) for row in rows]
+        self.drafts = [may_draft(row.sequence, name) for row in rows]
         self.shown = [
-            drafts or (row.start < row.sample.num_prompt_tokens and row.sample.replays is None)
+            drafts or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
             for row, drafts in zip(rows, self.drafts, strict=True)
         ]
 
@@ -45,7 +45,7 @@ class _Viewer:
             for row, verdict, is_shown in zip(rows, verdicts, self.shown, strict=True):
                 if not is_shown:
                     num_accepted = len(verdict.path) if verdict is not None else 0
-                    self.drafter.miss(row.sample, row.start, row.start + row.num_tokens + num_accepted)
+                    self.drafter.miss(row.sequence, row.start, row.start + row.num_tokens + num_accepted)
         if features is not None and self.sees_any:
             self.consumer.take(_shown(rows, verdicts, features, self))
 
@@ -73,10 +73,10 @@ class Showing:
         others = [viewer for viewer in self._viewers if viewer.consumer is not old]
         self._viewers = [*([_viewer(new)] if new is not None else []), *others]
 
-    def begin(self, rows: Sequence[Row], may_draft: Callable[[Sample, str], bool]) -> tuple[int, ...]:
+    def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> tuple[int, ...]:
         """Settle who is shown which rows of a step, before its pass; return the layers that the pass is to tap.
 
-        `may_draft(sample, name)`: whether the proposer of that name may draft for the sample.
+        `may_draft(sequence, name)`: whether the proposer of that name may draft for the sequence.
         """
         for viewer in self._viewers:
             viewer.begin(rows, may_draft)
@@ -99,12 +99,12 @@ class Showing:
                 self.num_failures += 1
                 log.exception("features_not_taken", consumer=type(viewer.consumer).__name__)
 
-    def forget(self, samples: Sequence[Sample]) -> None:
-        """Tell those who draft which samples ended, those they were never asked for too."""
+    def forget(self, sequences: Sequence[SequenceState]) -> None:
+        """Tell those who draft which sequences ended, those they were never asked for too."""
         for viewer in self._viewers:
             if viewer.drafter is not None:
-                for sample in samples:
-                    viewer.drafter.forget(sample)
+                for sequence in sequences:
+                    viewer.drafter.forget(sequence)
 
 
 def _viewer(consumer: FeatureConsumer) -> _Viewer:
@@ -119,7 +119,7 @@ def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Te
             first += row.num_rows
             continue
         end = first + row.num_tokens
-        tokens, seen = row.sample.tokens[row.start : row.start + row.num_tokens], features[first:end]
+        tokens, seen = row.sequence.tokens[row.start : row.start + row.num_tokens], features[first:end]
         path = verdict.path if verdict is not None and row.draft is not None else ()
         if path and row.draft is not None:
             tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
@@ -127,6 +127,6 @@ def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Te
                 seen = features[first : end + len(path)]
             else:
                 seen = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
-        shown.append(Shown(row.sample, row.start, tokens, seen, drafts))
+        shown.append(Shown(row.sequence, row.start, tokens, seen, drafts))
         first += row.num_rows
     return shown

@@ -29,7 +29,7 @@ class EngineObserver(Protocol):
         """A request failed because its grammar gave up."""
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        """Samples running and waiting, share of KV pages in use (0 to 1)."""
+        """Sequences running and waiting, share of KV pages in use (0 to 1)."""
 
 
 class NoObserver:

@@ -41,7 +41,7 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
     """Time passes of `PROFILE_ROWS` rows at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds.
 
-    A row reads the context of its own sequence only, so a pass of a long context is one of many samples.
+    A row reads the context of its own sequence only, so a pass of a long context is one of many sequences.
     """
     longest = model.info.max_positions - max(PROFILE_ROWS)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})

@@ -13,11 +13,11 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.spec.shadow import ShadowDraft
 
 Rank = tuple[int, float, int, int]
-"""Priority, arrival, order of submission, sample index: lower runs first, the highest is preempted first."""
+"""Priority, arrival, order of submission, sequence index: lower runs first, the highest is preempted first."""
 
 
-class Sample:
-    """One of a request's `n` continuations (a `spec.proposer.SampleView`).
+class SequenceState:
+    """One of a request's `n` continuations (a `spec.proposer.SequenceView`).
 
     `num_computed` tokens at its front have their KV in `pages`; while decoding that is all but the last.
     """
@@ -66,7 +66,7 @@ class Sample:
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.replays = source.emitted[index] if source.is_replay else None
-        """Where the request is a replay: what this sample is held against."""
+        """Where the request is a replay: what this sequence is held against."""
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)
@@ -100,18 +100,18 @@ class Sample:
 
 @dataclass(slots=True)
 class Request:
-    """A request with its samples, counts and times (seconds on the engine's clock)."""
+    """A request with its sequences, counts and times (seconds on the engine's clock)."""
 
     source: GenerateRequest
     arrival: float
     serial: int
     queued_since: float | None
-    """Since when no sample runs; None while one does."""
-    samples: list[Sample] = field(default_factory=list)
+    """Since when no sequence runs; None while one does."""
+    sequences: list[SequenceState] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     started: bool = False
     forked: bool = False
-    """The first sample computed the prompt, the others share its pages."""
+    """The first sequence computed the prompt, the others share its pages."""
     num_running: int = 0
     compared: bool | None = None
     """Where it speculates in shadow: whether it drafts, or is put off for want of time; None before that is settled."""
@@ -144,5 +144,5 @@ def open_request(
         assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
         text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens) if params.stop and tokenizer else None
         matcher = grammar.matcher(ignore_eos=params.ignore_eos) if grammar is not None else None
-        request.samples.append(Sample(request, index, end_ids, text, matcher))
+        request.sequences.append(SequenceState(request, index, end_ids, text, matcher))
     return request

@@ -1,23 +1,23 @@
-"""What one step does for one sample, and what came of it."""
+"""What one step does for one sequence, and what came of it."""
 
 from dataclasses import dataclass
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
-from prolepsis.engine.request import Sample
+from prolepsis.engine.request import SequenceState
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.selection import ShadowSpent
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Computes the tokens `start : start + num_tokens` of a sample and, where that is all it has, samples what follows.
+    """Computes the tokens `start : start + num_tokens` of a sequence; samples the next if these are the last.
 
     Prefill chunk, plain decoding (1 token) and verification (1 token and a draft) differ in nothing else.
     """
 
-    sample: Sample
+    sequence: SequenceState
     start: int
     num_tokens: int
     draft: Draft | None = None
@@ -30,7 +30,7 @@ class Row:
     @property
     def samples_next(self) -> bool:
         """Whether the row computes all tokens there are; to be asked before the step is committed."""
-        return self.start + self.num_tokens == len(self.sample.tokens)
+        return self.start + self.num_tokens == len(self.sequence.tokens)
 
     @property
     def num_rows(self) -> int:
@@ -52,6 +52,6 @@ class Verdict:
     path: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: GrammarFailed | None = None
-    """The sample's grammar gave up: its request fails."""
+    """The sequence's grammar gave up: its request fails."""
     difference: Difference | None = None
     """Of a replay whose last token here is not the one that was emitted before."""

@@ -51,15 +51,17 @@ class Runner:
             if verdict is not None and verdict.path and verdict.path[-1] != len(verdict.path) - 1:
                 base = row.start + row.num_tokens
                 moves = [(base + node, base + i) for i, node in enumerate(verdict.path) if node != i]
-                self.cache.move(row.sample.pages, moves)
+                self.cache.move(row.sequence.pages, moves)
 
 
 def _sequence(row: Row) -> SequenceInput:
-    sample, draft, end = row.sample, row.draft, row.start + row.num_tokens
-    token_ids = sample.tokens[row.start : end]
+    sequence, draft, end = row.sequence, row.draft, row.start + row.num_tokens
+    token_ids = sequence.tokens[row.start : end]
     if draft is None:
-        return SequenceInput(token_ids, row.start, sample.pages, keep_last=int(row.samples_next))
+        return SequenceInput(token_ids, row.start, sequence.pages, keep_last=int(row.samples_next))
     parents = None
     if not draft.is_chain:
         parents = [*range(-1, row.num_tokens - 1), *(row.num_tokens + p for p in draft.parents)]  # ROOT is -1
-    return SequenceInput([*token_ids, *draft.tokens], row.start, sample.pages, parents, keep_last=1 + len(draft.tokens))
+    return SequenceInput(
+        [*token_ids, *draft.tokens], row.start, sequence.pages, parents, keep_last=1 + len(draft.tokens)
+    )

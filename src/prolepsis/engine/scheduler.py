@@ -1,8 +1,9 @@
 """Who runs in the next step, and what a step's outcome does to those who ran.
 
-A live sample is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sample of its
-request has computed the prompt. Samples are ranked by priority, then arrival. A running sample that needs a page takes
-it from the lowest-ranked running one, which then waits and computes its tokens again: keyed noise keeps its output.
+A live sequence is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sequence of
+its request has computed the prompt. Sequences are ranked by priority, then arrival. A running sequence that needs a
+page takes it from the lowest-ranked running one, which then waits and computes its tokens again: keyed noise keeps its
+output.
 """
 
 from bisect import insort
@@ -24,7 +25,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.accounting import close_stats, count_emitted, count_shadow, count_started, count_stopped
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.request import Request, Sample, open_request
+from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import CompiledGrammar, Grammars
@@ -34,9 +35,9 @@ _by_rank = attrgetter("rank")
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """Budgets of a step and of a sequence, in samples and tokens."""
+    """Budgets of a step and of a sequence, in sequences and tokens."""
 
-    max_samples: int
+    max_sequences: int
     max_step_tokens: int
     max_model_len: int
     vocab_size: int
@@ -51,13 +52,13 @@ class _Step:
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
 
-    def add(self, sample: Sample) -> None:
-        row = Row(sample, sample.num_computed, min(sample.num_pending, self.budget))
-        self.rows[sample.key] = row
+    def add(self, sequence: SequenceState) -> None:
+        row = Row(sequence, sequence.num_computed, min(sequence.num_pending, self.budget))
+        self.rows[sequence.key] = row
         self.budget -= row.num_tokens
 
-    def drop(self, sample: Sample) -> None:
-        row = self.rows.pop(sample.key, None)
+    def drop(self, sequence: SequenceState) -> None:
+        row = self.rows.pop(sequence.key, None)
         if row is not None:
             self.budget += row.num_tokens
 
@@ -73,19 +74,19 @@ class Scheduler:
         grammars: Grammars | None = None,
     ) -> None:
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
-        assert min(limits.max_step_tokens, limits.max_samples) >= 1, "a step has room for a token of a sample"
+        assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
         self.plan = SpecPlan()
         """The plan in effect, named in the stats of requests that end."""
         self.requests: dict[str, Request] = {}
-        self.running: list[Sample] = []
-        self.waiting: list[Sample] = []
-        self._max_running = min(limits.max_samples, limits.max_step_tokens)
+        self.running: list[SequenceState] = []
+        self.waiting: list[SequenceState] = []
+        self._max_running = min(limits.max_sequences, limits.max_step_tokens)
         self._paging = paging
         self._detokenizer = detokenizer
         self._grammars = grammars
         self._events: list[Event] = []
-        self._ended: list[Sample] = []
+        self._ended: list[SequenceState] = []
         self._deadlines: dict[str, float] = {}
         self._serial = 0
 
@@ -114,7 +115,7 @@ class Scheduler:
             raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
         source.params.validate(vocab_size)
         if source.is_replay and len(source.emitted) != source.n:
-            message = f"emitted is of {len(source.emitted)} samples; allowed: of all {source.n}"
+            message = f"emitted is of {len(source.emitted)} sequences; allowed: of all {source.n}"
             raise InvalidParameter(message, param="emitted")
 
     def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
@@ -142,7 +143,7 @@ class Scheduler:
         self.requests[source.request_id] = request
         if request.deadline is not None:
             self._deadlines[source.request_id] = request.deadline
-        insort(self.waiting, request.samples[0], key=_by_rank)
+        insort(self.waiting, request.sequences[0], key=_by_rank)
 
     def abort(self, request_id: str, reason: str, now: float) -> None:
         """End a request from outside; unknown and ended ones are ignored."""
@@ -157,14 +158,14 @@ class Scheduler:
             self._close(request, Failed(request_id, error, request.stats), now)
 
     def schedule(self, now: float) -> list[Row]:
-        """Return the rows of the next step, without drafts: decoding samples first, then prefill, then newcomers."""
+        """Return the rows of the next step, without drafts: decoding sequences first, then prefill, then newcomers."""
         self._expire(now)
         step = _Step(self.limits.max_step_tokens)
-        for sample in sorted(self.running, key=lambda s: s.num_pending > 1):
+        for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             if step.budget == 0:
                 break
-            if sample.running and self._make_room(sample, step, now):
-                step.add(sample)
+            if sequence.running and self._make_room(sequence, step, now):
+                step.add(sequence)
         if not step.preempted:
             self._admit(step, now)
         return list(step.rows.values())
@@ -173,7 +174,7 @@ class Scheduler:
         """Return the rows with pages for their drafts; a draft whose pages are not there is dropped, its row stays."""
         return [
             row
-            if row.draft is None or self._paging.grow(row.sample, row.start + row.num_rows)
+            if row.draft is None or self._paging.grow(row.sequence, row.start + row.num_rows)
             else replace(row, draft=None, plain="no_room")
             for row in rows
         ]
@@ -184,18 +185,18 @@ class Scheduler:
         A request whose grammar gives up fails alone.
         """
         for row, verdict in zip(rows, verdicts, strict=True):
-            if row.sample.ended:  # with its request, when a sample before it in this step failed
+            if row.sequence.ended:  # with its request, when a sequence before it in this step failed
                 continue
             if verdict is None:
-                row.sample.num_computed = row.start + row.num_tokens
-                self._paging.publish(row.sample)
+                row.sequence.num_computed = row.start + row.num_tokens
+                self._paging.publish(row.sequence)
                 continue
             try:
                 if verdict.fault is not None:
                     raise verdict.fault
-                ending = self._accept(row.sample, verdict)
+                ending = self._accept(row.sequence, verdict)
             except GrammarFailed as error:
-                self.fail(row.sample.request.request_id, error, now)
+                self.fail(row.sequence.request.request_id, error, now)
             else:
                 self._commit_tokens(row, verdict, ending, now)
 
@@ -204,8 +205,8 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def take_ended(self) -> list[Sample]:
-        """Return the samples that ended since the last call."""
+    def take_ended(self) -> list[SequenceState]:
+        """Return the sequences that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -215,10 +216,10 @@ class Scheduler:
         for owner in (self.requests, self.running, self.waiting, self._deadlines):
             owner.clear()
         for request in requests:
-            for sample in request.samples:
-                if not sample.ended:
-                    sample.ended = True
-                    self._ended.append(sample)
+            for sequence in request.sequences:
+                if not sequence.ended:
+                    sequence.ended = True
+                    self._ended.append(sequence)
             self._say_goodbye(request, Failed(request.request_id, error, request.stats), now)
 
     def forget_prefixes(self) -> None:
@@ -227,21 +228,21 @@ class Scheduler:
 
     @property
     def kv_usage(self) -> float:
-        """Share of KV pages held by samples, 0 to 1."""
+        """Share of KV pages held by sequences, 0 to 1."""
         return self._paging.pool.num_referenced / self._paging.pool.num_pages
 
     def check(self) -> None:
         """Prove that pages and lists agree. Raises `AssertionError` with a sentence."""
-        live = [s for request in self.requests.values() for s in request.samples if not s.ended]
+        live = [s for request in self.requests.values() for s in request.sequences if not s.ended]
         self._paging.pool.check([s.pages for s in live])
-        assert {s.key for s in live if s.running} == {s.key for s in self.running}, "running samples are in the list"
-        assert self.running == sorted(self.running, key=_by_rank), "running samples are ranked"
-        assert self.waiting == sorted(self.waiting, key=_by_rank), "waiting samples are ranked"
-        assert not any(s.pages or s.num_computed for s in live if not s.running), "only running samples hold pages"
-        for sample in live:
-            assert not sample.running or sample.num_pending > 0, "a running sample has something to compute"
-            held = len(sample.pages) * self._paging.pool.page_size
-            assert not sample.running or sample.num_computed <= held, "computed tokens are in pages"
+        assert {s.key for s in live if s.running} == {s.key for s in self.running}, "running sequences are in the list"
+        assert self.running == sorted(self.running, key=_by_rank), "running sequences are ranked"
+        assert self.waiting == sorted(self.waiting, key=_by_rank), "waiting sequences are ranked"
+        assert not any(s.pages or s.num_computed for s in live if not s.running), "only running sequences hold pages"
+        for sequence in live:
+            assert not sequence.running or sequence.num_pending > 0, "a running sequence has something to compute"
+            held = len(sequence.pages) * self._paging.pool.page_size
+            assert not sequence.running or sequence.num_computed <= held, "computed tokens are in pages"
 
     def _expire(self, now: float) -> None:
         if self._deadlines:
@@ -249,132 +250,132 @@ class Scheduler:
                 seconds = self.requests[request_id].source.deadline_s
                 self.fail(request_id, DeadlineExceeded(f"not finished {seconds} s after its arrival"), now)
 
-    def _make_room(self, sample: Sample, step: _Step, now: float) -> bool:
-        """Get the pages of the sample's next tokens, at the cost of lower-ranked ones; False if it is lowest itself."""
-        num_slots = sample.num_computed + min(sample.num_pending, step.budget)
-        while not self._paging.grow(sample, num_slots):
+    def _make_room(self, sequence: SequenceState, step: _Step, now: float) -> bool:
+        """Get pages for the sequence's next tokens, preempting lower-ranked ones; False if it is the lowest itself."""
+        num_slots = sequence.num_computed + min(sequence.num_pending, step.budget)
+        while not self._paging.grow(sequence, num_slots):
             victim = self.running[-1]
             self._preempt(victim, step, now)
-            if victim is sample:
+            if victim is sequence:
                 return False
         return True
 
     def _admit(self, step: _Step, now: float) -> None:
-        """Start waiting samples while budgets last. One page per running sample is kept back, against thrashing."""
+        """Start waiting sequences while budgets last. One page per running sequence is kept back, against thrashing."""
         while self.waiting and step.budget > 0:
-            sample = self.waiting[0]
+            sequence = self.waiting[0]
             has_slot = len(self.running) < self._max_running
-            if has_slot and self._paging.start(sample, reserve=len(self.running)):
+            if has_slot and self._paging.start(sequence, reserve=len(self.running)):
                 self._run(self.waiting.pop(0), now)
-                step.add(sample)
-            elif not self._displace(sample, step, now):
+                step.add(sequence)
+            elif not self._displace(sequence, step, now):
                 return
 
-    def _displace(self, sample: Sample, step: _Step, now: float) -> bool:
-        """Preempt the lowest-ranked running sample if its priority is strictly lower than that of the waiting one."""
-        if not self.running or self.running[-1].request.source.priority <= sample.request.source.priority:
+    def _displace(self, sequence: SequenceState, step: _Step, now: float) -> bool:
+        """Preempt the lowest-ranked running sequence if its priority is strictly lower than that of the waiting one."""
+        if not self.running or self.running[-1].request.source.priority <= sequence.request.source.priority:
             return False
         self._preempt(self.running[-1], step, now)
         return True
 
-    def _run(self, sample: Sample, now: float) -> None:
-        sample.running = True
-        insort(self.running, sample, key=_by_rank)
-        count_started(sample, now)
+    def _run(self, sequence: SequenceState, now: float) -> None:
+        sequence.running = True
+        insort(self.running, sequence, key=_by_rank)
+        count_started(sequence, now)
 
-    def _preempt(self, sample: Sample, step: _Step, now: float) -> None:
-        step.drop(sample)
+    def _preempt(self, sequence: SequenceState, step: _Step, now: float) -> None:
+        step.drop(sequence)
         step.preempted = True
-        self._stop(sample, now)
-        sample.request.stats.num_preemptions += 1
-        insort(self.waiting, sample, key=_by_rank)
+        self._stop(sequence, now)
+        sequence.request.stats.num_preemptions += 1
+        insort(self.waiting, sequence, key=_by_rank)
 
-    def _stop(self, sample: Sample, now: float) -> None:
-        """Take a sample's pages and its place, wherever it stands."""
-        if sample.running:
-            sample.running = False
-            self.running.remove(sample)
-            count_stopped(sample.request, now)
-        elif sample in self.waiting:
-            self.waiting.remove(sample)
-        self._paging.drop(sample)
+    def _stop(self, sequence: SequenceState, now: float) -> None:
+        """Take a sequence's pages and its place, wherever it stands."""
+        if sequence.running:
+            sequence.running = False
+            self.running.remove(sequence)
+            count_stopped(sequence.request, now)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        self._paging.drop(sequence)
 
-    def _accept(self, sample: Sample, verdict: Verdict) -> Ending | None:
-        """Find where the sample ends and advance its grammar that far; raises `GrammarFailed`."""
+    def _accept(self, sequence: SequenceState, verdict: Verdict) -> Ending | None:
+        """Find where the sequence ends and advance its grammar that far; raises `GrammarFailed`."""
         try:
-            ending = find_ending(sample, verdict.tokens, self.limits.max_model_len)
+            ending = find_ending(sequence, verdict.tokens, self.limits.max_model_len)
             if verdict.difference is not None:  # what comes after it cannot be compared
                 ending = Ending(len(verdict.tokens), "stop")
-            if sample.matcher is not None:
-                sample.matcher.advance(verdict.tokens[: ending.num_tokens] if ending else verdict.tokens)
+            if sequence.matcher is not None:
+                sequence.matcher.advance(verdict.tokens[: ending.num_tokens] if ending else verdict.tokens)
         except Exception as error:
-            if sample.matcher is None or isinstance(error, GrammarFailed):
+            if sequence.matcher is None or isinstance(error, GrammarFailed):
                 raise
             raise GrammarFailed(f"the grammar failed: {error!r}") from error  # contained: it is one request's alone
         return ending
 
     def _commit_tokens(self, row: Row, verdict: Verdict, ending: Ending | None, now: float) -> None:
-        sample = row.sample
+        sequence = row.sequence
         tokens = verdict.tokens[: ending.num_tokens] if ending else verdict.tokens
         num_accepted = min(len(verdict.path), len(tokens))
-        sample.tokens += tokens
-        sample.num_computed = row.start + row.num_tokens + num_accepted
-        assert ending or sample.num_pending == 1, "while decoding, all but the last committed token are computed"
-        if sample.history is not None:
-            sample.history.append(tokens)
+        sequence.tokens += tokens
+        sequence.num_computed = row.start + row.num_tokens + num_accepted
+        assert ending or sequence.num_pending == 1, "while decoding, all but the last committed token are computed"
+        if sequence.history is not None:
+            sequence.history.append(tokens)
         accepted_by = count_emitted(row, verdict.path, tokens, now)
         count_shadow(row, tokens, ended=ending is not None)
-        self._paging.publish(sample)
+        self._paging.publish(sequence)
         logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
         self._events.append(
             Tokens(
-                sample.request.request_id,
-                sample.index,
+                sequence.request.request_id,
+                sequence.index,
                 tuple(tokens),
                 logprobs,
                 reason,
                 stop_reason,
-                row.proposed if sample.request.source.tells_drafts else None,
+                row.proposed if sequence.request.source.tells_drafts else None,
                 verdict.difference,
                 accepted_by,
             )
         )
-        self._fork(sample, now)
+        self._fork(sequence, now)
         if ending:
-            self._end(sample, now)
+            self._end(sequence, now)
         else:
-            self._paging.trim(sample)
+            self._paging.trim(sequence)
 
-    def _fork(self, first: Sample, now: float) -> None:
-        """Let the siblings of a sample that just computed the prompt run, or wait where there is no place for them."""
+    def _fork(self, first: SequenceState, now: float) -> None:
+        """Let the siblings of a sequence that just computed the prompt run, or wait if there is no place for them."""
         request = first.request
         if request.forked:
             return
         request.forked = True
-        for sibling in request.samples[1:]:
+        for sibling in request.sequences[1:]:
             if len(self.running) < self._max_running:
                 self._paging.fork(first, sibling)
                 self._run(sibling, now)
             else:
                 insort(self.waiting, sibling, key=_by_rank)
 
-    def _end(self, sample: Sample, now: float) -> None:
-        """A sample is complete; so is its request if it was the last."""
-        self._stop(sample, now)
-        sample.ended = True
-        self._ended.append(sample)
-        request = sample.request
-        if all(s.ended for s in request.samples):
+    def _end(self, sequence: SequenceState, now: float) -> None:
+        """A sequence is complete; so is its request if it was the last."""
+        self._stop(sequence, now)
+        sequence.ended = True
+        self._ended.append(sequence)
+        request = sequence.request
+        if all(s.ended for s in request.sequences):
             self._close(request, Finished(request.request_id, request.stats), now)
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
         """End what still lives of a request and say so."""
-        for sample in request.samples:
-            if not sample.ended:
-                self._stop(sample, now)
-                sample.ended = True
-                self._ended.append(sample)
+        for sequence in request.sequences:
+            if not sequence.ended:
+                self._stop(sequence, now)
+                sequence.ended = True
+                self._ended.append(sequence)
         del self.requests[request.request_id]
         self._deadlines.pop(request.request_id, None)
         self._say_goodbye(request, terminal, now)

@@ -251,7 +251,7 @@ class Engine:
 
     def _fail_step(self, error: Exception) -> None:
         """Fail the requests the step was for; without rows nobody can tell, so all of them."""
-        failed = {row.sample.request.request_id for row in self._rows} or set(self.scheduler.requests)
+        failed = {row.sequence.request.request_id for row in self._rows} or set(self.scheduler.requests)
         failure = EngineError(f"a step failed: {error!r}")
         self._num_failed_steps += 1
         try:

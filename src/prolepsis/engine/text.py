@@ -58,7 +58,7 @@ class _Window:
 
 
 class TextStream:
-    """One sample's text: `push` returns what can be shown, `finish` what was held back.
+    """One sequence's text: `push` returns what can be shown, `finish` what was held back.
 
     A stop string ends the stream where it completes first, character by character, so the result does not depend on
     how the tokens were grouped. The text is cut before it. Stop strings completed by a token before the
@@ -94,7 +94,7 @@ class TextStream:
         return self._release(text) if text else ""
 
     def finish(self) -> str:
-        """Return what is still held back: the sample ended. A stop string may yet complete in a partial character."""
+        """Return what is still held back: the sequence ended. A stop string may yet complete in a partial character."""
         if self.matched is not None:
             return ""
         shown = self._release(self._window.flush()) + self._held

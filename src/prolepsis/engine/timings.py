@@ -14,7 +14,7 @@ class StepTiming:
 
     num_rows: int = 0
     """Tokens of the pass."""
-    num_samples: int = 0
+    num_sequences: int = 0
     schedule: float = 0.0
     propose: float = 0.0
     forward: float = 0.0
@@ -56,7 +56,7 @@ class Timings:
         self.num_steps += 1
         totals = self.totals
         totals.num_rows += step.num_rows
-        totals.num_samples += step.num_samples
+        totals.num_sequences += step.num_sequences
         totals.schedule += step.schedule
         totals.propose += step.propose
         totals.forward += step.forward
@@ -82,7 +82,7 @@ class StepClock:
         setattr(self.timing, phase, getattr(self.timing, phase) + now - self._last)
         self._last = now
 
-    def done(self, num_rows: int, num_samples: int) -> StepTiming:
-        self.timing.num_rows, self.timing.num_samples = num_rows, num_samples
+    def done(self, num_rows: int, num_sequences: int) -> StepTiming:
+        self.timing.num_rows, self.timing.num_sequences = num_rows, num_sequences
         self._timings.add(self.timing)
         return self.timing

@@ -7,12 +7,12 @@ import structlog
 from torch import Tensor
 
 from prolepsis.core.events import Difference, TokenLogprobs
-from prolepsis.engine.request import Sample
+from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.runner import Computed
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
-from prolepsis.spec.verify import SampleStep, verify_batch
+from prolepsis.spec.verify import SequenceStep, verify_batch
 from prolepsis.spec.verify import Verdict as Walked
 
 log = structlog.get_logger(__name__)
@@ -27,7 +27,7 @@ class Verification:
 
     def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
         """Return the verdict of each row; None for rows that sample nothing."""
-        steps: list[SampleStep] = []
+        steps: list[SequenceStep] = []
         logits = computed.logits
         first_row = 0
         sampling = [row for row in rows if row.samples_next]
@@ -36,46 +36,46 @@ class Verification:
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         found = iter(verify_batch(steps, logits, self._sampler, computed.argmax))
-        return [self._verdict(row.sample, next(found), logits) if row.samples_next else None for row in rows]
+        return [self._verdict(row.sequence, next(found), logits) if row.samples_next else None for row in rows]
 
-    def _step(self, row: Row, first_row: int) -> SampleStep:
-        sample = row.sample
-        return SampleStep(
+    def _step(self, row: Row, first_row: int) -> SequenceStep:
+        sequence = row.sequence
+        return SequenceStep(
             row.draft,
-            sample.params,
-            sample.noise_key,
-            sample.num_output_tokens,
+            sequence.params,
+            sequence.noise_key,
+            sequence.num_output_tokens,
             first_row,
-            sample.history,
-            self._max_model_len - len(sample.tokens),
-            sample.matcher,
+            sequence.history,
+            self._max_model_len - len(sequence.tokens),
+            sequence.matcher,
         )
 
-    def _verdict(self, sample: Sample, verdict: Walked, logits: Tensor) -> Verdict:
+    def _verdict(self, sequence: SequenceState, verdict: Walked, logits: Tensor) -> Verdict:
         if verdict.fault is not None:
             return Verdict((), fault=verdict.fault)
-        if sample.replays is not None:
-            return self._compared(sample, sample.replays, verdict, logits)
-        top = sample.params.logprobs
+        if sequence.replays is not None:
+            return self._compared(sequence, sequence.replays, verdict, logits)
+        top = sequence.params.logprobs
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:
             pairs = zip(verdict.rows, verdict.tokens, strict=True)
             logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
         return Verdict(verdict.tokens, verdict.path, logprobs)
 
-    def _compared(self, sample: Sample, emitted: Sequence[int], verdict: Walked, logits: Tensor) -> Verdict:
+    def _compared(self, sequence: SequenceState, emitted: Sequence[int], verdict: Walked, logits: Tensor) -> Verdict:
         """Return the verdict of a replay, which ends with the first token that was not emitted before."""
         assert not verdict.path, "a replay is decoded plainly"
-        [token], position = verdict.tokens, sample.num_output_tokens
+        [token], position = verdict.tokens, sequence.num_output_tokens
         before = emitted[position] if position < len(emitted) else None
         if token == before:
             return Verdict(verdict.tokens)
         if before is None:
             return Verdict(verdict.tokens, difference=Difference(position, None, token, "structural"))
-        matcher = sample.matcher
+        matcher = sequence.matcher
         try:
             allowed = matcher.mask() if matcher is not None else None
-            row = SamplingRow(sample.params, sample.noise_key, position, sample.history, (), allowed)
+            row = SamplingRow(sequence.params, sequence.noise_key, position, sequence.history, (), allowed)
             read = classify(logits[verdict.first_row], row, (token, before), self._sampler)
         except Exception:  # contained: a comparison must not take the step with it
             log.exception("difference_not_classified", position=position)

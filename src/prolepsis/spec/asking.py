@@ -1,4 +1,4 @@
-"""Asks one proposer for the samples of a step: a free one always, a costly one where and as deep as it pays."""
+"""Asks one proposer for the sequences of a step: a free one always, a costly one where and as deep as it pays."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _LEAST_RATE = 0.3  # below, a node's children are not expected to survive even l
 
 
 class Asking:
-    """One proposer with the effort it is worth; its drafts go to the samples' turns."""
+    """One proposer with the effort it is worth; its drafts go to the sequences' turns."""
 
     def __init__(
         self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard, ledger: Ledger
@@ -27,12 +27,12 @@ class Asking:
         self._effort = None if proposer.free else Effort(one_pass=proposer.one_pass)
 
     def ask(self, turns: Sequence[Turn], prices: Prices | None) -> float:
-        """Let it compete for the samples that allow it; return the milliseconds that a costly one took.
+        """Let it compete for the sequences that allow it; return the milliseconds that a costly one took.
 
         `prices` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
         """
         name, serves = self.proposer.name, self.proposer.serves
-        asked = [turn for turn in turns if turn.allows(name) and serves(turn.sample)]
+        asked = [turn for turn in turns if turn.allows(name) and serves(turn.sequence)]
         if not asked:
             return 0.0
         if self._effort is not None and prices is not None:
@@ -71,10 +71,10 @@ class Asking:
         for turn in turns:
             turn.asked = True
         before = self.proposer.seconds
-        drafts = self.proposer.propose([t.sample for t in turns], depths, [t.limit for t in turns], threshold)
+        drafts = self.proposer.propose([t.sequence for t in turns], depths, [t.limit for t in turns], threshold)
         seconds = self.proposer.seconds - before
         weighed = None if any(t.shadow or t.forced for t in turns) else prices
-        self._ledger.ask(self.proposer.name, [t.sample.traffic_class for t in turns], seconds, weighed)
+        self._ledger.ask(self.proposer.name, [t.sequence.traffic_class for t in turns], seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds
@@ -83,8 +83,8 @@ class Asking:
         return drafts, ms
 
     def _offer(self, turn: Turn, alive: Sequence[float], price: float) -> Offer:
-        """Return what it should bring the sample: what it brings all samples, tilted as this one fares."""
-        tilt = self._board.tilt(turn.sample, self.proposer.name).factor
+        """Return what it should bring the sequence: what it brings all sequences, tilted as this one fares."""
+        tilt = self._board.tilt(turn.sequence, self.proposer.name).factor
         expected: list[float] = []
         factor = tilt
         for chance in alive[: turn.limit]:

@@ -1,4 +1,4 @@
-"""One sample in one call of `ProposerSet.propose`: what it may have, and its best draft so far."""
+"""One sequence in one call of `ProposerSet.propose`: what it may have, and its best draft so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import AcceptanceEstimator, survivals
 from prolepsis.spec.draft import ROOT, Draft, principal_first
 from prolepsis.spec.effort import value
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.scoring import Scoreboard
 
 
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """A draft with what is expected of it for one sample."""
+    """A draft with what is expected of it for one sequence."""
 
     draft: Draft
     survivals: tuple[float, ...]
@@ -26,15 +26,15 @@ class Rated:
 
 @dataclass(slots=True)
 class Turn:
-    """A sample while proposers compete for it."""
+    """A sequence while proposers compete for it."""
 
-    sample: SampleView
+    sequence: SequenceView
     limit: int
     """Most draft nodes; 0: none."""
     allowed: tuple[str, ...] | None
     """Proposers that may draft for it; None: all."""
     judged: bool
-    """Its drafts are scored against the tokens to come: each sample every few steps where there are many."""
+    """Its drafts are scored against the tokens to come: each sequence every few steps where there are many."""
     forced: bool = False
     """Its draft is verified whole, whatever it is worth."""
     shadow: bool = False
@@ -51,7 +51,7 @@ class Turn:
         return self.limit > 0 and (self.allowed is None or proposer in self.allowed)
 
     def plain(self, draft: Draft | None, *, weighed: bool) -> PlainReason | None:
-        """Return why the sample is decoded plainly where `draft`, what is verified of its best, is None.
+        """Return why the sequence is decoded plainly where `draft`, what is verified of its best, is None.
 
         `weighed`: drafts are verified where they are worth it; else only for want of room they are not.
         """
@@ -226,14 +226,14 @@ class Rating:
         self._board = board
 
     def compete(self, turn: Turn, draft: Draft, price: float) -> Rated | None:
-        """Let `draft` be the sample's where it is worth more than the best so far; return it rated.
+        """Let `draft` be the sequence's where it is worth more than the best so far; return it rated.
 
-        What leaves the sample's grammar is cut off before; None where nothing is left.
+        What leaves the sequence's grammar is cut off before; None where nothing is left.
         """
-        kept = within_grammar(draft, turn.sample.matcher) if turn.sample.matcher is not None else draft
+        kept = within_grammar(draft, turn.sequence.matcher) if turn.sequence.matcher is not None else draft
         if kept is None:
             return None
-        rated = self._rated(turn, kept, self._board.tilt(turn.sample, kept.proposer).factor, price)
+        rated = self._rated(turn, kept, self._board.tilt(turn.sequence, kept.proposer).factor, price)
         if turn.best is None or rated.worth > _MARGIN * turn.best.worth:
             turn.best = rated
         return rated
@@ -257,8 +257,8 @@ class Rating:
         return rated.worth
 
     def _rated(self, turn: Turn, draft: Draft, tilt: float, price: float) -> Rated:
-        """Rate a draft for its sample; what the grammar forces is as good as accepted."""
-        matcher = turn.sample.matcher
+        """Rate a draft for its sequence; what the grammar forces is as good as accepted."""
+        matcher = turn.sequence.matcher
         expected = self._acceptance.rates(draft)
         if matcher is None:
             alive = survivals(draft, expected, tilt)
@@ -268,7 +268,7 @@ class Rating:
                 expected[node] = rates[node] = FORCED_RATE
             alive = survivals(draft, rates)
         if turn.judged:
-            self._board.add(turn.sample, draft, expected)
+            self._board.add(turn.sequence, draft, expected)
         return Rated(draft, alive, value(alive, price))
 
 

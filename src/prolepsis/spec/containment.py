@@ -9,7 +9,7 @@ import structlog
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView, Selective, TakesMemory, TreeProposer
+from prolepsis.spec.proposer import Proposer, Selective, SequenceView, TakesMemory, TreeProposer
 
 log = structlog.get_logger(__name__)
 
@@ -20,7 +20,7 @@ _LONGEST_REST = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    sample: SampleView
+    sequence: SequenceView
     depth: int
     limit: int
 
@@ -57,10 +57,10 @@ class ContainedProposer:
         if other is not None:
             self.num_failures, self.seconds = other.num_failures, other.seconds
 
-    def serves(self, sample: SampleView) -> bool:
-        """Return whether it is worth asking for the sample; one that fails to say is asked."""
+    def serves(self, sequence: SequenceView) -> bool:
+        """Return whether it is worth asking for the sequence; one that fails to say is asked."""
         try:
-            return self._serves is None or self._serves(sample)
+            return self._serves is None or self._serves(sequence)
         except Exception:  # contained: asked, it fails there and is counted
             return True
 
@@ -73,26 +73,26 @@ class ContainedProposer:
 
     def propose(
         self,
-        samples: Sequence[SampleView],
+        sequences: Sequence[SequenceView],
         depths: Sequence[int],
         limits: Sequence[int] | None = None,
         threshold: float = 0.0,
     ) -> list[Draft | None]:
-        """Return one sound draft or None per sample; a batch that raises is asked again row by row.
+        """Return one sound draft or None per sequence; a batch that raises is asked again row by row.
 
         `depths` bound a draft's levels and, but for a `TreeProposer`, its nodes; the rest is for those.
         """
-        asked = [_Asked(*each) for each in zip(samples, depths, limits or depths, strict=True)]
+        asked = [_Asked(*each) for each in zip(sequences, depths, limits or depths, strict=True)]
         started = self._clock()
         drafts = self._ask(asked, threshold)
         self.seconds += self._clock() - started
         return drafts
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
-        self._guard(sample, lambda: self._proposer.commit(sample, num_new))
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        self._guard(sequence, lambda: self._proposer.commit(sequence, num_new))
 
-    def forget(self, sample: SampleView) -> None:
-        self._guard(sample, lambda: self._proposer.forget(sample))
+    def forget(self, sequence: SequenceView) -> None:
+        self._guard(sequence, lambda: self._proposer.forget(sequence))
 
     def memory(self) -> ProposerMemory:
         """Return the memory it takes; 0 where it does not tell. From any thread."""
@@ -102,11 +102,11 @@ class ContainedProposer:
         try:
             drafts = list(self._call(asked, threshold))
             if len(drafts) != len(asked):
-                raise ValueError(f"{len(drafts)} drafts for {len(asked)} samples")
+                raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request
             if len(asked) > 1:
                 return [draft for one in asked for draft in self._ask([one], threshold)]
-            self._fail(asked[0].sample, f"propose: {error!r}")
+            self._fail(asked[0].sequence, f"propose: {error!r}")
             return [None]
         checked = [self._checked(draft, one) for draft, one in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
@@ -114,10 +114,10 @@ class ContainedProposer:
         return checked
 
     def _call(self, asked: Sequence[_Asked], threshold: float) -> Sequence[Draft | None]:
-        samples, depths = [one.sample for one in asked], [one.depth for one in asked]
+        sequences, depths = [one.sequence for one in asked], [one.depth for one in asked]
         if self._trees is not None:
-            return self._trees.propose_trees(samples, depths, [one.limit for one in asked], threshold)
-        return self._proposer.propose(samples, depths)
+            return self._trees.propose_trees(sequences, depths, [one.limit for one in asked], threshold)
+        return self._proposer.propose(sequences, depths)
 
     def _checked(self, draft: Draft | None, asked: _Asked) -> Draft | None:
         if draft is None:
@@ -129,22 +129,22 @@ class ContainedProposer:
         except Exception as error:  # contained: nonsense may be of any shape
             fault = repr(error)
         if fault is None:
-            self._ledger.succeed(self.name, asked.sample.traffic_class)
+            self._ledger.succeed(self.name, asked.sequence.traffic_class)
             return draft if draft.tokens else None
-        self._fail(asked.sample, f"draft: {fault}")
+        self._fail(asked.sequence, f"draft: {fault}")
         return None
 
-    def _guard(self, sample: SampleView, verb: Callable[[], None]) -> None:
+    def _guard(self, sequence: SequenceView, verb: Callable[[], None]) -> None:
         started = self._clock()
         try:
             verb()
         except Exception as error:  # contained: see propose
-            self._fail(sample, repr(error))
+            self._fail(sequence, repr(error))
         self.seconds += self._clock() - started
 
-    def _fail(self, sample: SampleView, what: str) -> None:
+    def _fail(self, sequence: SequenceView, what: str) -> None:
         self.num_failures += 1
-        self._ledger.fail(self.name, sample.traffic_class)
+        self._ledger.fail(self.name, sequence.traffic_class)
         self._failed_in_row += 1
         excess = self._failed_in_row - _TOLERATED
         if excess >= 0:

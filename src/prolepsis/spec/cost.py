@@ -139,11 +139,11 @@ def profile_cost(
     points = [(r, c) for c in contexts for r in rows]
     for r, c in points:
         measure(r, c)  # warm: first calls allocate and fault pages in
-    samples: dict[tuple[int, int], list[float]] = {point: [] for point in points}
+    sequences: dict[tuple[int, int], list[float]] = {point: [] for point in points}
     for _ in range(repeats):
         for point in points:
-            samples[point].append(measure(*point))
-    return CostCurve(rows, contexts, [[statistics.median(samples[r, c]) for c in contexts] for r in rows])
+            sequences[point].append(measure(*point))
+    return CostCurve(rows, contexts, [[statistics.median(sequences[r, c]) for c in contexts] for r in rows])
 
 
 def _band(num_rows: int) -> int:

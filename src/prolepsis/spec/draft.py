@@ -9,7 +9,7 @@ ROOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Guessed continuation of one sample; node i follows node `parents[i]` and always comes after it.
+    """Guessed continuation of one sequence; node i follows node `parents[i]` and always comes after it.
 
     The principal chain comes first (node 0 follows the root, node 1 follows node 0, ...), so accepting it moves no KV.
     No two children of one node carry the same token. Verification needs no draft probabilities.

@@ -1,41 +1,41 @@
-"""What a level of drafting costs, by how many samples share the call: a line, learnt online."""
+"""What a level of drafting costs, by how many sequences share the call: a line, learnt online."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LEVEL_DECAY = 0.95  # per call
-_RIDGE = 4.0  # weight of the prior slope, in (samples of difference)^2
-_PRIOR_SLOPE = 0.05  # of the mean: a further sample reads no weights again
+_RIDGE = 4.0  # weight of the prior slope, in (sequences of difference)^2
+_PRIOR_SLOPE = 0.05  # of the mean: a further sequence reads no weights again
 _OUTLIER = 2.0
 
 
 class LevelCost:
-    """Milliseconds of a level = `fixed_ms` + samples * `sample_ms`; 0 until the first call is known."""
+    """Milliseconds of a level = `fixed_ms` + sequences * `sequence_ms`; 0 until the first call is known."""
 
     def __init__(self) -> None:
         self.fixed_ms = 0.0
-        self.sample_ms = 0.0
+        self.sequence_ms = 0.0
         self._weight = self._n = self._nn = self._ms = self._nms = 0.0  # decayed sums
 
     @property
     def is_known(self) -> bool:
         return self._weight > 0.0
 
-    def learn(self, num_samples: int, num_levels: int, ms: float) -> None:
-        """Learn that a call for so many samples that drafted `num_levels` deep took `ms`."""
+    def learn(self, num_sequences: int, num_levels: int, ms: float) -> None:
+        """Learn that a call for so many sequences that drafted `num_levels` deep took `ms`."""
         if num_levels <= 0 or ms <= 0.0:
             return
         ms /= num_levels
-        known = self.fixed_ms + num_samples * self.sample_ms
+        known = self.fixed_ms + num_sequences * self.sequence_ms
         if ms < known / _OUTLIER:  # what was learnt before was a start (a compile, cold pages): begin anew
             self._weight = self._n = self._nn = self._ms = self._nms = 0.0
         elif known > 0.0:
             ms = min(ms, _OUTLIER * known)
         self._weight = _LEVEL_DECAY * self._weight + 1.0
-        self._n = _LEVEL_DECAY * self._n + num_samples
-        self._nn = _LEVEL_DECAY * self._nn + num_samples * num_samples
+        self._n = _LEVEL_DECAY * self._n + num_sequences
+        self._nn = _LEVEL_DECAY * self._nn + num_sequences * num_sequences
         self._ms = _LEVEL_DECAY * self._ms + ms
-        self._nms = _LEVEL_DECAY * self._nms + num_samples * ms
+        self._nms = _LEVEL_DECAY * self._nms + num_sequences * ms
         self._fit()
 
     def _fit(self) -> None:
@@ -44,8 +44,8 @@ class LevelCost:
         spread = self._nn - self._n * mean_n
         together = self._nms - self._n * mean_ms
         slope = (together + _RIDGE * _PRIOR_SLOPE * mean_ms) / (spread + _RIDGE)
-        self.sample_ms = min(max(0.0, slope), mean_ms / mean_n)
-        self.fixed_ms = mean_ms - self.sample_ms * mean_n
+        self.sequence_ms = min(max(0.0, slope), mean_ms / mean_n)
+        self.fixed_ms = mean_ms - self.sequence_ms * mean_n
 
 
 _GAIN = 0.045  # share of a step's tokens that a switch must gain, either way
@@ -87,7 +87,7 @@ class Probes:
         self._promise: float | None = None
 
     def due(self, promise: float) -> bool:
-        """Count a step unasked; return whether to probe. `promise`: tokens a sample that a probe may bring."""
+        """Count a step unasked; return whether to probe. `promise`: tokens a sequence that a probe may bring."""
         if self._promise is None:
             self._promise = promise
         elif promise > _DRIFT * self._promise + _NOISE:  # other requests, another load
@@ -129,34 +129,34 @@ class Step:
 
     plain: Prices
     """Were all of it decoded plainly."""
-    num_samples: int
-    """Decoding samples, each of which emits a token in any case."""
+    num_sequences: int
+    """Decoding sequences, each of which emits a token in any case."""
     worth: float = 0.0
     """Of their free drafts (tokens, less the price of the rows)."""
 
     @property
     def tokens(self) -> float:
-        return self.num_samples + self.worth
+        return self.num_sequences + self.worth
 
     @property
     def prices(self) -> Prices:
-        """With the free drafts: G = (samples + sum of (S - b * G)) / ms without drafts."""
-        return self.plain.times(self.tokens / self.num_samples)
+        """With the free drafts: G = (sequences + sum of (S - b * G)) / ms without drafts."""
+        return self.plain.times(self.tokens / self.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a proposer would bring one sample, by depth up to where it has use for it."""
+    """What a proposer would bring one sequence, by depth up to where it has use for it."""
 
     survivals: Sequence[float]
     """Chance that its likeliest node there is accepted."""
     free: Sequence[float] = ()
-    """Chance that some node of the sample's free draft is."""
+    """Chance that some node of the sequence's free draft is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How deep to draft (0: not at all), for which samples, and what it should gain (tokens)."""
+    """How deep to draft (0: not at all), for which sequences, and what it should gain (tokens)."""
 
     depth: int
     asked: tuple[bool, ...]
@@ -175,13 +175,13 @@ class Effort:
         self._gained = self._expected = _PRIOR_TOKENS
 
     def decide(self, alone: Sequence[float], offers: Sequence[Offer], step: Step) -> Decision:
-        """Return for which samples to draft, and how deep: once a step.
+        """Return for which sequences to draft, and how deep: once a step.
 
-        `alone`: what it brings a sample, taking all together, that has no free draft; by this it is switched.
+        `alone`: what it brings a sequence, taking all together, that has no free draft; by this it is switched.
         """
         gains = _gains(Offer(alone), step.plain.row, max(1.0, self._factor))  # below 1 for what free drafts bring too
         _, net = self._best([gains] * len(offers), step.plain.ms)
-        on, row = self._switch.decide(net / step.num_samples), step.prices.row
+        on, row = self._switch.decide(net / step.num_sequences), step.prices.row
         if on:
             decision = self._fastest([_gains(offer, row, self._factor) for offer in offers], step)
             if decision.depth:
@@ -192,11 +192,11 @@ class Effort:
             return Decision(_PROBE_DEPTH, (True,) * len(offers), sum(_at(known, _PROBE_DEPTH) for known in beside))
         return Decision(0, (False,) * len(offers))
 
-    def threshold(self, num_samples: int, prices: Prices) -> float:
+    def threshold(self, num_sequences: int, prices: Prices) -> float:
         """Return the survival at which a node of the next level pays its row and its share of the level."""
         if self._one_pass:
             return prices.row
-        return prices.row + prices.ms * (self.cost.fixed_ms / num_samples + self.cost.sample_ms)
+        return prices.row + prices.ms * (self.cost.fixed_ms / num_sequences + self.cost.sequence_ms)
 
     def paid(self, depth: int) -> int:
         """Return the levels that a draft of `depth` is paid for."""
@@ -213,7 +213,7 @@ class Effort:
 
     def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float) -> tuple[int, float]:
         """Return the depth with the largest gain over cost, and that; 0 and at most 0 where none has."""
-        fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sample_ms
+        fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sequence_ms
         nets = [-fixed * self.paid(k) for k in range(1, max(map(len, gains), default=0) + 1)]
         for known in gains:
             net = 0.0
@@ -234,7 +234,7 @@ class Effort:
             if depth == 0 or net < _CONVERGED * step.tokens or (depth == decision.depth and len(gains) == 1):
                 break
             decision = self._decision(gains, depth if self.cost.is_known else min(depth, _PROBE_DEPTH), pace)
-            ms = self.paid(decision.depth) * self.cost.fixed_ms + self.cost.sample_ms * sum(
+            ms = self.paid(decision.depth) * self.cost.fixed_ms + self.cost.sequence_ms * sum(
                 self.paid(min(decision.depth, len(known)))
                 for known, does in zip(gains, decision.asked, strict=True)
                 if does
@@ -243,7 +243,7 @@ class Effort:
         return decision
 
     def _decision(self, gains: Sequence[Sequence[float]], depth: int, tokens_per_ms: float) -> Decision:
-        each = tokens_per_ms * self.cost.sample_ms
+        each = tokens_per_ms * self.cost.sequence_ms
         asked = tuple(_at(known, depth) > each * self.paid(min(depth, len(known))) for known in gains)
         return Decision(depth, asked, sum(_at(known, depth) for known, does in zip(gains, asked, strict=True) if does))
 
@@ -262,7 +262,7 @@ def _gains(offer: Offer, price: float, factor: float) -> list[float]:
 
 
 def _at(gains: Sequence[float], depth: int) -> float:
-    """Return the gain of drafting `depth` deep, or as deep as the sample's limit lets."""
+    """Return the gain of drafting `depth` deep, or as deep as the sequence's limit lets."""
     return gains[min(depth, len(gains)) - 1] if gains else 0.0
 
 

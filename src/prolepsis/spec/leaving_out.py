@@ -1,4 +1,4 @@
-"""Who may draft for a sample under a plan that leaves proposers out by traffic class."""
+"""Who may draft for a sequence under a plan that leaves proposers out by traffic class."""
 
 from collections.abc import Sequence
 

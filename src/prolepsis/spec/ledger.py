@@ -62,7 +62,7 @@ class Ledger:
         self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
 
     def ask(self, proposer: str, traffic_classes: Sequence[str], seconds: float, prices: Prices | None) -> None:
-        """Count one call for samples of `traffic classes`; its time is theirs in equal parts."""
+        """Count one call for sequences of `traffic classes`; its time is theirs in equal parts."""
         late = seconds > self._late_s
         spent = 1000.0 * seconds * prices.ms / len(traffic_classes) if prices else 0.0
         for traffic_class, number in (

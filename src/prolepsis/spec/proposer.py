@@ -20,16 +20,16 @@ class TakesMemory(Protocol):
         """Return it as it is now; called from any thread."""
 
 
-class SampleView(Protocol):
-    """One sample of a request as proposers see it; read only."""
+class SequenceView(Protocol):
+    """One sequence of a request as proposers see it; read only."""
 
     @property
     def key(self) -> str:
-        """Unique among live samples: request id and sample index."""
+        """Unique among live sequences: request id and sequence index."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Prompt and committed output, oldest first. The list only grows while the sample lives."""
+        """Prompt and committed output, oldest first. The list only grows while the sequence lives."""
 
     @property
     def num_prompt_tokens(self) -> int: ...
@@ -55,15 +55,15 @@ class SampleView(Protocol):
 
     @property
     def matcher(self) -> Matcher | None:
-        """Of the sample's grammar, where it has one, after `tokens`; proposers only ask it, never advance it."""
+        """Of the sequence's grammar, where it has one, after `tokens`; proposers only ask it, never advance it."""
 
     @property
     def noise_key(self) -> int:
-        """64-bit key of the sample's keyed noise (`sampling.noise`), for proposers that share it."""
+        """64-bit key of the sequence's keyed noise (`sampling.noise`), for proposers that share it."""
 
 
 class Proposer(Protocol):
-    """A runtime object that guesses tokens. It owns its cache; it never changes a sample.
+    """A runtime object that guesses tokens. It owns its cache; it never changes a sequence.
 
     A proposer may raise or return nonsense: the engine contains it, counts it and decodes that row plainly.
     """
@@ -71,24 +71,24 @@ class Proposer(Protocol):
     @property
     def name(self) -> str: ...
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> Sequence[Draft | None]:
-        """Return one draft of at most `limits[i]` nodes for each sample, or None where there is nothing to say."""
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Sequence[Draft | None]:
+        """Return one draft of at most `limits[i]` nodes for each sequence, or None where there is nothing to say."""
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
-        """Learn that the last `num_new` tokens of `sample.tokens` are committed.
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        """Learn that the last `num_new` tokens of `sequence.tokens` are committed.
 
-        Called once with the whole prompt when the sample starts to decode, then after each step that emitted tokens.
+        Called once with the whole prompt when the sequence starts to decode, then after each step that emitted tokens.
         """
 
-    def forget(self, sample: SampleView) -> None:
-        """The sample ended (its tokens may be kept for others of its scope); free what only it needed."""
+    def forget(self, sequence: SequenceView) -> None:
+        """The sequence ended (its tokens may be kept for others of its scope); free what only it needed."""
 
 
 @runtime_checkable
 class Selective(Proposer, Protocol):
-    """A proposer with nothing to say on some samples for as long as they live: it is not asked for those."""
+    """A proposer with nothing to say on some sequences for as long as they live: it is not asked for those."""
 
-    def serves(self, sample: SampleView) -> bool: ...
+    def serves(self, sequence: SequenceView) -> bool: ...
 
 
 @runtime_checkable
@@ -96,7 +96,7 @@ class TreeProposer(Proposer, Protocol):
     """A proposer whose drafts cost time by the level, or once where it says `one_pass`, and may be trees."""
 
     def propose_trees(
-        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> Sequence[Draft | None]:
         """Return drafts of at most `depths[i]` levels and `limits[i]` nodes.
 
@@ -106,13 +106,13 @@ class TreeProposer(Proposer, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a pass computed for one sample: tokens that stand, and the target's hidden states at them."""
+    """What a pass computed for one sequence: tokens that stand, and the target's hidden states at them."""
 
-    sample: SampleView
+    sequence: SequenceView
     start: int
-    """Position of the first of `tokens` in the sample."""
+    """Position of the first of `tokens` in the sequence."""
     tokens: Sequence[int]
-    """Prompt tokens, the last committed one, and accepted draft tokens; not yet in `sample.tokens` are the latter."""
+    """Prompt tokens, the last committed one, and accepted draft tokens; not yet in `sequence.tokens` are the latter."""
     features: Tensor  # [len(tokens), taps * hidden] bfloat16
     drafts: bool = True
     """Whether it may be drafted for; others are shown too since their pages may be shared."""
@@ -125,21 +125,22 @@ class FeatureConsumer(Protocol):
     def taps(self) -> tuple[int, ...]: ...
 
     def take(self, shown: Sequence[Shown]) -> None:
-        """Take in what a step computed. Called before the step is committed, while the samples still hold their pages.
+        """Take the hidden states of a step. Called before it is committed, while the sequences still hold their pages.
 
-        Tokens of a sample come in order. A preempted sample starts over; tokens found in the prefix index are left out.
+        Tokens of a sequence come in order. A preempted sequence starts over; tokens found in the prefix index are left
+        out.
         """
 
 
 @runtime_checkable
 class DraftingConsumer(FeatureConsumer, Protocol):
-    """A proposer that drafts from what it sees, and has no use for tokens of samples that it may not draft for."""
+    """A proposer that drafts from what it sees, and has no use for tokens of sequences that it may not draft for."""
 
     @property
     def name(self) -> str: ...
 
-    def miss(self, sample: SampleView, start: int, end: int) -> None:
-        """The tokens `start : end` of a sample stand and are not shown. Called where `take` would be."""
+    def miss(self, sequence: SequenceView, start: int, end: int) -> None:
+        """The tokens `start : end` of a sequence stand and are not shown. Called where `take` would be."""
 
-    def forget(self, sample: SampleView) -> None:
-        """The sample ended, or never drafted at all; may be called again."""
+    def forget(self, sequence: SequenceView) -> None:
+        """The sequence ended, or never drafted at all; may be called again."""

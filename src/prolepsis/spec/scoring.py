@@ -1,8 +1,8 @@
 """Scores every draft against what was committed later, verified or not: full information at no verification cost.
 
 After HedgeSpec (ICLR 2026): once a continuation is known, every proposer can be judged on it. A draft stays pending
-until a committed token leaves it, it is used up, or its sample ends; it is judged token by token as they come, so what
-other drafts had accepted in the meantime does not select the trials.
+until a committed token leaves it, it is used up, or its sequence ends; it is judged token by token as they come, so
+what other drafts had accepted in the meantime does not select the trials.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from prolepsis.spec.acceptance import AcceptanceEstimator, Tilt
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 
-_MAX_PENDING = 64  # drafts of one sample
+_MAX_PENDING = 64  # drafts of one sequence
 
 
 @dataclass(slots=True)
@@ -22,45 +22,45 @@ class _Pending:
     rates: Sequence[float]  # what was expected of each node
     tilt: Tilt
     traffic_class: str
-    next_index: int  # of the sample's token that decides next
+    next_index: int  # of the sequence's token that decides next
     node: int = ROOT
     depth: int = 0
 
 
 class Scoreboard:
-    """Drafts of live samples that are still being judged, and each request's tilt per proposer."""
+    """Drafts of live sequences that are still being judged, and each request's tilt per proposer."""
 
     def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
         self._acceptance = acceptance
         self._ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
-        self._tilts: dict[str, dict[str, Tilt]] = {}  # by sample, by proposer
+        self._tilts: dict[str, dict[str, Tilt]] = {}  # by sequence, by proposer
 
-    def tilt(self, sample: SampleView, proposer: str) -> Tilt:
-        """Return the sample's tilt for one proposer; it lives until `drop`."""
-        tilts = self._tilts.setdefault(sample.key, {})
+    def tilt(self, sequence: SequenceView, proposer: str) -> Tilt:
+        """Return the sequence's tilt for one proposer; it lives until `drop`."""
+        tilts = self._tilts.setdefault(sequence.key, {})
         tilt = tilts.get(proposer)
         if tilt is None:
             tilt = tilts[proposer] = Tilt()
         return tilt
 
-    def add(self, sample: SampleView, draft: Draft, rates: Sequence[float]) -> None:
-        """Judge `draft`, made for the sample as it stands now, by the tokens to come; `rates` were expected of it."""
-        pending = self._pending.setdefault(sample.key, [])
-        tilt = self.tilt(sample, draft.proposer)
-        pending.append(_Pending(draft, rates, tilt, sample.traffic_class, len(sample.tokens)))
+    def add(self, sequence: SequenceView, draft: Draft, rates: Sequence[float]) -> None:
+        """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""
+        pending = self._pending.setdefault(sequence.key, [])
+        tilt = self.tilt(sequence, draft.proposer)
+        pending.append(_Pending(draft, rates, tilt, sequence.traffic_class, len(sequence.tokens)))
         del pending[:-_MAX_PENDING]
 
-    def commit(self, sample: SampleView) -> None:
-        """Judge the sample's pending drafts by the tokens that were committed since."""
-        pending = self._pending.get(sample.key)
+    def commit(self, sequence: SequenceView) -> None:
+        """Judge the sequence's pending drafts by the tokens that were committed since."""
+        pending = self._pending.get(sequence.key)
         if pending:
-            self._pending[sample.key] = [entry for entry in pending if self._judge(entry, sample.tokens)]
+            self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
 
-    def drop(self, sample: SampleView) -> None:
-        """Forget a sample that ended; what is undecided stays uncounted."""
-        self._pending.pop(sample.key, None)
-        self._tilts.pop(sample.key, None)
+    def drop(self, sequence: SequenceView) -> None:
+        """Forget a sequence that ended; what is undecided stays uncounted."""
+        self._pending.pop(sequence.key, None)
+        self._tilts.pop(sequence.key, None)
 
     def forget(self, proposer: str) -> None:
         """Forget the drafts of a proposer that was exchanged, and how requests fared with it."""

@@ -1,4 +1,4 @@
-"""Which draft of which proposer each sample gets in a step: ask, contain, score, choose, cut, learn."""
+"""Which draft of which proposer each sequence gets in a step: ask, contain, score, choose, cut, learn."""
 
 import time
 from collections import Counter
@@ -15,27 +15,27 @@ from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Prices
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, SampleView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.scoring import Scoreboard
 from prolepsis.spec.window import Cut, StepLoad, Window
 
 ShadowSpent = tuple[tuple[str, float, float], ...]
 """Proposer, what drafting cost and what verifying would have cost, in tokens that plain decoding emits in that time."""
-_FEW = 4  # samples up to which drafts are made as long as allowed, and all are judged
-_SHORT = 4  # nodes of a draft among many samples, at first
+_FEW = 4  # sequences up to which drafts are made as long as allowed, and all are judged
+_SHORT = 4  # nodes of a draft among many sequences, at first
 
 
 class ProposerSet:
     """All proposers of an engine behind one call. The engine's order in a step:
 
-    drafts = proposers.propose(samples, limits, plan, load, allowed, forced=forced)
-    ... one pass over plain rows and drafts; verify; append the emitted tokens to the samples ...
+    drafts = proposers.propose(sequences, limits, plan, load, allowed, forced=forced)
+    ... one pass over plain rows and drafts; verify; append the emitted tokens to the sequences ...
     proposers.observe_pass(num_rows, num_context, ms)     # of the whole pass: forward and verification
     proposers.observe(draft, path)                        # per draft that was verified: its accepted nodes
-    proposers.commit(sample, num_new)                     # per sample that emitted tokens
-    proposers.forget(sample)                              # once, when the sample ended
+    proposers.commit(sequence, num_new)                     # per sequence that emitted tokens
+    proposers.forget(sequence)                              # once, when the sequence ended
 
-    `commit` is also called once with the whole prompt when a sample starts to decode. A proposer's fault costs drafts
+    `commit` is also called once with the whole prompt when a sequence starts to decode. A proposer's fault costs drafts
     and is counted in `failures`; nothing here raises for it.
     """
 
@@ -52,9 +52,9 @@ class ProposerSet:
         self.counts = {name: ProposerCounts() for name in self.names}
         """Verified drafts of each proposer."""
         self.plain: list[PlainReason | None] = []
-        """For each sample of the last call: why it got no draft; None where it got one."""
+        """For each sequence of the last call: why it got no draft; None where it got one."""
         self.shadow_spent: list[ShadowSpent] = []
-        """For each sample of the last call in shadow: what its draft cost."""
+        """For each sequence of the last call in shadow: what its draft cost."""
         self.ledger = Ledger(self.names)
         """What each proposer costs and brings, by traffic class."""
         contained = [ContainedProposer(p, vocab_size, clock, self.ledger) for p in proposers]
@@ -67,7 +67,7 @@ class ProposerSet:
         self._asking = [Asking(proposer, acceptance, self._board, self.ledger) for proposer in self._proposers]
         self._paid: Prices | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
-        self._kept: dict[str, int] = {}  # nodes of each live sample's last draft that were worth verifying
+        self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
 
     @property
     def failures(self) -> dict[str, int]:
@@ -112,29 +112,29 @@ class ProposerSet:
 
     def propose(
         self,
-        samples: Sequence[SampleView],
-        limits: Sequence[int],  # most draft nodes of each sample; 0: none
+        sequences: Sequence[SequenceView],
+        limits: Sequence[int],  # most draft nodes of each sequence; 0: none
         plan: SpecPlan,
         load: StepLoad | None = None,
         allowed: Sequence[tuple[str, ...] | None] | None = None,
         *,
         forced: Sequence[bool] | None = None,
     ) -> list[Draft | None]:
-        """Return the draft to verify for each decoding sample, or None.
+        """Return the draft to verify for each decoding sequence, or None.
 
-        `limits` hold what the sample allows (its own ceiling, room in its context, tokens it may still emit); the
-        plan's ceiling is applied here. `load` None: the pass holds just these samples. `allowed[i]` None: every
+        `limits` hold what the sequence allows (its own ceiling, room in its context, tokens it may still emit); the
+        plan's ceiling is applied here. `load` None: the pass holds just these sequences. `allowed[i]` None: every
         proposer of the plan. `forced[i]`: what is drafted is verified, whether or not the cost curve says that it pays.
         """
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
-            self.plain = ["no_room"] * len(samples)
-            return [None] * len(samples)
+            self.plain = ["no_room"] * len(sequences)
+            return [None] * len(sequences)
         self._num_proposed += 1
-        turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
+        turns = self._turns(sequences, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn, must in zip(turns, forced or (), strict=False):
             turn.forced = must
-        load = load or _own_load(samples, ceiling)
+        load = load or _own_load(sequences, ceiling)
         prices = self._paid = self._prices(len(turns), load) if plan.fixed_depth is None else None
         spent_ms = self._contest(turns, plan, prices)
         fixed = plan.fixed_depth is not None
@@ -144,21 +144,21 @@ class ProposerSet:
 
     def propose_shadow(
         self,
-        samples: Sequence[SampleView],
+        sequences: Sequence[SequenceView],
         limits: Sequence[int],
         plan: SpecPlan,
         load: StepLoad,
         allowed: Sequence[tuple[str, ...] | None] | None = None,
     ) -> list[Draft | None]:
-        """Return the drafts that `propose` would have verified, were these the only samples of the pass that draft.
+        """Return the drafts that `propose` would have verified, were these the only sequences of the pass that draft.
 
         What decides over the drafts of `propose` stays as it was, but that all of these are judged too.
         """
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(limit > 0 for limit in limits):
-            self.plain, self.shadow_spent = ["no_room"] * len(samples), [()] * len(samples)
-            return [None] * len(samples)
-        turns = self._turns(samples, [min(limit, ceiling) for limit in limits], allowed, plan)
+            self.plain, self.shadow_spent = ["no_room"] * len(sequences), [()] * len(sequences)
+            return [None] * len(sequences)
+        turns = self._turns(sequences, [min(limit, ceiling) for limit in limits], allowed, plan)
         for turn in turns:
             turn.judged = turn.shadow = True
         fixed = plan.fixed_depth is not None
@@ -195,41 +195,41 @@ class ProposerSet:
         """Learn what a pass cost: its rows, its cached tokens, its milliseconds."""
         self._window.cost.observe(num_rows, num_context, ms)
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Tell every proposer that the last `num_new` tokens are committed, and judge what was proposed for them."""
-        self._board.commit(sample)
+        self._board.commit(sequence)
         for proposer in self._proposers:
-            proposer.commit(sample, num_new)
+            proposer.commit(sequence, num_new)
 
-    def forget(self, sample: SampleView) -> None:
-        """Tell every proposer that the sample ended."""
-        self._board.drop(sample)
-        self._kept.pop(sample.key, None)
+    def forget(self, sequence: SequenceView) -> None:
+        """Tell every proposer that the sequence ended."""
+        self._board.drop(sequence)
+        self._kept.pop(sequence.key, None)
         for proposer in self._proposers:
-            proposer.forget(sample)
+            proposer.forget(sequence)
 
     def _turns(
         self,
-        samples: Sequence[SampleView],
+        sequences: Sequence[SequenceView],
         limits: Sequence[int],
         allowed: Sequence[tuple[str, ...] | None] | None,
         plan: SpecPlan,
     ) -> list[Turn]:
-        """Return a turn per sample; with many samples, drafts start short and grow where they are kept, to save time.
+        """Return a turn per sequence; with many sequences, drafts start short and grow where they are kept.
 
-        Which samples are judged in a step goes by turns, never by how they fare: no bias.
+        Which sequences are judged in a step goes by turns, never by how they fare: no bias.
         """
-        short = len(samples) > _FEW and plan.fixed_depth is None
-        stride = 1 + (len(samples) - 1) // _FEW
+        short = len(sequences) > _FEW and plan.fixed_depth is None
+        stride = 1 + (len(sequences) - 1) // _FEW
         turns = []
-        for i, sample in enumerate(samples):
-            limit = min(limits[i], _SHORT + 2 * self._kept.get(sample.key, 0)) if short else limits[i]
+        for i, sequence in enumerate(sequences):
+            limit = min(limits[i], _SHORT + 2 * self._kept.get(sequence.key, 0)) if short else limits[i]
             names = allowed[i] if allowed else None
-            turns.append(Turn(sample, limit, names, (self._num_proposed + i) % stride == 0))
+            turns.append(Turn(sequence, limit, names, (self._num_proposed + i) % stride == 0))
         return turns
 
     def _contest(self, turns: Sequence[Turn], plan: SpecPlan, prices: Prices | None) -> float:
-        """Let the proposers of the plan compete for every sample that may draft; return the ms of costly ones.
+        """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones.
 
         `prices` None: the depth is fixed.
         """
@@ -258,11 +258,11 @@ class ProposerSet:
         return _within_budget(drafts, load.max_draft_tokens) if any(turn.forced for turn in turns) else drafts
 
     def _keep(self, turns: Sequence[Turn], load: StepLoad, spent_ms: float) -> Cut:
-        """Return which nodes are worth verifying, remembering how many for the samples that may draft."""
+        """Return which nodes are worth verifying, remembering how many for the sequences that may draft."""
         cut = self._window.cut([turn.survivals for turn in turns], load, spent_ms)
         for turn, nodes in zip(turns, cut.nodes, strict=True):
             if turn.limit > 0:
-                self._kept[turn.sample.key] = len(nodes)
+                self._kept[turn.sequence.key] = len(nodes)
         return cut
 
 
@@ -282,8 +282,8 @@ def _selected(turn: Turn, nodes: list[int]) -> Draft | None:
     return turn.draft if len(nodes) == len(turn.draft.tokens) else turn.draft.select(nodes)
 
 
-def _own_load(samples: Sequence[SampleView], ceiling: int) -> StepLoad:
-    return StepLoad(len(samples), sum(len(s.tokens) for s in samples), ceiling * len(samples))
+def _own_load(sequences: Sequence[SequenceView], ceiling: int) -> StepLoad:
+    return StepLoad(len(sequences), sum(len(s.tokens) for s in sequences), ceiling * len(sequences))
 
 
 def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:

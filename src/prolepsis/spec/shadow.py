@@ -6,7 +6,7 @@ from prolepsis.spec.draft import ROOT, Draft
 
 
 class ShadowDraft:
-    """The one draft of a sample in shadow that is still compared, and how far the emitted tokens followed it.
+    """The one draft of a sequence in shadow that is still compared, and how far the emitted tokens followed it.
 
     The token that leaves it, or comes after its last one, still belongs to it: the step that verified it would have
     emitted that token too. So drafts made one after another are those that verification would have seen.

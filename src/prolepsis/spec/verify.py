@@ -19,13 +19,13 @@ from prolepsis.spec.draft import ROOT, Draft
 
 
 @dataclass(frozen=True, slots=True)
-class SampleStep:
-    """One sample's part of a step: its draft, if any, and where its logits are."""
+class SequenceStep:
+    """One sequence's part of a step: its draft, if any, and where its logits are."""
 
     draft: Draft | None
     params: SamplingParams
     key: int
-    """64-bit key of the sample's noise (`sampling.noise.noise_key`)."""
+    """64-bit key of the sequence's noise (`sampling.noise.noise_key`)."""
     position: int
     """Output position of the first token this step emits: the number of output tokens committed so far."""
     first_row: int
@@ -35,7 +35,7 @@ class SampleStep:
     room: int | None = None
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
     matcher: Matcher | None = None
-    """Of the sample's grammar, where it has one, after the last committed token."""
+    """Of the sequence's grammar, where it has one, after the last committed token."""
 
     @property
     def limit(self) -> int:
@@ -46,19 +46,19 @@ class SampleStep:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one step says for one sample."""
+    """What one step says for one sequence."""
 
     tokens: tuple[int, ...]
-    """Emitted: the tokens of `path`, then one more of the target's own (recovered, bonus, or the sample's last)."""
+    """Emitted: the tokens of `path`, then one more of the target's own (recovered, bonus, or the sequence's last)."""
     path: tuple[int, ...]
     """Accepted draft nodes from the root down; always one fewer than `tokens`."""
     end_token: int | None = None
-    """The last emitted token where it is one that ends the sample (end of sequence, stop id)."""
+    """The last emitted token where it is one that ends the sequence (end of sequence, stop id)."""
     last_was_drafted: bool = False
-    """The sample ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
+    """The sequence ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
     fault: GrammarFailed | None = None
-    """The sample's grammar gave up: nothing of this verdict may be emitted."""
+    """The sequence's grammar gave up: nothing of this verdict may be emitted."""
 
     @property
     def num_accepted(self) -> int:
@@ -72,7 +72,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Walk:
-    """A sample on its way down its draft, one pick at a time."""
+    """A sequence on its way down its draft, one pick at a time."""
 
     draft: Draft | None
     ends: frozenset[int] = frozenset()
@@ -86,7 +86,7 @@ class Walk:
 
     def take(self, token: int) -> bool:
         """Emit the target's `token` after `node`; return whether there is a further node to pick at."""
-        assert self.limit is None or len(self.tokens) < self.limit, "no room for a token: the sample has ended"
+        assert self.limit is None or len(self.tokens) < self.limit, "no room for a token: the sequence has ended"
         self.tokens.append(token)
         child = None if self.draft is None else self.draft.child(self.node, token)
         if token in self.ends:
@@ -120,12 +120,12 @@ def verify(
 
 
 def verify_batch(
-    steps: Sequence[SampleStep],
+    steps: Sequence[SequenceStep],
     logits: Tensor,  # [R, V] float32
     sampler: Sampler,
     argmax: Sequence[int] | None = None,  # [R]: of each row, where it is known already
 ) -> list[Verdict]:
-    """Return the verdict of each sample of a step; rows are visited level by level, all samples together."""
+    """Return the verdict of each sequence of a step; rows are visited level by level, all sequences together."""
     walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
     greedy = [i for i, s in enumerate(steps) if s.matcher is None and sampler.is_argmax(s.params, s.position)]
     if greedy:
@@ -141,8 +141,10 @@ def verify_batch(
     return [walk.verdict(step.first_row) for step, walk in zip(steps, walks, strict=True)]
 
 
-def _argmax(logits: Tensor, steps: Sequence[SampleStep], greedy: Sequence[int], sampler: Sampler) -> Mapping[int, int]:
-    """Return the argmax of all rows of the samples `greedy` in one call: cheaper than asking level by level."""
+def _argmax(
+    logits: Tensor, steps: Sequence[SequenceStep], greedy: Sequence[int], sampler: Sampler
+) -> Mapping[int, int]:
+    """Return the argmax of all rows of the sequences `greedy` in one call: cheaper than asking level by level."""
     rows: list[int] = []
     for step in (steps[i] for i in greedy):
         num_nodes = 0 if step.draft is None else len(step.draft.tokens)
@@ -151,14 +153,14 @@ def _argmax(logits: Tensor, steps: Sequence[SampleStep], greedy: Sequence[int], 
 
 
 def _walk_greedy(
-    steps: Sequence[SampleStep], walks: Sequence[Walk], targets: Mapping[int, int] | Sequence[int]
+    steps: Sequence[SequenceStep], walks: Sequence[Walk], targets: Mapping[int, int] | Sequence[int]
 ) -> None:
     for step, walk in zip(steps, walks, strict=True):
         while walk.take(targets[step.first_row + 1 + walk.node]):
             pass
 
 
-def _walk_levels(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
+def _walk_levels(steps: Sequence[SequenceStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
     active = list(zip(steps, walks, strict=True))
     while active:
         rows = [_row(step, walk) for step, walk in active]
@@ -168,14 +170,14 @@ def _walk_levels(steps: Sequence[SampleStep], walks: Sequence[Walk], logits: Ten
         active = [pair for pair, token in zip(active, picked, strict=True) if pair[1].take(token)]
 
 
-def _row(step: SampleStep, walk: Walk) -> SamplingRow | None:
+def _row(step: SequenceStep, walk: Walk) -> SamplingRow | None:
     """Return what to pick at the walk's node; None, and a fault in the walk, where its grammar cannot say."""
     prefix = tuple(walk.tokens)
     allowed = None
     if step.matcher is not None:
         try:
             allowed = step.matcher.mask(prefix)
-        except Exception as error:  # contained: one sample's grammar must not take the step with it
+        except Exception as error:  # contained: one sequence's grammar must not take the step with it
             walk.fault = error if isinstance(error, GrammarFailed) else GrammarFailed(f"the grammar failed: {error!r}")
             return None
     return SamplingRow(step.params, step.key, step.position + len(prefix), step.history, prefix, allowed)

@@ -22,7 +22,7 @@ class StepLoad:
     """What a pass carries before any draft is added."""
 
     num_rows: int
-    """Tokens of the pass: one per decoding sample plus prefill chunks."""
+    """Tokens of the pass: one per decoding sequence plus prefill chunks."""
     num_context: int
     """Cached tokens over all sequences of the pass."""
     max_draft_tokens: int
@@ -55,7 +55,9 @@ class Window:
 
     def cut(
         self,
-        survivals: Sequence[Sequence[float]],  # per decoding sample; empty: no draft. A node's never above its parent's
+        survivals: Sequence[
+            Sequence[float]
+        ],  # per decoding sequence; empty: no draft. A node's never above its parent's
         load: StepLoad,
         spent_ms: float = 0.0,
     ) -> Cut:
@@ -81,7 +83,7 @@ class Window:
         return (table[load.num_rows + 8] - table[load.num_rows]) / 8.0
 
     def plain_pace(self, load: StepLoad, num_plain: int) -> float:
-        """Return the tokens per millisecond of `num_plain` decoding samples without drafts."""
+        """Return the tokens per millisecond of `num_plain` decoding sequences without drafts."""
         return num_plain / (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
 
     def _best_prefix(

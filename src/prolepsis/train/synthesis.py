@@ -114,7 +114,7 @@ class FeatureRecorder:
     def take(self, shown: Sequence[Shown]) -> None:
         """Keep the features of a step; a sample that starts over replaces its earlier ones."""
         for part in shown:
-            key = part.sample.key
+            key = part.sequence.key
             if key not in self._kept:
                 continue
             if part.start == 0:

@@ -11,7 +11,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from tests.fakes import Room, build, draft_chain, request, run, terminals
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
@@ -22,15 +22,16 @@ class Right:
 
     name = "scripted"
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [
-            draft_chain(s, limit, wrong_from=limit) if limit else None for s, limit in zip(samples, limits, strict=True)
+            draft_chain(s, limit, wrong_from=limit) if limit else None
+            for s, limit in zip(sequences, limits, strict=True)
         ]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to learn."""
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         """Nothing to forget."""
 
 

@@ -10,7 +10,7 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import PAGE_SIZE, Batch, ModelInfo
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.draft_model import DraftModel
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 VOCAB = 50
 INFO = ModelInfo("fake", "fake", "fake", VOCAB, 4096, 1, 1, 1, (0,))
@@ -86,81 +86,81 @@ def test_its_memory_is_weights_and_pages() -> None:
     assert _proposer(model, num_pages=3).memory() == ProposerMemory("draft_model", weights=1000, kv=30)
 
 
-def test_drafts_what_the_model_says_for_all_samples_in_one_pass_a_level() -> None:
+def test_drafts_what_the_model_says_for_all_sequences_in_one_pass_a_level() -> None:
     model = HistoryModel()
-    samples = [FakeSample([1, 2, 3], key="a"), FakeSample([4] * 40, key="b"), FakeSample([5], key="c")]
-    drafts = _proposer(model).propose(samples, [4, 2, 3])
+    sequences = [FakeSequence([1, 2, 3], key="a"), FakeSequence([4] * 40, key="b"), FakeSequence([5], key="c")]
+    drafts = _proposer(model).propose(sequences, [4, 2, 3])
     assert [d.tokens if d else None for d in drafts] == [
-        continuation(s.tokens, n) for s, n in zip(samples, [4, 2, 3], strict=True)
+        continuation(s.tokens, n) for s, n in zip(sequences, [4, 2, 3], strict=True)
     ]
     assert model.batch_sizes == [44, 3, 2, 1]
 
 
 def test_catches_up_after_accepted_and_rejected_tokens_in_one_pass() -> None:
     model = HistoryModel()
-    proposer, sample = _proposer(model), FakeSample([1, 2, 3])
+    proposer, sequence = _proposer(model), FakeSequence([1, 2, 3])
     for emitted in ([9], [], [7, 8, 9], [11] * 40):
-        draft = proposer.propose([sample], [5])[0]
+        draft = proposer.propose([sequence], [5])[0]
         assert draft is not None
-        assert draft.tokens == continuation(sample.tokens, 5)
-        sample.tokens += [*draft.tokens[: 4 if not emitted else 2], *emitted, 13]
+        assert draft.tokens == continuation(sequence.tokens, 5)
+        sequence.tokens += [*draft.tokens[: 4 if not emitted else 2], *emitted, 13]
     model.batch_sizes.clear()
-    proposer.propose([sample], [1])
+    proposer.propose([sequence], [1])
     assert model.batch_sizes == [41]  # what follows the two accepted tokens, whose K/V stays
 
 
-def test_samples_that_were_not_asked_catch_up_later() -> None:
-    proposer, sample = _proposer(HistoryModel()), FakeSample([1, 2, 3])
-    proposer.propose([sample], [3])
-    sample.tokens += [5, 6, 7, 8, 9, 10]
-    proposer.commit(sample, 6)
-    draft = proposer.propose([sample], [3])[0]
+def test_sequences_that_were_not_asked_catch_up_later() -> None:
+    proposer, sequence = _proposer(HistoryModel()), FakeSequence([1, 2, 3])
+    proposer.propose([sequence], [3])
+    sequence.tokens += [5, 6, 7, 8, 9, 10]
+    proposer.commit(sequence, 6)
+    draft = proposer.propose([sequence], [3])[0]
     assert draft is not None
-    assert draft.tokens == continuation(sample.tokens, 3)
+    assert draft.tokens == continuation(sequence.tokens, 3)
 
 
 def test_a_long_prompt_is_caught_up_with_over_several_steps() -> None:
-    proposer, sample = _proposer(HistoryModel()), FakeSample([1] * 1100)
-    assert [proposer.propose([sample], [2])[0] is not None for _ in range(3)] == [False, False, True]
+    proposer, sequence = _proposer(HistoryModel()), FakeSequence([1] * 1100)
+    assert [proposer.propose([sequence], [2])[0] is not None for _ in range(3)] == [False, False, True]
 
 
 def test_without_room_the_longest_unused_gives_way_and_nothing_fails() -> None:
     proposer = _proposer(HistoryModel(), num_pages=3)
-    samples = [FakeSample([i] * 40, key=str(i)) for i in range(3)]
-    for sample in samples:  # two pages each: every claim evicts the one before
-        draft = proposer.propose([sample], [4])[0]
+    sequences = [FakeSequence([i] * 40, key=str(i)) for i in range(3)]
+    for sequence in sequences:  # two pages each: every claim evicts the one before
+        draft = proposer.propose([sequence], [4])[0]
         assert draft is not None
-        assert draft.tokens == continuation(sample.tokens, 4)
-    drafts = proposer.propose(samples, [4, 4, 4])
+        assert draft.tokens == continuation(sequence.tokens, 4)
+    drafts = proposer.propose(sequences, [4, 4, 4])
     assert [draft is not None for draft in drafts] == [True, False, False]
-    assert proposer.propose([FakeSample([1] * 200, key="big")], [4]) == [None]
+    assert proposer.propose([FakeSequence([1] * 200, key="big")], [4]) == [None]
     for key in ("0", "1", "2", "big"):
-        proposer.forget(FakeSample([], key=key))
+        proposer.forget(FakeSequence([], key=key))
     assert proposer._cache.num_free == 3
 
 
 def test_a_pass_that_fails_leaves_no_stale_cache() -> None:
     model = HistoryModel()
-    proposer, sample = _proposer(model), FakeSample([1, 2, 3])
-    proposer.propose([sample], [3])
+    proposer, sequence = _proposer(model), FakeSequence([1, 2, 3])
+    proposer.propose([sequence], [3])
     model.broken = True
     with pytest.raises(RuntimeError):
-        proposer.propose([sample], [3])
+        proposer.propose([sequence], [3])
     model.broken = False
-    draft = proposer.propose([sample], [3])[0]
+    draft = proposer.propose([sequence], [3])[0]
     assert draft is not None
-    assert draft.tokens == continuation(sample.tokens, 3)
+    assert draft.tokens == continuation(sequence.tokens, 3)
 
 
 def test_context_length_is_respected() -> None:
     short = HistoryModel(ModelInfo("fake", "fake", "fake", VOCAB, 8, 1, 1, 1, (0,)))
-    assert _proposer(short).propose([FakeSample([1] * 7)], [2])[0] is not None
-    assert _proposer(short).propose([FakeSample([1] * 8)], [2]) == [None]
+    assert _proposer(short).propose([FakeSequence([1] * 7)], [2])[0] is not None
+    assert _proposer(short).propose([FakeSequence([1] * 8)], [2]) == [None]
 
 
 def test_sampled_requests_draft_with_the_keyed_noise_of_their_output_positions() -> None:
-    sampled = FakeSample([1, 2, 3], 2, key="s", params=SamplingParams(temperature=0.8), noise_key=77)
-    greedy = FakeSample([1, 2], key="g")
+    sampled = FakeSequence([1, 2, 3], 2, key="s", params=SamplingParams(temperature=0.8), noise_key=77)
+    greedy = FakeSequence([1, 2], key="g")
     drafts = _proposer(HistoryModel()).propose([sampled, greedy], [2, 2])
     grown = list(sampled.tokens)
     for position in (1, 2):

@@ -20,7 +20,7 @@ from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.early_exit import MAX_DEPTH, SCRATCH_PAGES, EarlyExitProposer
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 VOCAB = 50
 POOL = 20
@@ -41,10 +41,10 @@ class FakeKV:
 
     def move(self, pages: object, moves: object) -> None: ...
 
-    def hold(self, sample: FakeSample) -> None:
-        """Write what the target has computed of a sample: all but its last token."""
-        for i, token in enumerate(sample.tokens[:-1]):
-            self.slots[sample.pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE] = token
+    def hold(self, sequence: FakeSequence) -> None:
+        """Write what the target has computed of a sequence: all but its last token."""
+        for i, token in enumerate(sequence.tokens[:-1]):
+            self.slots[sequence.pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE] = token
 
 
 @dataclass
@@ -83,24 +83,24 @@ def continuation(tokens: list[int], count: int) -> tuple[int, ...]:
     return tuple(grown[len(tokens) :])
 
 
-def sample(length: int, first_page: int = 0, **changes: object) -> FakeSample:
+def sequence(length: int, first_page: int = 0, **changes: object) -> FakeSequence:
     pages = list(range(first_page, first_page + -(-length // PAGE_SIZE)))
     tokens = [(7 * i + first_page) % VOCAB for i in range(length)]
-    return FakeSample(tokens, key=f"{first_page}", pages=pages, **changes)  # type: ignore[arg-type]
+    return FakeSequence(tokens, key=f"{first_page}", pages=pages, **changes)  # type: ignore[arg-type]
 
 
-def proposer(early: FakeExit, cache: FakeKV, max_samples: int = 2) -> EarlyExitProposer:
-    return EarlyExitProposer(early, cache, first_page=POOL, max_samples=max_samples)
+def proposer(early: FakeExit, cache: FakeKV, max_sequences: int = 2) -> EarlyExitProposer:
+    return EarlyExitProposer(early, cache, first_page=POOL, max_sequences=max_sequences)
 
 
 def test_its_memory_is_its_scratch() -> None:
-    made = EarlyExitProposer(FakeExit(), FakeKV(), first_page=POOL, max_samples=2, page_bytes=100)
+    made = EarlyExitProposer(FakeExit(), FakeKV(), first_page=POOL, max_sequences=2, page_bytes=100)
     assert made.memory() == ProposerMemory("early_exit", kv=200 * SCRATCH_PAGES)
 
 
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 34, 63, 64, 65, 100])
 def test_drafts_what_the_exit_says_behind_the_cached_tokens(length: int) -> None:
-    early, cache, asked = FakeExit(), FakeKV(), sample(length)
+    early, cache, asked = FakeExit(), FakeKV(), sequence(length)
     cache.hold(asked)
     before = dict(cache.slots)
     draft = proposer(early, cache).propose([asked], [MAX_DEPTH + 9])[0]
@@ -112,9 +112,9 @@ def test_drafts_what_the_exit_says_behind_the_cached_tokens(length: int) -> None
     assert {slot: token for slot, token in cache.slots.items() if slot < POOL * PAGE_SIZE} == before
 
 
-def test_all_samples_of_a_step_go_together_and_those_without_scratch_get_no_draft() -> None:
+def test_all_sequences_of_a_step_go_together_and_those_without_scratch_get_no_draft() -> None:
     early, cache = FakeExit(), FakeKV()
-    asked = [sample(40), sample(7, 5), sample(9, 8), sample(33, 9)]
+    asked = [sequence(40), sequence(7, 5), sequence(9, 8), sequence(33, 9)]
     for each in asked:
         cache.hold(each)
     drafts = proposer(early, cache).propose(asked, [3, 0, 5, 5])
@@ -128,7 +128,7 @@ def test_all_samples_of_a_step_go_together_and_those_without_scratch_get_no_draf
 
 
 def test_levels_end_where_survival_falls_to_the_threshold() -> None:
-    early, cache, asked = FakeExit(chance=0.6), FakeKV(), sample(10)
+    early, cache, asked = FakeExit(chance=0.6), FakeKV(), sequence(10)
     cache.hold(asked)
     draft = proposer(early, cache).propose_trees([asked], [9], [9], 0.3)[0]
     assert draft is not None
@@ -140,7 +140,7 @@ def test_confidence_is_what_drafts_are_calibrated_by_sampled_ones_apart() -> Non
     buckets = set()
     for chance in (0.2, 0.9):
         for temperature in (0.0, 0.8):
-            cache, asked = FakeKV(), sample(10, params=SamplingParams(temperature=temperature))
+            cache, asked = FakeKV(), sequence(10, params=SamplingParams(temperature=temperature))
             cache.hold(asked)
             draft = proposer(FakeExit(chance=chance), cache).propose([asked], [1])[0]
             assert draft is not None
@@ -150,7 +150,7 @@ def test_confidence_is_what_drafts_are_calibrated_by_sampled_ones_apart() -> Non
 
 def test_sampled_requests_draft_with_the_keyed_noise_of_their_output_positions() -> None:
     cache = FakeKV()
-    asked = sample(10, num_prompt_tokens=8, params=SamplingParams(temperature=0.8), noise_key=77)
+    asked = sequence(10, num_prompt_tokens=8, params=SamplingParams(temperature=0.8), noise_key=77)
     cache.hold(asked)
     early = FakeExit(chance=0.3)
     draft = proposer(early, cache).propose([asked], [2])[0]
@@ -165,7 +165,7 @@ def test_sampled_requests_draft_with_the_keyed_noise_of_their_output_positions()
 
 
 def test_nothing_is_kept_between_steps() -> None:
-    early, cache, asked = FakeExit(), FakeKV(), sample(30)
+    early, cache, asked = FakeExit(), FakeKV(), sequence(30)
     cache.hold(asked)
     drafter = proposer(early, cache)
     for emitted in (2, 5, 1):
@@ -186,7 +186,7 @@ def test_nothing_is_kept_between_steps() -> None:
 
 def test_a_cache_without_scratch_is_refused() -> None:
     with pytest.raises(AssertionError, match="a cache of 24 pages; needed: 26"):
-        proposer(FakeExit(), FakeKV(), max_samples=3)
+        proposer(FakeExit(), FakeKV(), max_sequences=3)
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
@@ -203,10 +203,10 @@ def test_drafting_leaves_every_bit_of_the_pool_and_drafts_the_exits_own_continua
     else:
         target = LeanModel(checkpoint, shape, "tiny", torch.device("cpu"))
     cache, early = target.make_cache(POOL + SCRATCH_PAGES), make_exit(target, 2, 160)
-    asked = sample(length, 4)
+    asked = sequence(length, 4)
     target.forward(pack([SequenceInput(asked.tokens[:-1], 0, asked.pages)]), cache)
     before = pool_of(cache)
-    draft = EarlyExitProposer(early, cache, first_page=POOL, max_samples=1).propose([asked], [5])[0]
+    draft = EarlyExitProposer(early, cache, first_page=POOL, max_sequences=1).propose([asked], [5])[0]
     assert all(torch.equal(a, b) for a, b in zip(pool_of(cache), before, strict=True))
     assert draft is not None
     own, pages = target.make_cache(6), list(range(6))

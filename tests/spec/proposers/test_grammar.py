@@ -2,22 +2,22 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.proposers.grammar import Grammar
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 TOKENIZER = few_tokens()
 GRAMMARS = grammars(TOKENIZER)
 
 
-def sample(spec: GrammarSpec, output: str, prompt: str = "") -> FakeSample:
+def sequence(spec: GrammarSpec, output: str, prompt: str = "") -> FakeSequence:
     matcher: Matcher = GRAMMARS.compile(spec).matcher()
     tokens = TOKENIZER.encode(output).ids
     matcher.advance(tokens)
     before = TOKENIZER.encode(prompt).ids
-    return FakeSample([*before, *tokens], len(before), matcher=matcher)
+    return FakeSequence([*before, *tokens], len(before), matcher=matcher)
 
 
 def test_forced_tokens_are_proposed_up_to_the_limit() -> None:
-    asked = sample(json_schema(RECORD), "")
+    asked = sequence(json_schema(RECORD), "")
     (draft,) = Grammar().propose([asked], [8])
     assert draft is not None
     assert text_of(TOKENIZER, draft.tokens) in '{"a": ['
@@ -28,12 +28,12 @@ def test_forced_tokens_are_proposed_up_to_the_limit() -> None:
 
 
 def test_nothing_where_nothing_is_forced_or_there_is_no_grammar() -> None:
-    free = sample(GrammarSpec("regex", "[01]*"), "01")
-    assert Grammar().propose([free, FakeSample([1, 2])], [8, 8]) == [None, None]
+    free = sequence(GrammarSpec("regex", "[01]*"), "01")
+    assert Grammar().propose([free, FakeSequence([1, 2])], [8, 8]) == [None, None]
 
 
 def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
-    asked = sample(GrammarSpec("regex", '(a|b)0": [01]*'), "a", prompt='b0": 0101, ')
+    asked = sequence(GrammarSpec("regex", '(a|b)0": [01]*'), "a", prompt='b0": 0101, ')
     (draft,) = Grammar().propose([asked], [6])
     assert draft is not None
     assert text_of(TOKENIZER, draft.tokens).startswith('0": 0101')
@@ -41,8 +41,8 @@ def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
     assert draft.survival[2] > 0.97 > draft.survival[3]
 
 
-def test_what_it_knows_of_a_sample_is_freed() -> None:
-    proposer, asked = Grammar(), sample(json_schema(RECORD), "")
+def test_what_it_knows_of_a_sequence_is_freed() -> None:
+    proposer, asked = Grammar(), sequence(json_schema(RECORD), "")
     proposer.propose([asked], [8])
     assert proposer._indexes._indexes
     proposer.forget(asked)

@@ -15,7 +15,7 @@ from prolepsis.spec.proposer import Shown
 from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.head_tree import GROWTH
 from tests.fakes import TableCache
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 VOCAB, LEVELS = 40, 2
 
@@ -67,10 +67,10 @@ class LevelledHead:
         return Candidates(tokens, chances.log(), torch.zeros(len(known), 1))
 
 
-def shown(head: Head, *samples: FakeSample) -> None:
-    for sample in samples:
-        seen = sample.tokens[:-1]
-        head.take([Shown(sample, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
+def shown(head: Head, *sequences: FakeSequence) -> None:
+    for sequence in sequences:
+        seen = sequence.tokens[:-1]
+        head.take([Shown(sequence, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
 
 
 def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], float]]:
@@ -92,27 +92,27 @@ def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], f
 @pytest.mark.parametrize("depth", [1, 2, 3, 6])
 def test_a_tree_is_what_a_plain_search_finds_from_one_pass(depth: int) -> None:
     model = LevelledHead()
-    head = Head(model, num_pages=8, max_samples=4)
-    samples = [FakeSample([5, 6, 7 + i], key=f"r{i}/0", pages=[i]) for i in range(2)]
-    shown(head, *samples)
-    drafts = head.propose_trees(samples, [depth, depth], [9, 5], 0.0)
+    head = Head(model, num_pages=8, max_sequences=4)
+    sequences = [FakeSequence([5, 6, 7 + i], key=f"r{i}/0", pages=[i]) for i in range(2)]
+    shown(head, *sequences)
+    drafts = head.propose_trees(sequences, [depth, depth], [9, 5], 0.0)
     assert model.num_passes == 1
     assert len(model.asked) == min(depth, 1 + LEVELS) - 1
-    for sample, draft, limit in zip(samples, drafts, (9, 5), strict=True):
+    for sequence, draft, limit in zip(sequences, drafts, (9, 5), strict=True):
         assert draft is not None
         paths: dict[int, tuple[int, ...]] = {}
         for i, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
             paths[i] = (*paths.get(parent, ()), token)
-        expected = searched(sample.tokens[-1], min(depth, 1 + LEVELS), limit)
+        expected = searched(sequence.tokens[-1], min(depth, 1 + LEVELS), limit)
         assert sorted(paths.values()) == sorted(path for path, _ in expected)
 
 
-def test_a_sampled_chain_is_ranked_with_the_samples_own_noise() -> None:
+def test_a_sampled_chain_is_ranked_with_the_sequences_own_noise() -> None:
     params = SamplingParams(temperature=0.9)
-    sample = FakeSample([5, 6, 7], num_prompt_tokens=1, pages=[0], params=params, noise_key=77)
-    head = Head(LevelledHead(), num_pages=8, max_samples=4)
-    shown(head, sample)
-    [draft] = head.propose_trees([sample], [3], [24], 0.0)
+    sequence = FakeSequence([5, 6, 7], num_prompt_tokens=1, pages=[0], params=params, noise_key=77)
+    head = Head(LevelledHead(), num_pages=8, max_sequences=4)
+    shown(head, sequence)
+    [draft] = head.propose_trees([sequence], [3], [24], 0.0)
     assert draft is not None
     last, path, level = 7, list[int](), 0
     while level < 1 + LEVELS:
@@ -133,16 +133,16 @@ def test_a_sampled_chain_is_ranked_with_the_samples_own_noise() -> None:
 
 def test_neighbours_of_other_depths_share_the_pass() -> None:
     model = LevelledHead()
-    head = Head(model, num_pages=8, max_samples=4)
-    samples = [FakeSample([5, 6, 7], key=f"r{i}/0", pages=[i]) for i in range(3)]
-    shown(head, *samples)
-    drafts = head.propose_trees(samples, [1, 3, 2], [4, 12, 6], 0.0)
+    head = Head(model, num_pages=8, max_sequences=4)
+    sequences = [FakeSequence([5, 6, 7], key=f"r{i}/0", pages=[i]) for i in range(3)]
+    shown(head, *sequences)
+    drafts = head.propose_trees(sequences, [1, 3, 2], [4, 12, 6], 0.0)
     assert model.num_passes == 1
     assert [max(draft.depths()) if draft else 0 for draft in drafts] == [1, 3, 2]
-    assert head.propose_trees(samples[:1], [0], [4], 0.0) == [None]
+    assert head.propose_trees(sequences[:1], [0], [4], 0.0) == [None]
 
 
 def test_its_memory_is_weights_pages_and_the_hidden_states_kept_beside() -> None:
-    few, many = (Head(LevelledHead(), num_pages=size, max_samples=4).memory() for size in (8, 108))
+    few, many = (Head(LevelledHead(), num_pages=size, max_sequences=4).memory() for size in (8, 108))
     assert (few.proposer, few.weights) == ("draft_head", 0)
     assert many.kv - few.kv == 100 * (8 + 2 * 2 + 8 + 1)  # K/V; features of a page's last token, bfloat16; its marks

@@ -2,7 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from tests.spec.samples import FakeSample
+from tests.spec.sequences import FakeSequence
 
 
 def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | None:
@@ -19,17 +19,17 @@ def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | N
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.lists(st.integers(1, 5), max_size=6), st.integers(1, 8))
 def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit: int) -> None:
-    proposer, sample = PromptLookup(), FakeSample([])
+    proposer, sequence = PromptLookup(), FakeSequence([])
     for step in [*steps, len(tokens)]:
-        sample.tokens += tokens[len(sample.tokens) : len(sample.tokens) + step]
-        draft = proposer.propose([sample], [limit])[0]
-        expected = _reference(sample.tokens, limit)
+        sequence.tokens += tokens[len(sequence.tokens) : len(sequence.tokens) + step]
+        draft = proposer.propose([sequence], [limit])[0]
+        expected = _reference(sequence.tokens, limit)
         assert (None if draft is None else (draft.tokens, draft.bucket)) == expected
 
 
-def test_samples_are_apart_and_forgotten() -> None:
+def test_sequences_are_apart_and_forgotten() -> None:
     proposer = PromptLookup()
-    one, two = FakeSample([1, 2, 3, 1, 2], key="one"), FakeSample([4, 5, 1, 2], key="two")
+    one, two = FakeSequence([1, 2, 3, 1, 2], key="one"), FakeSequence([4, 5, 1, 2], key="two")
     drafts = proposer.propose([one, two], [4, 4])
     assert drafts[0] is not None
     assert drafts[1] is None

@@ -2,20 +2,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.spec.proposers.suffix import Suffix
-from tests.spec.samples import VOCAB, FakeSample
+from tests.spec.sequences import VOCAB, FakeSequence
 
 
 def test_drafts_the_continuation_of_the_longest_match_as_principal_chain() -> None:
-    sample = FakeSample([1, 2, 3, 4, 5, 6, 9, 3, 7, 1, 2, 3])
-    draft = Suffix().propose([sample], [4])[0]
+    sequence = FakeSequence([1, 2, 3, 4, 5, 6, 9, 3, 7, 1, 2, 3])
+    draft = Suffix().propose([sequence], [4])[0]
     assert draft is not None
     assert draft.tokens[:3] == (4, 5, 6)
     assert draft.parents[:3] == (-1, 0, 1)
 
 
 def test_disagreeing_continuations_become_branches_likelier_first() -> None:
-    sample = FakeSample([1, 2, 7, 0, 1, 2, 7, 0, 1, 2, 8, 0, 1, 2])
-    draft = Suffix().propose([sample], [12])[0]
+    sequence = FakeSequence([1, 2, 7, 0, 1, 2, 7, 0, 1, 2, 8, 0, 1, 2])
+    draft = Suffix().propose([sequence], [12])[0]
     assert draft is not None
     first = [(draft.tokens[i], draft.survival[i]) for i, parent in enumerate(draft.parents) if parent == -1]
     assert {token for token, _ in first} == {7, 8}
@@ -32,8 +32,8 @@ def test_disagreeing_continuations_become_branches_likelier_first() -> None:
 def test_every_draft_is_sound(tokens: list[int], outputs: list[list[int]], limit: int) -> None:
     proposer = Suffix(max_bytes=1 << 14)
     for i, output in enumerate(outputs):
-        proposer.forget(FakeSample([5, *output], num_prompt_tokens=1, key=f"past{i}"))
-    draft = proposer.propose([FakeSample(tokens)], [limit])[0]
+        proposer.forget(FakeSequence([5, *output], num_prompt_tokens=1, key=f"past{i}"))
+    draft = proposer.propose([FakeSequence(tokens)], [limit])[0]
     if draft is None:
         return
     assert draft.fault(VOCAB, limit) is None
@@ -46,25 +46,25 @@ def test_every_draft_is_sound(tokens: list[int], outputs: list[list[int]], limit
 
 def test_past_outputs_serve_their_own_scope_only() -> None:
     proposer = Suffix()
-    proposer.forget(FakeSample([1, 10, 11, 12, 13], num_prompt_tokens=1, key="past", scope="acme"))
-    fresh = FakeSample([50, 10, 11], key="new", scope="acme")
-    other = FakeSample([50, 10, 11], key="other", scope="globex")
+    proposer.forget(FakeSequence([1, 10, 11, 12, 13], num_prompt_tokens=1, key="past", scope="acme"))
+    fresh = FakeSequence([50, 10, 11], key="new", scope="acme")
+    other = FakeSequence([50, 10, 11], key="other", scope="globex")
     drafts = proposer.propose([fresh, other], [4, 4])
     assert drafts[0] is not None
     assert drafts[0].tokens == (12, 13)
     assert drafts[1] is None
 
 
-def test_forgetting_frees_the_samples_own_index() -> None:
+def test_forgetting_frees_the_sequences_own_index() -> None:
     proposer = Suffix()
-    sample = FakeSample([1, 2, 1, 2], num_prompt_tokens=2)
-    proposer.propose([sample], [4])
+    sequence = FakeSequence([1, 2, 1, 2], num_prompt_tokens=2)
+    proposer.propose([sequence], [4])
     assert proposer._local
-    proposer.forget(sample)
+    proposer.forget(sequence)
     assert not proposer._local
 
 
 def test_a_prompt_that_was_never_answered_leaves_nothing() -> None:
     proposer = Suffix()
-    proposer.forget(FakeSample([1, 2, 3], num_prompt_tokens=3))
+    proposer.forget(FakeSequence([1, 2, 3], num_prompt_tokens=3))
     assert proposer.shared.num_tokens == 0

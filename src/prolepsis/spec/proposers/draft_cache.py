@@ -1,4 +1,4 @@
-"""Which tokens of which sample a draft model holds K/V of: pages with eviction, nothing that could fail a request."""
+"""Which tokens of which sequence a draft model holds K/V of: pages with eviction, nothing that could fail a request."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from prolepsis.models.protocol import PAGE_SIZE
 
 @dataclass(slots=True)
 class DraftState:
-    """One sample's pages and the tokens whose K/V they hold, in order."""
+    """One sequence's pages and the tokens whose K/V they hold, in order."""
 
     pages: list[int] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     num_confirmed: int = 0
-    """Leading `written` tokens known to equal the sample's."""
+    """Leading `written` tokens known to equal the sequence's."""
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Drop what was drafted but not committed; return how many of `tokens` are cached, always short of all."""
@@ -27,7 +27,7 @@ class DraftState:
 
 
 class DraftCache:
-    """States of live samples over a fixed number of pages; the longest unused gives way."""
+    """States of live sequences over a fixed number of pages; the longest unused gives way."""
 
     def __init__(self, num_pages: int) -> None:
         self._free = list(range(num_pages))
@@ -38,7 +38,7 @@ class DraftCache:
         return len(self._free)
 
     def claim(self, key: str, num_slots: int, keep: frozenset[str]) -> DraftState | None:
-        """Return the sample's state with room for `num_slots` tokens, evicting samples not in `keep`; None: no room."""
+        """Return the sequence's state with `num_slots` slots, evicting others than `keep`; None if there is no room."""
         state = self._states.setdefault(key, DraftState())
         self._states.move_to_end(key)
         missing = -(-num_slots // PAGE_SIZE) - len(state.pages)
@@ -52,7 +52,7 @@ class DraftCache:
         return state
 
     def drop(self, key: str) -> None:
-        """Free a sample's pages; unknown keys are ignored."""
+        """Free a sequence's pages; unknown keys are ignored."""
         state = self._states.pop(key, None)
         if state:
             self._free += state.pages

@@ -1,8 +1,8 @@
-"""A smaller causal model with the target's vocabulary as proposer: drafts a chain, all samples of a step together.
+"""A smaller causal model with the target's vocabulary as proposer: drafts a chain, all sequences of a step together.
 
-It keeps its own K/V, catches up on tokens it missed in its first pass of a step, then adds one token per sample and
+It keeps its own K/V, catches up on tokens it missed in its first pass of a step, then adds one token per sequence and
 pass. Rejected tokens are overwritten: what is cached is compared with what was committed. At temperature 0 it drafts
-its argmax; above, the argmax of log-probabilities plus the sample's keyed noise, the same that the target's sample is
+its argmax; above, the argmax of log-probabilities plus the sequence's keyed noise, the same that the target's sample is
 drawn with, which accepts up to 30 points more than independent noise (ALGORITHMS 1.3).
 """
 
@@ -16,19 +16,19 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.draft_cache import DraftCache, DraftState
 from prolepsis.spec.proposers.vocabulary import Vocabulary, require_same_vocabulary
 
-_MAX_CATCH_UP = 512  # tokens a sample catches up on in one step; a longer prompt takes several steps
+_MAX_CATCH_UP = 512  # tokens a sequence catches up on in one step; a longer prompt takes several steps
 
 
 @dataclass(slots=True)
 class _Chain:
-    """One sample while its draft grows; `feed` are the tokens whose K/V the next pass writes."""
+    """One sequence while its draft grows; `feed` are the tokens whose K/V the next pass writes."""
 
     index: int
-    sample: SampleView
+    sequence: SequenceView
     state: DraftState
     feed: list[int]
     limit: int
@@ -36,7 +36,7 @@ class _Chain:
 
 
 class DraftModel:
-    """Proposes chains of `model`; memory is `num_pages` pages of it. Samples without room get no draft.
+    """Proposes chains of `model`; memory is `num_pages` pages of it. Sequences without room get no draft.
 
     Raises `VocabularyMismatch` at construction where token ids differ.
     """
@@ -63,43 +63,43 @@ class DraftModel:
         info = self._model.info
         return ProposerMemory(self.name, weights=info.weight_bytes, kv=info.page_bytes * self._kv.num_pages)
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        drafts: list[Draft | None] = [None] * len(samples)
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        drafts: list[Draft | None] = [None] * len(sequences)
         try:
             with torch.inference_mode():
-                chains = self._start(samples, limits)
+                chains = self._start(sequences, limits)
                 growing = chains
                 while growing:
                     growing = self._grow(growing)
         except Exception:
-            for sample in samples:  # whatever was half written is recomputed; the caller contains and counts
-                self._cache.drop(sample.key)
+            for sequence in sequences:  # whatever was half written is recomputed; the caller contains and counts
+                self._cache.drop(sequence.key)
             raise
         for c in chains:
             if c.drafted:
                 drafts[c.index] = chain(tuple(c.drafted), self.name)
         return drafts
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: the next draft catches up."""
 
-    def forget(self, sample: SampleView) -> None:
-        self._cache.drop(sample.key)
+    def forget(self, sequence: SequenceView) -> None:
+        self._cache.drop(sequence.key)
 
-    def _start(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[_Chain]:
-        """Return a chain for each sample that has room, fed with the tokens it missed."""
+    def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_Chain]:
+        """Return a chain for each sequence that has room, fed with the tokens it missed."""
         chains: list[_Chain] = []
         kept: set[str] = set()
-        for i, (sample, limit) in enumerate(zip(samples, limits, strict=True)):
-            num_slots = len(sample.tokens) + limit - 1
+        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            num_slots = len(sequence.tokens) + limit - 1
             if limit < 1 or num_slots > self._model.info.max_positions:
                 continue
-            state = self._cache.claim(sample.key, num_slots, frozenset(kept))
+            state = self._cache.claim(sequence.key, num_slots, frozenset(kept))
             if state is not None:
-                kept.add(sample.key)
-                missed = list(sample.tokens[state.reuse(sample.tokens) :])
+                kept.add(sequence.key)
+                missed = list(sequence.tokens[state.reuse(sequence.tokens) :])
                 behind = len(missed) > _MAX_CATCH_UP
-                chains.append(_Chain(i, sample, state, missed[:_MAX_CATCH_UP], 0 if behind else limit, []))
+                chains.append(_Chain(i, sequence, state, missed[:_MAX_CATCH_UP], 0 if behind else limit, []))
         return chains
 
     def _grow(self, chains: list[_Chain]) -> list[_Chain]:
@@ -119,13 +119,13 @@ class DraftModel:
         return growing
 
     def _pick(self, chains: list[_Chain], logits: Tensor) -> list[int]:
-        sampled = [i for i, c in enumerate(chains) if c.sample.params.temperature > 0]
+        sampled = [i for i, c in enumerate(chains) if c.sequence.params.temperature > 0]
         if sampled:
             logits = logits.clone()
         for i in sampled:
-            sample = chains[i].sample
-            position = len(sample.tokens) - sample.num_prompt_tokens + len(chains[i].drafted)
-            noise = gumbel(sample.noise_key, position, self._vocabulary)
-            logits[i] = logits[i] / sample.params.temperature + noise.to(logits)
+            sequence = chains[i].sequence
+            position = len(sequence.tokens) - sequence.num_prompt_tokens + len(chains[i].drafted)
+            noise = gumbel(sequence.noise_key, position, self._vocabulary)
+            logits[i] = logits[i] / sequence.params.temperature + noise.to(logits)
         picked: list[int] = logits.argmax(-1).tolist()
         return picked

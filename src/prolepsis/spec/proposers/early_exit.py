@@ -1,9 +1,9 @@
-"""The target's own first layers as proposer (LayerSkip, arXiv 2404.16710): drafts chains, all samples at once.
+"""The target's own first layers as proposer (LayerSkip, arXiv 2404.16710): drafts chains, all sequences at once.
 
 The target's cache holds the K/V of every token but the last committed one, of the first layers to the bit, so there is
-nothing to catch up on, nothing to keep, and preempted, forked and prefix-cached samples are like any other. What
-drafting writes goes to pages behind those of the pool, with a copy of the sample's last page in front: no slot that the
-target reads is ever written.
+nothing to catch up on, nothing to keep, and preempted, forked and prefix-cached sequences are like any other. What
+drafting writes goes to pages behind those of the pool, with a copy of the sequence's last page in front: no slot that
+the target reads is ever written.
 """
 
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.models.targets.early_exit import EarlyExit
 from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank
 from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_DEPTH = 16
 """Nodes of a draft at most."""
 SCRATCH_PAGES = scratch_pages(MAX_DEPTH)
-"""Pages of one sample's drafting."""
+"""Pages of one sequence's drafting."""
 
 
 @dataclass(slots=True)
 class _Chain:
-    """One sample while its draft grows."""
+    """One sequence while its draft grows."""
 
     index: int
-    sample: SampleView
+    sequence: SequenceView
     limit: int
     pages: list[int]
     """Its full pages, then scratch."""
@@ -42,71 +42,71 @@ class _Chain:
     @property
     def input(self) -> SequenceInput:
         """The last token, whose K/V the next level writes."""
-        token = self.nodes[-1][0] if self.nodes else self.sample.tokens[-1]
-        return SequenceInput([token], len(self.sample.tokens) - 1 + len(self.nodes), self.pages)
+        token = self.nodes[-1][0] if self.nodes else self.sequence.tokens[-1]
+        return SequenceInput([token], len(self.sequence.tokens) - 1 + len(self.nodes), self.pages)
 
     def grow(self, token: int, chance: float) -> None:
         parent = len(self.nodes) - 1 if self.nodes else ROOT
-        bucket = confidence_bucket(self.sample, chance)
+        bucket = confidence_bucket(self.sequence, chance)
         self.nodes.append((token, parent, self.survival * chance, bucket))
 
 
 class EarlyExitProposer:
     """Proposes chains of an early exit over the target's `cache`, whose pages from `first_page` on are its own.
 
-    There it has `SCRATCH_PAGES` for each of `max_samples`; of more samples in a call the last get no draft.
+    There it has `SCRATCH_PAGES` for each of `max_sequences`; of more sequences in a call the last get no draft.
     """
 
     name = "early_exit"
     free = False
 
     def __init__(
-        self, early: EarlyExit, cache: KVCache, *, first_page: int, max_samples: int, page_bytes: int = 0
+        self, early: EarlyExit, cache: KVCache, *, first_page: int, max_sequences: int, page_bytes: int = 0
     ) -> None:
         """`page_bytes`: of the cache, to tell what its scratch takes; 0 where nobody asks."""
-        self._scratch_bytes = page_bytes * SCRATCH_PAGES * max_samples
+        self._scratch_bytes = page_bytes * SCRATCH_PAGES * max_sequences
         self._exit = early
         self._cache = cache
-        self._scratch = Scratch(cache, first_page=first_page, max_samples=max_samples, max_nodes=MAX_DEPTH)
+        self._scratch = Scratch(cache, first_page=first_page, max_sequences=max_sequences, max_nodes=MAX_DEPTH)
 
     def memory(self) -> ProposerMemory:
         return ProposerMemory(self.name, kv=self._scratch_bytes)
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        """Return a chain of `limits[i]` nodes, `MAX_DEPTH` at most, for each sample."""
-        return self.propose_trees(samples, limits, limits, 0.0)
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        """Return a chain of `limits[i]` nodes, `MAX_DEPTH` at most, for each sequence."""
+        return self.propose_trees(sequences, limits, limits, 0.0)
 
     def propose_trees(
-        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
         """Return chains that end where they survive with `threshold` or less (`spec.proposer.TreeProposer`)."""
-        chains = self._start(samples, [min(pair) for pair in zip(depths, limits, strict=True)])
+        chains = self._start(sequences, [min(pair) for pair in zip(depths, limits, strict=True)])
         growing: Sequence[_Chain] = chains
         while growing := [c for c in growing if len(c.nodes) < c.limit and c.survival > threshold]:
             self._next_level(growing)
-        drafts: list[Draft | None] = [None] * len(samples)
+        drafts: list[Draft | None] = [None] * len(sequences)
         for c in chains:
             drafts[c.index] = best_first(c.nodes, self.name) if c.nodes else None
         return drafts
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: the pass that verified the tokens wrote all there is to know."""
 
-    def forget(self, sample: SampleView) -> None:
+    def forget(self, sequence: SequenceView) -> None:
         """Nothing to do: nothing is kept."""
 
-    def _start(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[_Chain]:
-        """Return a chain for each sample that has scratch, with the slots of its last page copied."""
+    def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_Chain]:
+        """Return a chain for each sequence that has scratch, with the slots of its last page copied."""
         chains: list[_Chain] = []
-        for i, (sample, limit) in enumerate(zip(samples, limits, strict=True)):
-            if limit > 0 and len(chains) < self._scratch.max_samples:
-                computed = len(sample.tokens) - 1  # all but the last token
-                pages = self._scratch.begin(len(chains), sample.pages, computed)
-                chains.append(_Chain(i, sample, min(limit, MAX_DEPTH), pages))
+        for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+            if limit > 0 and len(chains) < self._scratch.max_sequences:
+                computed = len(sequence.tokens) - 1  # all but the last token
+                pages = self._scratch.begin(len(chains), sequence.pages, computed)
+                chains.append(_Chain(i, sequence, min(limit, MAX_DEPTH), pages))
         return chains
 
     def _next_level(self, chains: Sequence[_Chain]) -> None:
         """Add a token to each chain."""
         tokens, logprobs = self._exit.likeliest(pack([c.input for c in chains]), self._cache, CANDIDATES)
         for row, c in enumerate(chains):
-            c.grow(*rank(c.sample, len(c.nodes), tokens[row], logprobs[row])[0])
+            c.grow(*rank(c.sequence, len(c.nodes), tokens[row], logprobs[row])[0])

@@ -1,7 +1,7 @@
-"""Tokens that the sample's grammar forces, for free, and behind them what followed the same tokens before.
+"""Tokens that the sequence's grammar forces, for free, and behind them what followed the same tokens before.
 
 A forced token is the only one its mask allows, so it is nearly always accepted; it costs a row of a pass instead of a
-pass. Where the forced run ends, the last tokens of output and run are looked up in the sample's own text.
+pass. Where the forced run ends, the last tokens of output and run are looked up in the sequence's own text.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from operator import mul
 
 from prolepsis.spec.candidate import FORCED_RATE
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.prompt_lookup import NgramIndexes, continuation
 
 _SIZES = (5, 4, 3, 2)
@@ -19,7 +19,7 @@ _FOUND_PRIOR = 0.4
 
 
 class Grammar:
-    """Proposes chains for samples with a grammar, where it forces a token."""
+    """Proposes chains for sequences with a grammar, where it forces a token."""
 
     name = "grammar"
     free = True
@@ -27,34 +27,34 @@ class Grammar:
     def __init__(self) -> None:
         self._indexes = NgramIndexes(_SIZES)
 
-    def serves(self, sample: SampleView) -> bool:
-        """Only samples with a grammar (`spec.proposer.Selective`)."""
-        return sample.matcher is not None
+    def serves(self, sequence: SequenceView) -> bool:
+        """Only sequences with a grammar (`spec.proposer.Selective`)."""
+        return sequence.matcher is not None
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
-        """Nothing to do: the matcher knows the sample's tokens, the index catches up when it is next asked."""
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        """Nothing to do: the matcher knows the sequence's tokens, the index catches up when it is next asked."""
 
-    def forget(self, sample: SampleView) -> None:
-        self._indexes.forget(sample)
+    def forget(self, sequence: SequenceView) -> None:
+        self._indexes.forget(sequence)
 
-    def _propose(self, sample: SampleView, limit: int) -> Draft | None:
-        forced = sample.matcher.forced()[:limit] if sample.matcher is not None else ()
+    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
+        forced = sequence.matcher.forced()[:limit] if sequence.matcher is not None else ()
         if not forced:
             return None
-        found, size = self._find(sample, forced, limit - len(forced))
+        found, size = self._find(sequence, forced, limit - len(forced))
         tokens = forced + found
         rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
         buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
 
-    def _find(self, sample: SampleView, forced: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
+    def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
         """Return what followed the end of `forced` earlier, and the length of the match."""
-        index = self._indexes.of(sample)
+        index = self._indexes.of(sequence)
         if limit <= 0:
             return (), 0
-        start, size = index.find([*sample.tokens[-_SIZES[0] :], *forced])
-        return (continuation(sample.tokens, start, limit), size) if size else ((), 0)
+        start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced])
+        return (continuation(sequence.tokens, start, limit), size) if size else ((), 0)

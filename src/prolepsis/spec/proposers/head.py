@@ -1,8 +1,8 @@
-"""A draft head as proposer: its K/V follows the target's pages, its drafts are small trees, all samples at once.
+"""A draft head as proposer: its K/V follows the target's pages, its drafts are small trees, all sequences at once.
 
 It sees the target's hidden states of prompts, and of what is committed while it may draft (`take`; it is told what it
 missed). Slots are written when a draft is asked for, or when a page becomes full and may be shared. Drafted tokens go
-to pages of the head's own behind those of the pool, with a copy of the sample's last page in front.
+to pages of the head's own behind those of the pool, with a copy of the sequence's last page in front.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.heads.base import DraftHead, LookingAhead, TreeGrowing
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SampleView, Shown
+from prolepsis.spec.proposer import SequenceView, Shown
 from prolepsis.spec.proposers.candidates import CANDIDATES
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow, stack
@@ -28,10 +28,10 @@ MAX_NODES = 24
 
 @dataclass(slots=True)
 class _Turn:
-    """One sample in a call of `propose`."""
+    """One sequence in a call of `propose`."""
 
     index: int
-    sample: SampleView
+    sequence: SequenceView
     state: HeadState
     tree: HeadTree
     pages: list[int] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Turn:
     @property
     def length(self) -> int:
         """Slots it has with its last token written."""
-        return len(self.sample.tokens) - self.state.base
+        return len(self.sequence.tokens) - self.state.base
 
 
 class Head:
@@ -49,13 +49,13 @@ class Head:
     name = DRAFT_HEAD
     free = False
 
-    def __init__(self, head: DraftHead, *, num_pages: int, max_samples: int) -> None:
+    def __init__(self, head: DraftHead, *, num_pages: int, max_sequences: int) -> None:
         self._head = head
         self._ahead = head if isinstance(head, LookingAhead) and head.info.levels else None
         self._grower = head if isinstance(head, TreeGrowing) and head.info.levels else None
-        self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_samples)
+        self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_sequences)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
-        self._scratch = Scratch(self._cache, first_page=num_pages, max_samples=max_samples, max_nodes=MAX_NODES)
+        self._scratch = Scratch(self._cache, first_page=num_pages, max_sequences=max_sequences, max_nodes=MAX_NODES)
 
     @property
     def one_pass(self) -> bool:
@@ -84,8 +84,8 @@ class Head:
         self._slots.copy_page(source, target)
 
     def take(self, shown: Sequence[Shown]) -> None:
-        """Keep the hidden states; write the slots of samples that may draft and whose last page became full."""
-        with self._forgetting([part.sample for part in shown]):
+        """Keep the hidden states; write the slots of sequences that may draft and whose last page became full."""
+        with self._forgetting([part.sequence for part in shown]):
             inputs: list[SequenceInput] = []
             features: list[torch.Tensor] = []
             for part in shown:
@@ -94,69 +94,69 @@ class Head:
                 if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
                     continue
                 if not part.drafts and state.written % PAGE_SIZE == 0:
-                    self._slots.park(state, part.sample)
+                    self._slots.park(state, part.sequence)
                     continue
-                first, unwritten = self._slots.take(state, part.sample, end)
-                tokens = [*part.sample.tokens[first : part.start], *part.tokens[max(0, first - part.start) :]]
-                inputs.append(SequenceInput(tokens, first - state.base, state.pages(part.sample), keep_last=0))
+                first, unwritten = self._slots.take(state, part.sequence, end)
+                tokens = [*part.sequence.tokens[first : part.start], *part.tokens[max(0, first - part.start) :]]
+                inputs.append(SequenceInput(tokens, first - state.base, state.pages(part.sequence), keep_last=0))
                 features.append(unwritten)
             if inputs:
                 self._head.committed(pack(inputs), self._cache, _joined(features), 1)
 
-    def miss(self, sample: SampleView, start: int, end: int) -> None:
-        """Let go of a sample that may not draft: it is not shown the tokens `start : end`."""
-        self._slots.miss(sample, start, end)
+    def miss(self, sequence: SequenceView, start: int, end: int) -> None:
+        """Let go of a sequence that may not draft: it is not shown the tokens `start : end`."""
+        self._slots.miss(sequence, start, end)
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        """Return a chain or tree of at most `limits[i]` nodes for each sample whose hidden states are known."""
-        return self.propose_trees(samples, limits, limits, 0.0)
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        """Return a chain or tree of at most `limits[i]` nodes for each sequence whose hidden states are known."""
+        return self.propose_trees(sequences, limits, limits, 0.0)
 
     def propose_trees(
-        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
         """Return trees of at most `depths[i]` levels and `limits[i]` nodes (`spec.proposer.TreeProposer`)."""
-        drafts: list[Draft | None] = [None] * len(samples)
-        turns = self._start(samples, depths, limits, threshold)
+        drafts: list[Draft | None] = [None] * len(sequences)
+        turns = self._start(sequences, depths, limits, threshold)
         if turns:
-            with self._forgetting([turn.sample for turn in turns]):
+            with self._forgetting([turn.sequence for turn in turns]):
                 for turn, draft in zip(turns, self._drafts(turns), strict=True):
                     drafts[turn.index] = draft
         return drafts
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: what it learns of committed tokens are their hidden states."""
 
-    def forget(self, sample: SampleView) -> None:
-        self._slots.drop(sample.key)
+    def forget(self, sequence: SequenceView) -> None:
+        self._slots.drop(sequence.key)
 
     @contextmanager
-    def _forgetting(self, samples: Sequence[SampleView]) -> Iterator[None]:
-        """Forget what is known of `samples` where a pass over them fails, for others too: it may be half written."""
+    def _forgetting(self, sequences: Sequence[SequenceView]) -> Iterator[None]:
+        """Forget what is known of `sequences` where a pass over them fails, for others too: it may be half written."""
         try:
             yield
         except Exception:
-            for sample in samples:
-                self._slots.fail(sample)
+            for sequence in sequences:
+                self._slots.fail(sequence)
             raise
 
     def _start(
-        self, samples: Sequence[SampleView], depths: Sequence[int], limits: Sequence[int], threshold: float
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[_Turn]:
         turns: list[_Turn] = []
-        for i, sample in enumerate(samples):
-            state = self._slots.get(sample)
+        for i, sequence in enumerate(sequences):
+            state = self._slots.get(sequence)
             limit = min(limits[i], MAX_NODES)
-            if state is not None and min(depths[i], limit) > 0 and len(turns) < self._scratch.max_samples:
+            if state is not None and min(depths[i], limit) > 0 and len(turns) < self._scratch.max_sequences:
                 depth = depths[i] if self._ahead is None else min(depths[i], 1 + self._ahead.info.levels)
-                tree = HeadTree(sample, depth, limit, threshold)
-                turns.append(_Turn(i, sample, state, tree))
+                tree = HeadTree(sequence, depth, limit, threshold)
+                turns.append(_Turn(i, sequence, state, tree))
         return turns
 
     def _drafts(self, turns: Sequence[_Turn]) -> list[Draft | None]:
         if self._grower is not None:
             wishes = [turn.tree.wish for turn in turns]
             trees = self._grower.trees(*self._unwritten(turns), GROWTH, wishes)
-            return [as_draft(turn.sample, tree, self.name) for turn, tree in zip(turns, trees, strict=True)]
+            return [as_draft(turn.sequence, tree, self.name) for turn, tree in zip(turns, trees, strict=True)]
         if self._ahead is not None:
             self._look_ahead(self._ahead, turns)
         else:
@@ -179,23 +179,23 @@ class Head:
             self._next_level(growing)
 
     def _unwritten(self, turns: Sequence[_Turn]) -> tuple[Batch, KVCache, torch.Tensor]:
-        """Return a pass over the slots up to each sample's last token, with their true features."""
+        """Return a pass over the slots up to each sequence's last token, with their true features."""
         inputs: list[SequenceInput] = []
         features: list[torch.Tensor] = []
         for turn in turns:
-            state, sample = turn.state, turn.sample
-            first, unwritten = self._slots.take(state, sample, len(sample.tokens))
-            inputs.append(SequenceInput(list(sample.tokens[first:]), first - state.base, state.pages(sample)))
+            state, sequence = turn.state, turn.sequence
+            first, unwritten = self._slots.take(state, sequence, len(sequence.tokens))
+            inputs.append(SequenceInput(list(sequence.tokens[first:]), first - state.base, state.pages(sequence)))
             features.append(unwritten)
         return pack(inputs), self._cache, _joined(features)
 
     def _first_level(self, turns: Sequence[_Turn]) -> None:
-        """Write the slots up to each sample's last token, and take the candidates after it."""
+        """Write the slots up to each sequence's last token, and take the candidates after it."""
         found = self._head.committed(*self._unwritten(turns), CANDIDATES)
         grow([turn.tree for turn in turns], found.tokens, found.logprobs, found.states)
         for row, turn in enumerate(turns):
             if turn.tree.depth > 1:
-                turn.pages = self._scratch.begin(row, turn.state.pages(turn.sample), turn.length)
+                turn.pages = self._scratch.begin(row, turn.state.pages(turn.sequence), turn.length)
 
     def _next_level(self, turns: Sequence[_Turn]) -> None:
         """Take the candidates after the nodes just asked; the K/V of those before are written again beside them."""

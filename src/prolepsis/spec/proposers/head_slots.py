@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.protocol import PAGE_SIZE
-from prolepsis.spec.proposer import SampleView, Shown
+from prolepsis.spec.proposer import SequenceView, Shown
 
 MAX_BYTES = 64 << 20
 
@@ -56,7 +56,7 @@ _FOREIGN = -1
 
 @dataclass(slots=True)
 class HeadState:
-    """Slots `base : written` of a sample hold the head's K/V, but for parked ones.
+    """Slots `base : written` of a sequence hold the head's K/V, but for parked ones.
 
     `waiting` are features from token `written - 1` on.
     """
@@ -75,13 +75,13 @@ class HeadState:
         """Tokens whose features are known: slot `seen` can be written once its token is known."""
         return self.written - 1 + sum(len(part) for part in self.waiting)
 
-    def pages(self, sample: SampleView) -> list[int]:
-        """Return the sample's pages from the base on."""
-        return list(sample.pages[self.base // PAGE_SIZE :])
+    def pages(self, sequence: SequenceView) -> list[int]:
+        """Return the sequence's pages from the base on."""
+        return list(sequence.pages[self.base // PAGE_SIZE :])
 
-    def maybe_parked(self, sample: SampleView) -> Sequence[int]:
-        """Return the sample's pages before `written` whose slots may be parked."""
-        return sample.pages[self.base // PAGE_SIZE : self.written // PAGE_SIZE] if self.has_parked else ()
+    def maybe_parked(self, sequence: SequenceView) -> Sequence[int]:
+        """Return the sequence's pages before `written` whose slots may be parked."""
+        return sequence.pages[self.base // PAGE_SIZE : self.written // PAGE_SIZE] if self.has_parked else ()
 
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
@@ -99,7 +99,7 @@ class HeadState:
 
 
 class HeadSlots:
-    """States of live samples. The last features of each page are kept, so that a prefix-cache hit can go on from it."""
+    """States of live sequences. The last features of each page are kept, so a prefix-cache hit can go on from it."""
 
     def __init__(self, num_pages: int, feature_size: int) -> None:
         self._states: dict[str, HeadState] = {}
@@ -109,16 +109,16 @@ class HeadSlots:
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
         self._parked = Parked(2 * feature_size * PAGE_SIZE)
         self._forks: dict[int, HeadState] = {}
-        """By page that was copied, and by its copy: the state of the sample it was copied from."""
+        """By page that was copied, and by its copy: the state of the sequence it was copied from."""
 
     def add(self, shown: Shown) -> HeadState | None:
-        """Take in the features of a sample's next tokens; return its state, None where it has none yet."""
+        """Take in the features of a sequence's next tokens; return its state, None where it has none yet."""
         if self._tails is None:
             self._tails = shown.features.new_zeros(self._size)
-        state = self._states.get(shown.sample.key)
+        state = self._states.get(shown.sequence.key)
         if state is None or not self._goes_on(state, shown):
             state = self._begin(shown, self._tails)
-        pages, end = shown.sample.pages, shown.start + len(shown.tokens)
+        pages, end = shown.sequence.pages, shown.start + len(shown.tokens)
         if state is None:
             self._fill(pages, shown.start, end, _FOREIGN)
             return None
@@ -132,7 +132,7 @@ class HeadSlots:
             self._tails[page], self._full[page] = shown.features[position - shown.start], True
         return state
 
-    def park(self, state: HeadState, sample: SampleView) -> None:
+    def park(self, state: HeadState, sequence: SequenceView) -> None:
         """Keep the features of a state's full pages for whoever drafts from these pages, instead of writing them.
 
         `written` is then the end of these pages; it has to be at a page boundary before.
@@ -140,36 +140,36 @@ class HeadSlots:
         first, end = state.written, (state.seen // PAGE_SIZE) * PAGE_SIZE
         features, state.has_parked = state.take(end - first), True
         parts = [features[at : at + PAGE_SIZE].clone() for at in range(0, end - first, PAGE_SIZE)]
-        for page in self._parked.put(sample.pages[first // PAGE_SIZE : end // PAGE_SIZE], parts):
+        for page in self._parked.put(sequence.pages[first // PAGE_SIZE : end // PAGE_SIZE], parts):
             self._bases[page] = _FOREIGN
 
-    def take(self, state: HeadState, sample: SampleView, end: int) -> tuple[int, Tensor]:
+    def take(self, state: HeadState, sequence: SequenceView, end: int) -> tuple[int, Tensor]:
         """Return the first slot to write, parked ones included, and the features for those up to `end`."""
-        pages = state.maybe_parked(sample)
+        pages = state.maybe_parked(sequence)
         parked = [features for page in pages if (features := self._parked.pop(page)) is not None]
         state.has_parked = False
         state.waiting = [*parked, *state.waiting]
         state.written -= PAGE_SIZE * len(parked)
         return state.written, state.take(end - state.written)
 
-    def miss(self, sample: SampleView, start: int, end: int) -> None:
-        """The tokens `start : end` of a sample stand in its pages and are not shown."""
-        self._fill(sample.pages, start, end, _FOREIGN)
-        self._states.pop(sample.key, None)
+    def miss(self, sequence: SequenceView, start: int, end: int) -> None:
+        """The tokens `start : end` of a sequence stand in its pages and are not shown."""
+        self._fill(sequence.pages, start, end, _FOREIGN)
+        self._states.pop(sequence.key, None)
 
-    def fail(self, sample: SampleView) -> None:
-        """Forget a sample whose slots may be half written, and let nobody begin from them."""
-        state = self._states.pop(sample.key, None)
-        for page in state.pages(sample) if state is not None else ():
+    def fail(self, sequence: SequenceView) -> None:
+        """Forget a sequence whose slots may be half written, and let nobody begin from them."""
+        state = self._states.pop(sequence.key, None)
+        for page in state.pages(sequence) if state is not None else ():
             self._bases[page] = _FOREIGN
             self._parked.pop(page)
 
-    def get(self, sample: SampleView) -> HeadState | None:
-        """Return the state of a sample with slots to write up to its last token, None of any other."""
-        state, length = self._states.get(sample.key), len(sample.tokens)
+    def get(self, sequence: SequenceView) -> HeadState | None:
+        """Return the state of a sequence with slots to write up to its last token, None of any other."""
+        state, length = self._states.get(sequence.key), len(sequence.tokens)
         if state is None or state.seen != length - 1 or state.written >= length:
             return None
-        return state if self._holds(state, sample) else None
+        return state if self._holds(state, sequence) else None
 
     @property
     def num_bytes(self) -> int:
@@ -178,7 +178,7 @@ class HeadSlots:
         return num_pages * (2 * feature_size + self._bases.itemsize + 1) + self._parked.num_bytes
 
     def drop(self, key: str) -> None:
-        """Forget a sample; unknown ones are ignored."""
+        """Forget a sequence; unknown ones are ignored."""
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
@@ -194,14 +194,14 @@ class HeadSlots:
 
     def _goes_on(self, state: HeadState, shown: Shown) -> bool:
         """Whether a state is that of the tokens before: not of one preempted, forked, or not shown for a while."""
-        start, pages = shown.start, shown.sample.pages
+        start, pages = shown.start, shown.sequence.pages
         if state.seen != start or (start > 0 and pages[(start - 1) // PAGE_SIZE] != state.last_page):
             return False
-        return self._holds(state, shown.sample)
+        return self._holds(state, shown.sequence)
 
-    def _holds(self, state: HeadState, sample: SampleView) -> bool:
+    def _holds(self, state: HeadState, sequence: SequenceView) -> bool:
         """Whether no page that it left parked was given up."""
-        return all(self._bases[page] != _FOREIGN for page in state.maybe_parked(sample))
+        return all(self._bases[page] != _FOREIGN for page in state.maybe_parked(sequence))
 
     def _fill(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
         """Set the base of the pages that the tokens `start : end` are put into; nothing is known of what was there."""
@@ -214,14 +214,14 @@ class HeadSlots:
         """Return a state that goes on from the slots before, or from the next page on; None where that is not shown."""
         state = self._resumed(shown, tails) or self._anew(shown, tails)
         if state is None:
-            self._states.pop(shown.sample.key, None)
+            self._states.pop(shown.sequence.key, None)
         else:
-            self._states[shown.sample.key] = state
+            self._states[shown.sequence.key] = state
         return state
 
     def _resumed(self, shown: Shown, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from pages before, or inside a page from the sample that it was copied from."""
-        start, pages = shown.start, shown.sample.pages
+        """Return a state that goes on from pages before, or inside a page from the sequence that it was copied from."""
+        start, pages = shown.start, shown.sequence.pages
         base = self._base(pages, start)
         if base == _FOREIGN:
             return None
@@ -257,7 +257,7 @@ def _before(shown: Shown, tails: Tensor) -> Tensor:  # [1, feature_size]
     """
     page, offset = divmod(shown.start, PAGE_SIZE)
     known = page > 0 and offset == 0
-    return tails[shown.sample.pages[page - 1]][None] if known else tails.new_zeros(1, tails.shape[1])
+    return tails[shown.sequence.pages[page - 1]][None] if known else tails.new_zeros(1, tails.shape[1])
 
 
 def _page_ends(start: int, count: int) -> Sequence[int]:

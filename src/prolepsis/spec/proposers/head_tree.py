@@ -13,7 +13,7 @@ from torch import Tensor
 from prolepsis.models.heads.base import GrownTree, Growth, TreeWish
 from prolepsis.models.protocol import SequenceInput
 from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
 
 GROWTH = Growth(candidates=CANDIDATES, children=4, width=3, floor=0.02)
@@ -34,9 +34,9 @@ class Node:
 
 @dataclass(slots=True)
 class HeadTree:
-    """One sample's draft while it grows. `asked` are the nodes whose children are known or asked for, in order."""
+    """One sequence's draft while it grows. `asked` are the nodes whose children are known or asked for, in order."""
 
-    sample: SampleView
+    sequence: SequenceView
     depth: int
     limit: int
     threshold: float
@@ -75,21 +75,21 @@ class HeadTree:
     def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
         """Add what the head expects after the new nodes, or at first after the committed tokens (`Candidates`)."""
         parents = self.asked[-self.num_new :] if self.asked else [ROOT]
-        for row, found in enumerate(rank_rows(self.sample, self.level, tokens, logprobs)):
+        for row, found in enumerate(rank_rows(self.sequence, self.level, tokens, logprobs)):
             parent = parents[row]
             alive = 1.0 if parent == ROOT else self.nodes[parent].alive
             given = None if states is None else states[row]
             for token, chance in found[: self.growth.children]:
                 if alive * chance >= self.growth.floor:
-                    bucket = confidence_bucket(self.sample, chance)
+                    bucket = confidence_bucket(self.sequence, chance)
                     self.nodes.append(Node(token, parent, self.level + 1, alive * chance, bucket, given))
 
     @property
     def wish(self) -> TreeWish:
         """What a head that grows the whole tree is asked for."""
-        sample = self.sample
-        position = len(sample.tokens) - sample.num_prompt_tokens
-        return TreeWish(self.depth, self.limit, self.threshold, sample.params, sample.noise_key, position)
+        sequence = self.sequence
+        position = len(sequence.tokens) - sequence.num_prompt_tokens
+        return TreeWish(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)
 
     def draft(self, proposer: str) -> Draft | None:
         """Return the likeliest `limit` nodes as a draft."""
@@ -101,9 +101,9 @@ class HeadTree:
         return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
 
 
-def as_draft(sample: SampleView, tree: GrownTree, proposer: str) -> Draft | None:
+def as_draft(sequence: SequenceView, tree: GrownTree, proposer: str) -> Draft | None:
     """Return a tree that a head has grown itself as a draft."""
-    buckets = tuple([confidence_bucket(sample, chance) for chance in tree.chances])
+    buckets = tuple([confidence_bucket(sequence, chance) for chance in tree.chances])
     return Draft(tree.tokens, tree.parents, proposer, tree.survival, buckets=buckets) if tree.tokens else None
 
 

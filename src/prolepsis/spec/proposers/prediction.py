@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 
 _SIZES = (6, 4, 3, 2)
 _NEAR = 32  # a single token counts as a match only this near to where the pointer stood
@@ -20,7 +20,7 @@ _NGRAM_BUCKET = 50  # + length of the n-gram that re-synchronised
 
 
 class _Follower:
-    """Where one sample's output stands in its prediction."""
+    """Where one sequence's output stands in its prediction."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = tuple(prediction)
@@ -68,26 +68,26 @@ class Prediction:
     def __init__(self) -> None:
         self._followers: dict[str, _Follower] = {}
 
-    def serves(self, sample: SampleView) -> bool:
-        """Only samples with a prediction (`spec.proposer.Selective`)."""
-        return bool(sample.prediction)
+    def serves(self, sequence: SequenceView) -> bool:
+        """Only sequences with a prediction (`spec.proposer.Selective`)."""
+        return bool(sequence.prediction)
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: the pointer catches up when it is next asked."""
 
-    def forget(self, sample: SampleView) -> None:
-        self._followers.pop(sample.key, None)
+    def forget(self, sequence: SequenceView) -> None:
+        self._followers.pop(sequence.key, None)
 
-    def _propose(self, sample: SampleView, limit: int) -> Draft | None:
-        if not sample.prediction:
+    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
+        if not sequence.prediction:
             return None
-        follower = self._followers.get(sample.key)
+        follower = self._followers.get(sequence.key)
         if follower is None:
-            follower = self._followers[sample.key] = _Follower(sample.prediction)
-        follower.follow(sample.tokens[sample.num_prompt_tokens :])
+            follower = self._followers[sequence.key] = _Follower(sequence.prediction)
+        follower.follow(sequence.tokens[sequence.num_prompt_tokens :])
         tokens = follower.next_tokens(limit)
         return chain(tokens, self.name, bucket=follower.bucket) if tokens else None
 

@@ -1,13 +1,13 @@
-"""Where each n-gram of a sample's own tokens last went on: one dictionary entry per n and token."""
+"""Where each n-gram of a sequence's own tokens last went on: one dictionary entry per n and token."""
 
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 
 
 class NgramIndex:
-    """Most recent continuation of each n-gram of one sample's tokens."""
+    """Most recent continuation of each n-gram of one sequence's tokens."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         self._sizes = sizes
@@ -33,7 +33,7 @@ class NgramIndex:
 
 
 class NgramIndexes:
-    """An index per sample, built when it is first asked for, so a sample that never speculates costs nothing.
+    """An index per sequence, built when it is first asked for, so a sequence that never speculates costs nothing.
 
     `sizes` are the lengths n of the n-grams, longest first.
     """
@@ -42,16 +42,16 @@ class NgramIndexes:
         self._sizes = sizes
         self._indexes: dict[str, NgramIndex] = {}
 
-    def of(self, sample: SampleView) -> NgramIndex:
-        """Return the sample's index, brought up to its last token."""
-        index = self._indexes.get(sample.key)
+    def of(self, sequence: SequenceView) -> NgramIndex:
+        """Return the sequence's index, brought up to its last token."""
+        index = self._indexes.get(sequence.key)
         if index is None:
-            index = self._indexes[sample.key] = NgramIndex(self._sizes)
-        index.extend(sample.tokens)
+            index = self._indexes[sequence.key] = NgramIndex(self._sizes)
+        index.extend(sequence.tokens)
         return index
 
-    def forget(self, sample: SampleView) -> None:
-        self._indexes.pop(sample.key, None)
+    def forget(self, sequence: SequenceView) -> None:
+        self._indexes.pop(sequence.key, None)
 
 
 def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
@@ -72,17 +72,17 @@ class PromptLookup:
     def __init__(self, max_match: int = 5, min_match: int = 2) -> None:
         self._indexes = NgramIndexes(tuple(range(max_match, min_match - 1, -1)))
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: the index catches up when it is next asked."""
 
-    def forget(self, sample: SampleView) -> None:
-        self._indexes.forget(sample)
+    def forget(self, sequence: SequenceView) -> None:
+        self._indexes.forget(sequence)
 
-    def _propose(self, sample: SampleView, limit: int) -> Draft | None:
-        start, size = self._indexes.of(sample).find(sample.tokens)
+    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
+        start, size = self._indexes.of(sequence).find(sequence.tokens)
         if size == 0:
             return None
-        return chain(continuation(sample.tokens, start, limit), self.name, bucket=size)
+        return chain(continuation(sequence.tokens, start, limit), self.name, bucket=size)

@@ -1,4 +1,4 @@
-"""Where the last tokens of a sample occurred before: in the sample itself, or in earlier outputs of its scope.
+"""Where the last tokens of a sequence occurred before: in the sequence itself, or in earlier outputs of its scope.
 
 Both indexes are hash chains, as LZ77 coders use them, rather than a suffix tree or automaton. For each of a few n-gram
 sizes a head points to the most recent place behind that n-gram and `previous` links each place to the one before it.
@@ -22,7 +22,7 @@ import numpy as np
 
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import SampleView
+from prolepsis.spec.proposer import SequenceView
 
 MAX_MATCH = 16  # longer matches are not told apart
 SIZES = (4, 2, 1)
@@ -34,7 +34,7 @@ _PROCESS_KEY = os.urandom(16)
 
 
 class Continuation(NamedTuple):
-    """What followed an earlier occurrence of the sample's last `match` tokens."""
+    """What followed an earlier occurrence of the sequence's last `match` tokens."""
 
     tokens: list[int]
     match: int
@@ -42,7 +42,7 @@ class Continuation(NamedTuple):
 
 
 class LocalIndex:
-    """Occurrences within one sample's own prompt and output. Keys are exact, memory is O(tokens)."""
+    """Occurrences within one sequence's own prompt and output. Keys are exact, memory is O(tokens)."""
 
     def __init__(self) -> None:
         self._num_indexed = 0
@@ -111,7 +111,7 @@ class SharedIndex:
         return sum(array.nbytes for array in arrays)
 
     def add(self, scope: str, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Keep an output for later samples of `scope`; of one longer than the ring, its end."""
+        """Keep an output for later sequences of `scope`; of one longer than the ring, its end."""
         tag = _tag(scope)
         self._write(_SEPARATOR, tag)
         sequence = [*prompt[-_LEFT_CONTEXT:], *output][-(self.capacity - 2) :]
@@ -210,7 +210,7 @@ _Group = list[tuple[Continuation, float]]  # continuations with their weights
 
 
 class Suffix:
-    """Proposes trees from a per-sample index and one shared per scope; `max_bytes` bounds the shared one."""
+    """Proposes trees from a per-sequence index and one shared per scope; `max_bytes` bounds the shared one."""
 
     name = "suffix"
     free = True
@@ -219,29 +219,29 @@ class Suffix:
         self.shared = SharedIndex(max_bytes)
         self._local: dict[str, LocalIndex] = {}
 
-    def propose(self, samples: Sequence[SampleView], limits: Sequence[int]) -> list[Draft | None]:
-        return [self._propose(sample, limit) for sample, limit in zip(samples, limits, strict=True)]
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sample: SampleView, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Nothing to do: the index catches up when it is next asked."""
 
     def memory(self) -> ProposerMemory:
-        """Return the shared index as large as it may get; those of live samples are small and go with them."""
+        """Return the shared index as large as it may get; those of live sequences are small and go with them."""
         return ProposerMemory(self.name, index=self.shared.num_bytes)
 
-    def forget(self, sample: SampleView) -> None:
-        """Move the sample's output into the shared index."""
-        self._local.pop(sample.key, None)
-        output = sample.tokens[sample.num_prompt_tokens :]
+    def forget(self, sequence: SequenceView) -> None:
+        """Move the sequence's output into the shared index."""
+        self._local.pop(sequence.key, None)
+        output = sequence.tokens[sequence.num_prompt_tokens :]
         if output:
-            self.shared.add(sample.scope, sample.tokens[: sample.num_prompt_tokens], output)
+            self.shared.add(sequence.scope, sequence.tokens[: sequence.num_prompt_tokens], output)
 
-    def _propose(self, sample: SampleView, limit: int) -> Draft | None:
-        index = self._local.get(sample.key)
+    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
+        index = self._local.get(sequence.key)
         if index is None:
-            index = self._local[sample.key] = LocalIndex()
-        index.extend(sample.tokens)
-        found = index.find(sample.tokens, limit) + self.shared.find(sample.scope, sample.tokens, limit)
+            index = self._local[sequence.key] = LocalIndex()
+        index.extend(sequence.tokens)
+        found = index.find(sequence.tokens, limit) + self.shared.find(sequence.scope, sequence.tokens, limit)
         return _tree(found, limit, self.name) if found else None
 
 
@@ -286,6 +286,6 @@ def _confidence(share: float, followers: _Group, depth: int) -> tuple[int, float
     match_class = _MATCH_CLASS[min(longest, MAX_MATCH)]
     share_class = 3 if share > 0.95 else 2 if share > 0.6 else 1 if share > 0.25 else 0
     several = len(followers) > 1
-    shared = followers[0][0].shared  # the sample's own continuations come first
+    shared = followers[0][0].shared  # the sequence's own continuations come first
     bucket = ((match_class * 4 + share_class) * 2 + several) * 2 + shared
     return bucket, _MATCH_PRIOR[match_class] * share

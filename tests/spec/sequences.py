@@ -1,4 +1,4 @@
-"""A sample as proposers see it, with plain fields, and small builders around it."""
+"""A sequence as proposers see it, with plain fields, and small builders around it."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ VOCAB = 100
 
 
 @dataclass
-class FakeSample:
+class FakeSequence:
     tokens: list[int]
     num_prompt_tokens: int = 0
     key: str = "r0/0"
