@@ -19,7 +19,7 @@ from torch import Tensor
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.requests import SamplingParams
 from prolepsis.native.processor import default_threads
-from prolepsis.sampling.noise import noise_key
+from prolepsis.sampling.noise import native_kernel, noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import chain
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found: dict[str, dict[str, dict[str, float]]] = {}
-    if Sampler(args.vocab, ()).is_native:
+    if native_kernel() is not None:
         found["native"] = measure(cases(args.vocab, args.seed, native=True), args.repeats)
     found["torch"] = measure(cases(args.vocab, args.seed, native=False), args.torch_repeats)
     for kind, by_case in found.items():

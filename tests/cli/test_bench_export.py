@@ -10,7 +10,7 @@ from prolepsis.cli.bench.export import export_model
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.tokenizer import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
-from tests.models.gguf_files import byte_level_vocabulary, write_gguf
+from tests.models.files.gguf_files import byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny
 
 CHANGES: dict[str, object] = {"vocab_size": len(byte_level_vocabulary()[0])}

@@ -18,7 +18,7 @@ from prolepsis.models.heads import registry as heads
 from prolepsis.models.heads.format import load_head
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape
-from tests.models.heads import save_random_head
+from tests.models.random_heads import save_random_head
 from tests.models.tiny import save_tiny
 
 TINY = Manifest("owner/tiny", "hub:owner/tiny@abc", "tiny.gguf", 3_000_000, {"tiny.gguf": "00ff"}, "mit", "2026-01-01")

@@ -14,8 +14,8 @@ from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, serve, target
 from tests.fakes import outputs, terminals
-from tests.models.heads import random_head, random_levels
 from tests.models.kernels import why_not
+from tests.models.random_heads import random_head, random_levels
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 

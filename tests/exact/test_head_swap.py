@@ -22,8 +22,8 @@ from prolepsis.models.heads.format import WEIGHTS
 from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
 from tests.fakes import drain, outputs, submit, terminals
-from tests.models.heads import record_checksum, save_random_head
 from tests.models.kernels import why_not
+from tests.models.random_heads import record_checksum, save_random_head
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 

@@ -8,7 +8,7 @@ import torch
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.load import load_model, pick_device, weights_identity
-from tests.models.test_tokenizer import byte_level
+from tests.models.files.test_tokenizer import byte_level
 from tests.models.tiny import one, run, save_tiny
 
 

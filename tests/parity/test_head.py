@@ -18,8 +18,8 @@ from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from tests.models.heads import random_head
 from tests.models.kernels import why_not
+from tests.models.random_heads import random_head
 from tests.models.tiny import save_tiny
 
 FLAGS: dict[str, dict[str, bool]] = {

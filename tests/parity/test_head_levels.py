@@ -22,8 +22,8 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow
-from tests.models.heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.kernels import why_not
+from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.tiny import save_tiny
 from tests.spec.sequences import FakeSequence
 

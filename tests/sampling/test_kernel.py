@@ -11,9 +11,10 @@ from prolepsis.sampling.sampler import Sampler, SamplingRow
 WITHOUT_COMPILER = """
 import torch
 from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.noise import native_kernel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 sampler = Sampler(50, (0,))
-assert not sampler.is_native
+assert native_kernel() is None
 print(sampler.pick(torch.arange(50.0)[None], [SamplingRow(SamplingParams(top_p=0.9), 3, 0)])[0])
 """
 

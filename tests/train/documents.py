@@ -10,7 +10,7 @@ from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.data import Document
-from tests.models.heads import random_head
+from tests.models.random_heads import random_head
 
 HIDDEN, VOCAB = 32, 160
 SHAPE = LeanShape(

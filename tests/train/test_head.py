@@ -8,7 +8,7 @@ import torch
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.format import head_fault, load_head
-from prolepsis.models.heads.levels import levels_report, load_levels
+from prolepsis.models.heads.levels import load_levels
 from prolepsis.models.heads.registry import find_head
 from prolepsis.train.data import Manifest, ShardWriter
 from prolepsis.train.estimate import predict, prediction_check, small_run
@@ -17,6 +17,7 @@ from prolepsis.train.levels import LevelRun
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import HeadRecipe, LevelSettings, StepCost, TrainSettings
 from prolepsis.train.target import Target, open_target
+from tests.models.random_heads import levels_report
 from tests.train.documents import random_document
 from tests.train.targets import save_target
 

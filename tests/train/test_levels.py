@@ -15,7 +15,7 @@ from prolepsis.train.levels import LevelTraining, drafted_ahead, initial_levels,
 from prolepsis.train.losses import SampledSoftmax, soft_cross_entropy
 from prolepsis.train.settings import LevelSettings
 from prolepsis.train.unroll import unroll
-from tests.models.heads import random_levels
+from tests.models.random_heads import random_levels
 from tests.train.documents import HIDDEN, random_document, tiny_ends, tiny_head
 from tests.train.test_data import MANIFEST
 

@@ -90,10 +90,6 @@ class Sampler:
         self._kernel = native_kernel() if native else None
         self._threads = threads
 
-    @property
-    def is_native(self) -> bool:
-        return self._kernel is not None
-
     def ends(self, params: SamplingParams) -> frozenset[int]:
         """Return the tokens that end a sample: end of sequence unless ignored, and the caller's stop ids."""
         eos = frozenset[int]() if params.ignore_eos else self.eos_token_ids

@@ -144,15 +144,6 @@ class Tokenizer:
         parts = [sorted(self.vocab.items()), state["model"].get("merges"), state["added_tokens"], self.chat_template]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
-    def vocabulary_difference(self, other: "Tokenizer") -> str | None:
-        """Say how `other` would read or write token ids differently, or None: draft and target must agree."""
-        if self.vocab == other.vocab:
-            return None
-        if len(self.vocab) != len(other.vocab):
-            return f"{len(self.vocab)} tokens against {len(other.vocab)}"
-        token = min(t for t in self.vocab if self.vocab[t] != other.vocab.get(t))
-        return f"token {token!r} has id {self.vocab[token]} against {other.vocab.get(token)}"
-
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` naming the file and the fault."""

@@ -97,16 +97,6 @@ def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
     return weights
 
 
-def levels_report(folder: Path) -> dict[str, Any]:
-    """Return what `save_levels` was told of the levels in `folder`; empty where there are none that can be read."""
-    try:
-        with safe_open(str(folder / LEVELS), framework="pt") as found:
-            report = json.loads((found.metadata() or {}).get(_REPORT, "{}"))
-    except (OSError, SafetensorError, ValueError):
-        return {}
-    return report if isinstance(report, dict) else {}
-
-
 @dataclass(frozen=True, slots=True)
 class HeadLevels:
     """The levels' weights and the head's final norm, ready to compute in their type."""

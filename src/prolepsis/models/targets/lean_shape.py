@@ -42,10 +42,6 @@ class LeanShape:
     max_positions: int
     vocab: int
 
-    @property
-    def qkv_rows(self) -> int:
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
     @classmethod
     def from_config(cls, config: "PreTrainedConfig") -> "LeanShape":
         """Return the shape of `config`; raises `ModelLoadError` with `lean_fault`'s reason."""

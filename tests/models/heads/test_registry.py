@@ -22,7 +22,7 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.fakes import Letters, TableModel
-from tests.models.heads import random_levels, record_checksum, save_random_head
+from tests.models.random_heads import random_levels, record_checksum, save_random_head
 from tests.models.tiny import save_tiny
 
 

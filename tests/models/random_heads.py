@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from prolepsis.models.heads.format import (
@@ -18,7 +19,7 @@ from prolepsis.models.heads.format import (
     tensor_shapes,
     weights_checksum,
 )
-from prolepsis.models.heads.levels import LevelWeights
+from prolepsis.models.heads.levels import LEVELS, LevelWeights
 from prolepsis.models.targets.lean_shape import LeanShape
 
 DRAFT_VOCAB = 64
@@ -55,6 +56,15 @@ def save_random_head(folder: Path, target: LeanShape, provenance: Mapping[str, A
     }
     save_head(folder, config, weights, layer)
     return folder
+
+
+def levels_report(folder: Path) -> dict[str, Any]:
+    """Return the report that the levels in `folder` carry; empty where there are none."""
+    if not (folder / LEVELS).is_file():
+        return {}
+    with safe_open(str(folder / LEVELS), framework="pt") as file:
+        report: dict[str, Any] = json.loads(file.metadata()["report"])
+    return report
 
 
 def record_checksum(folder: Path) -> None:

@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.heads.format import CONFIG, WEIGHTS
-from prolepsis.models.heads.levels import LEVELS, levels_report, load_levels, save_levels
-from tests.models.heads import random_levels, save_random_head
+from prolepsis.models.heads.levels import LEVELS, load_levels, save_levels
+from tests.models.random_heads import levels_report, random_levels, save_random_head
 from tests.train.documents import SHAPE
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.heads.format import CONFIG, WEIGHTS, head_fault, load_head, weights_checksum
-from tests.models.heads import save_random_head
+from tests.models.random_heads import save_random_head
 from tests.train.documents import SHAPE
 
 

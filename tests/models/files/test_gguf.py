@@ -11,7 +11,7 @@ from prolepsis.models.files.gguf import unpermute
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
-from tests.models.gguf_files import permute, write_gguf
+from tests.models.files.gguf_files import permute, write_gguf
 from tests.models.tiny import LLAMA3, one, reference, run, save_tiny
 
 CPU = torch.device("cpu")

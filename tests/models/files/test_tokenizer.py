@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts, load_tokenizer
-from tests.models.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
+from tests.models.files.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny
 
 TEXTS = ["hello world", "  two  spaces\n\nlines", "year 2026, 3.14", "äöü 你好 🙂", "hello</s>hello", ""]
@@ -78,14 +78,6 @@ def test_the_fingerprint_tells_tokenizers_apart(folder: Path, tmp_path: Path) ->
     byte_level("{{ messages[0]['content'] }}").save_pretrained(tmp_path)
     other = load_tokenizer(tmp_path)
     assert ours.fingerprint != other.fingerprint
-    assert ours.vocabulary_difference(other) is None
-
-
-def test_a_different_vocabulary_is_described(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    changed = byte_level()
-    changed.add_tokens(["extra"])
-    changed.save_pretrained(tmp_path)
-    assert tokenizer.vocabulary_difference(load_tokenizer(tmp_path)) == "263 tokens against 264"
 
 
 def test_no_template_is_the_callers_fault(tmp_path: Path) -> None:

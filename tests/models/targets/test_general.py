@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import WEIGHTS, Checkpoint, open_checkpoint
 from prolepsis.models.targets.general import GeneralModel, general_fault, max_positions
-from tests.models.gguf_files import write_gguf
+from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import one, reference, run, save_tiny
 
 CPU = torch.device("cpu")

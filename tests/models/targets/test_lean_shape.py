@@ -12,7 +12,8 @@ def test_a_shape_holds_what_a_forward_needs() -> None:
         "qwen3", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True
     )
     shape = LeanShape.from_config(config)
-    assert (shape.qkv_rows, len(shape.inv_freq), shape.inv_freq[0]) == (256, 16, 1.0)
+    assert (shape.heads, shape.kv_heads, shape.head_dim) == (4, 2, 32)
+    assert (len(shape.inv_freq), shape.inv_freq[0]) == (16, 1.0)
     assert (shape.qk_norm, shape.qkv_bias, shape.tied) == (True, False, True)
 
 
