@@ -1,6 +1,7 @@
 """From data to an exported head with report, end to end, on a tiny target."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tests.models.random_heads import levels_report
 from tests.train.documents import random_document
 from tests.train.targets import save_target
 
-SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=4)
+SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=1000)  # measured at the end only
 
 
 @pytest.fixture(scope="module")
@@ -29,42 +30,50 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
 
 
-@pytest.fixture
-def directory(target: Target, tmp_path: Path) -> RunDirectory:
-    place = RunDirectory(tmp_path / "out")
-    place.create(resume=False)
+def _with_data(root: Path, target: Target) -> RunDirectory:
+    directory = RunDirectory(root)
+    directory.create(resume=False)
     hidden, vocab = target.shape.hidden, target.shape.vocab
     manifest = Manifest(target.name, target.identity, target.recorded_taps, hidden, vocab)
-    writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
+    writer = ShardWriter(directory.data, manifest, tokens_per_shard=500)
     for number in range(0, 45):
-        document = random_document(20, 5, number=number)
         features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
-        object.__setattr__(document, "features", features)
-        writer.add(document)
+        writer.add(replace(random_document(20, 5, number=number), features=features))
     writer.flush()
-    return place
+    return directory
 
 
-def test_a_training_leaves_a_head_that_serves_and_a_report(directory: RunDirectory, target: Target) -> None:
+@pytest.fixture
+def directory(target: Target, tmp_path: Path) -> RunDirectory:
+    return _with_data(tmp_path / "out", target)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> HeadTraining:
+    directory = _with_data(tmp_path_factory.mktemp("root") / "out", target)
     training = HeadTraining(directory, target, HeadRecipe(draft_vocab=96, training=SETTINGS))
-    steps = list(training.steps())
-    assert steps[-1].measured is not None
+    assert list(training.steps())[-1].measured is not None
+    return training
+
+
+def test_a_training_leaves_a_head_that_serves_and_a_report(trained: HeadTraining, target: Target) -> None:
+    directory = trained.directory
     config, weights = load_head(directory.exported)
     assert config.draft_vocab == 96
     assert head_fault(config, target.shape, target.shape.layers) is None
-    torch.testing.assert_close(weights.fc, training.head.weights.fc.detach().bfloat16())
+    torch.testing.assert_close(weights.fc, trained.head.weights.fc.detach().bfloat16())
     entry = find_head(str(directory.exported))
     assert entry.target_fingerprint == target.identity
     assert entry.provenance.acceptance["all"].trials[0] > 0
     assert "Held-out acceptance" in directory.report.read_text()
     assert "Draft head" in (directory.exported / "README.md").read_text()
     result = json.loads(directory.result.read_text())
-    assert result["history"][-1]["step"] == steps[-1].step
+    assert result["history"][-1]["step"] == trained.trainer.num_steps
     assert result["data"]["documents"] == 45
 
 
 def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: RunDirectory, target: Target) -> None:
-    recipe = HeadRecipe(draft_vocab=96, training=SETTINGS)
+    recipe = HeadRecipe(draft_vocab=96, training=replace(SETTINGS, measure_every=4))
     training = HeadTraining(directory, target, recipe)
     for done in training.steps():
         if done.measured is not None:
@@ -93,10 +102,10 @@ def test_a_folder_in_use_is_only_resumed_when_asked(directory: RunDirectory) -> 
 def test_small_runs_predict_larger_ones(directory: RunDirectory, target: Target) -> None:
     runs = []
     for size in (300, 600):
-        place, recipe = small_run(directory, size, 2.0)
+        small, recipe = small_run(directory, size, 2.0)
         recipe = HeadRecipe(draft_vocab=96, max_tokens=recipe.max_tokens, training=SETTINGS)
-        list(HeadTraining(place, target, recipe).steps())
-        runs.append(place.read_result())
+        list(HeadTraining(small, target, recipe).steps())
+        runs.append(small.read_result())
     assert runs[0]["data"]["tokens"] < runs[1]["data"]["tokens"]
     [prediction] = predict(runs, [10_000], StepCost(17.0, 0.3, 0.6, 0.1))
     assert len(prediction.rates) == 4
@@ -104,8 +113,8 @@ def test_small_runs_predict_larger_ones(directory: RunDirectory, target: Target)
     assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]
 
 
-def test_a_trained_head_gets_levels_that_are_loaded_with_it(directory: RunDirectory, target: Target) -> None:
-    list(HeadTraining(directory, target, HeadRecipe(draft_vocab=96, training=SETTINGS)).steps())
+def test_a_trained_head_gets_levels_that_are_loaded_with_it(trained: HeadTraining, target: Target) -> None:
+    directory = trained.directory
     settings = LevelSettings(count=2, width=32, max_anchors=240, anchors_per_step=60, workers=1)
     run = LevelRun(directory.exported, directory.data, target, settings)
     assert [done.step for done in run.steps()] == [1, 2, 3, 4]

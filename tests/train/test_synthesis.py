@@ -22,12 +22,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return config_of(save_target(tmp_path_factory.mktemp("target")))
 
 
-@pytest.fixture(autouse=True)
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forward as it is: nothing is compiled in the background."""
-    monkeypatch.setattr("prolepsis.models.load.compiler_missing", lambda: "not for a test")
-
-
 def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRequest:
     return DataRequest(folder, tokens, TAPS, prompts, limits=LIMITS, tokens_per_shard=400)
 
