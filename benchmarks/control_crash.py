@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from benchmarks.control_rollouts import shown
 
+from benchmarks.control_rollouts import shown
 from prolepsis.audit import chain
 from prolepsis.audit.verify import Anchor, verify
 from prolepsis.cli.bench.provenance import provenance

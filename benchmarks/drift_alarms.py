@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.drift_traffic import Traffic
-
 from prolepsis.cli.bench.provenance import provenance, versions
 from prolepsis.safety.drift import DriftAlarm, DriftBoard, Kind
 

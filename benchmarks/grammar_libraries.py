@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.structured_schemas import BY_PROMPT, Schema, generated, instance, record, text
-
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE

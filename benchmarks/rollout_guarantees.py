@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from benchmarks.rollout_traffic import REQUESTS_PER_S, Damage, Traffic, Values
 from numpy.typing import NDArray
 
+from benchmarks.rollout_traffic import REQUESTS_PER_S, Damage, Traffic, Values
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.statistics.arms import WIDTH, Histogram, log_evidence_against
 from prolepsis.statistics.guardrail import Guardrail, Outcome

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jsonschema
-from benchmarks.structured_schemas import BY_PROMPT, OTHER, Schema, generated
 
+from benchmarks.structured_schemas import BY_PROMPT, OTHER, Schema, generated
 from prolepsis.cli.bench.ask import Answer, ask
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance

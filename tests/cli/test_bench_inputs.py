@@ -1,12 +1,10 @@
-"""Prompts, arms and peers as the command line names them."""
+"""Prompts and arms as the command line names them."""
 
 from pathlib import Path
 
 import pytest
 
 from prolepsis.cli.bench.arms import parse_arms
-from prolepsis.cli.bench.peer_settings import find_peers
-from prolepsis.cli.bench.peers import parse_peers
 from prolepsis.cli.bench.prompts import Prompt, encode_prompts, load_prompts
 from prolepsis.core.errors import ConfigError
 from tests.cli.bench_fakes import PROPOSERS, ByteTokenizer, two_prompts, write_prompts
@@ -76,33 +74,3 @@ def test_a_fixed_depth_above_the_ceiling_raises_the_ceiling() -> None:
 def test_an_unknown_arm_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="allowed"):
         parse_arms(name, PROPOSERS)
-
-
-def test_peers_expand_to_variants_and_bring_their_plain_along() -> None:
-    assert parse_peers("") == ()
-    assert parse_peers("vllm:ngram,transformers") == (
-        ("vllm", "plain"),
-        ("vllm", "ngram"),
-        ("transformers", "plain"),
-        ("transformers", "lookup"),
-    )
-    for name in ("llama", "vllm:lookup", "vllm:"):
-        with pytest.raises(ConfigError, match="allowed"):
-            parse_peers(name)
-
-
-def test_peers_are_found_or_it_is_said_how_to_give_them(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.touch()
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (spec,) = find_peers([("vllm", "ngram")], {"vllm": python}, {}, lambda: folder)
-    assert (spec.name, spec.python, spec.model) == ("vllm:ngram", python, folder)
-    with pytest.raises(ConfigError, match="--peer-python vllm=PATH"):
-        find_peers([("vllm", "plain")], {}, {}, lambda: folder)
-    with pytest.raises(ConfigError, match=r"fp16 IR.*--peer-model openvino=PATH"):
-        find_peers([("openvino", "plain")], {"openvino": python}, {}, lambda: folder)
-    with pytest.raises(ConfigError, match="does not exist"):
-        find_peers([("vllm", "plain")], {"vllm": tmp_path / "gone"}, {}, lambda: folder)
-    with pytest.raises(ConfigError, match="'lama'"):
-        find_peers([], {"lama": python}, {}, lambda: folder)

@@ -7,12 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.cli.bench.arms import parse_arms
+from prolepsis.cli.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.cli.bench.ask import ask, in_flight
-from prolepsis.cli.bench.engine_arm import Asking, EngineArm
-from prolepsis.cli.bench.figures import Figures, percentile, rate, spread
 from prolepsis.cli.bench.measure import Outcome, Run, Schedule, Turn, measure, rotated
 from prolepsis.cli.bench.prompts import EncodedPrompt
+from prolepsis.cli.bench.report import Figures, percentile, rate, spread
 from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -25,12 +24,10 @@ PROMPTS = (EncodedPrompt("p1", "code", (5, 6, 7)), EncodedPrompt("p2", "chat", (
 
 
 class LoggingContender:
-    """Writes down its turns; fails at the turn numbered `fails_at`."""
+    """Records its turns; fails at the turn numbered `fails_at`."""
 
-    def __init__(self, name: str, log: list[str], *, cap: int | None = None, fails_at: int | None = None) -> None:
+    def __init__(self, name: str, log: list[str], *, fails_at: int | None = None) -> None:
         self.name = name
-        self.max_concurrency = cap
-        self.expendable = fails_at is not None
         self._log = log
         self._fails_at = fails_at
         self._turns = 0
@@ -48,37 +45,21 @@ class LoggingContender:
 
 async def test_contenders_alternate_prompt_by_prompt_and_the_first_rotates() -> None:
     log: list[str] = []
-    contenders = [LoggingContender("a", log), LoggingContender("b", log, cap=1)]
-    done = await measure(contenders, PROMPTS, Schedule((1, 4), 2), lambda line: None)
+    contenders = [LoggingContender("a", log), LoggingContender("b", log)]
+    runs = await measure(contenders, PROMPTS, Schedule((1, 4), 2), lambda line: None)
     assert log == [
         *("a begins warm-up", "a p2 x1", "b begins warm-up", "b p2 x1"),
         *("a begins r0-c1", "b begins r0-c1", "a p1 x1", "b p1 x1", "b p2 x1", "a p2 x1"),
-        *("a begins r0-c4", "a p1+p2 x4"),
+        *("a begins r0-c4", "b begins r0-c4", "a p1+p2 x4", "b p1+p2 x4"),
         *("a begins r1-c1", "b begins r1-c1", "b p1 x1", "a p1 x1", "a p2 x1", "b p2 x1"),
-        *("a begins r1-c4", "a p1+p2 x4"),
+        *("a begins r1-c4", "b begins r1-c4", "b p1+p2 x4", "a p1+p2 x4"),
     ]
-    assert sorted((r.contender, r.concurrency, r.repeat, len(r.outcomes)) for r in done.runs) == [
-        ("a", 1, 0, 2),
-        ("a", 1, 1, 2),
-        ("a", 4, 0, 2),
-        ("a", 4, 1, 2),
-        ("b", 1, 0, 2),
-        ("b", 1, 1, 2),
-    ]
-
-
-async def test_a_failing_peer_costs_its_own_figures_only() -> None:
-    log: list[str] = []
-    contenders = [LoggingContender("a", log), LoggingContender("peer", log, fails_at=3)]
-    done = await measure(contenders, PROMPTS, Schedule((1,), 2), lambda line: None)
-    assert done.failed == {"peer": "broke"}
-    assert {run.contender for run in done.runs} == {"a"}
-    assert all(len(run.outcomes) == 2 for run in done.runs)
+    found = sorted((r.contender, r.concurrency, r.repeat, len(r.outcomes)) for r in runs)
+    assert found == [(name, concurrency, repeat, 2) for name in "ab" for concurrency in (1, 4) for repeat in (0, 1)]
 
 
 async def test_a_failing_arm_ends_the_measurement() -> None:
     broken = LoggingContender("a", [], fails_at=2)
-    broken.expendable = False
     with pytest.raises(EngineError, match="broke"):
         await measure([broken], PROMPTS, Schedule(), lambda line: None)
 
@@ -92,7 +73,7 @@ def test_rotation() -> None:
 async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> None:
     client = table_client()
     plain, suffix = (
-        EngineArm(arm, Asking(client, SamplingParams(), {"p1": 7})) for arm in parse_arms("suffix", PROPOSERS)
+        EngineArm(arm, ArmSetup(client, SamplingParams(), {"p1": 7})) for arm in parse_arms("suffix", PROPOSERS)
     )
     await plain.begin("r0")
     slow = await plain.run(PROMPTS[:1], 1)
@@ -126,7 +107,7 @@ async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> N
 
     inner = table_client()
     arm = parse_arms("plain", PROPOSERS)[0]
-    contender = EngineArm(arm, Asking(Stepping(lambda request: []), SamplingParams(), {}, times))
+    contender = EngineArm(arm, ArmSetup(Stepping(lambda request: []), SamplingParams(), {}, times))
     turn = await contender.run(PROMPTS, 1)
     assert (turn.num_passes, turn.forward_s, turn.outside_forward_s) == (2, 4.0, 1.0)
 

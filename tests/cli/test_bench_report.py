@@ -1,8 +1,6 @@
 """The report of a whole measurement on a fake engine: shape, ratios, provenance, tables, exit statuses."""
 
 import json
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from prolepsis.cli.bench.command import Job, run_bench
-from prolepsis.cli.bench.figures import NOT_LOOPING, Figures
 from prolepsis.cli.bench.measure import Outcome, Run, Schedule
-from prolepsis.cli.bench.peers import PeerSpec
 from prolepsis.cli.bench.provenance import commit, provenance
-from prolepsis.cli.bench.report import base_of
+from prolepsis.cli.bench.report import NOT_LOOPING, Figures
 from prolepsis.cli.bench.tables import print_report
 from prolepsis.cli.main import app
 from prolepsis.cli.output import BAD_INPUT
@@ -93,32 +89,6 @@ def test_a_folder_outside_a_checkout_has_no_commit(tmp_path: Path) -> None:
     assert provenance({"a": 1}, {"vllm": "2"})["seeds"] == {"a": 1}
 
 
-async def test_peers_stand_among_the_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prolepsis.cli.bench import peers
-
-    shutil.copy(peers.LOOP, tmp_path / "loop.py")
-    answer = '[{"tokens": [1, 2, 3], "seconds": 0.06} for p in prompts]'
-    for kind in ("vllm", "transformers"):
-        (tmp_path / f"{kind}_peer.py").write_text(
-            "class Peer:\n    versions = {'it': '1'}\n    def __init__(self, options):\n"
-            "        assert options['variant'] != 'suffix', 'arctic_inference is missing'\n"
-            f"    def begin(self): pass\n    def run(self, prompts, max_tokens, concurrency): return {answer}\n"
-        )
-    monkeypatch.setattr(peers.PeerProcess.__init__, "__defaults__", (tmp_path / "loop.py",))
-    names = [("vllm", "plain"), ("vllm", "ngram"), ("vllm", "suffix"), ("transformers", "plain")]
-    specs = tuple(PeerSpec(kind, variant, Path(sys.executable), tmp_path) for kind, variant in names)
-    report = await _report(replace(JOB, peers=specs))
-    assert set(report["arms"]) == {"plain", "auto", "suffix@4", "vllm:plain", "vllm:ngram", "transformers:plain"}
-    assert "transformers:plain" not in report["concurrency"]["2"]["arms"]
-    assert report["arms"]["vllm:ngram"]["all"]["tokens_per_s"]["median"] == pytest.approx(50.0)
-    assert report["against"]["1"]["auto"]["vllm:ngram"]["code"]["median"] > 1
-    assert report["outputs"]["vllm:ngram"]["compared_with"] == "vllm:plain"
-    assert "arctic_inference is missing" in report["peers_failed"]["vllm:suffix"]
-    assert report["provenance"]["versions"]["vllm:plain it"] == "1"
-    assert report["peers_disturbed"] is not None
-    print_report(report)
-
-
 async def test_tables_name_every_arm_and_category(capsys: pytest.CaptureFixture[str]) -> None:
     print_report(await _report())
     printed = capsys.readouterr().out
@@ -148,19 +118,11 @@ async def test_a_request_that_fails_ends_the_measurement() -> None:
         await _report(alter=broken)
 
 
-def test_a_peers_tokens_are_compared_with_its_own_plain() -> None:
-    names = ["plain", "auto", "vllm:plain", "vllm:ngram", "openvino:lookup"]
-    assert [base_of(name, names) for name in names] == ["plain", "plain", "vllm:plain", "vllm:plain", None]
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--arms", "plain,sufix"], "sufix"),
         (["--concurrency", "0"], "concurrency is '0'"),
-        (["--peers", "llama"], "llama"),
-        (["--peers", "vllm"], "--peer-python vllm=PATH"),
-        (["--peers", "vllm", "--temperature", "0.8"], "temperature is 0.8"),
         (["--temperature", "9"], "temperature is 9"),
         (["--temperature", "1", "--top-p", "0"], "top_p is 0"),
         (["--categories", "nonsense"], "nonsense"),

@@ -82,23 +82,21 @@ def test_errors_name_the_flag_or_the_variable() -> None:
 
 
 def test_lists_mappings_and_none_may_be_written_as_text() -> None:
-    environment = {"PROLEPSIS_PROPOSERS": "suffix, prediction", "PROLEPSIS_PEER_PYTHON": "vllm=/a/python,other=/b"}
+    environment = {"PROLEPSIS_PROPOSERS": "suffix, prediction"}
     settings = load_settings({"served_model_names": "none", "draft_model": "none"}, environment)
     assert settings.engine.proposers == ("suffix", "prediction")
     assert settings.server.served_model_names == ()
     assert settings.engine.draft_model is None
-    assert settings.bench.peer_python == {"vllm": Path("/a/python"), "other": Path("/b")}
     assert load_settings({}, {"PROLEPSIS_PROPOSERS": ""}).engine.proposers != ()
 
 
 def test_a_file_may_hold_lists_and_yaml_booleans_where_words_are_meant(tmp_path: Path) -> None:
-    file(tmp_path, "proposers: [suffix]\nstrict: on\nprefix_cache: off\npeer_python: {vllm: /a}\nthreads: null\n")
+    file(tmp_path, "proposers: [suffix]\nstrict: on\nprefix_cache: off\nthreads: null\n")
     settings = load_settings({}, {}, directory=tmp_path)
     assert settings.engine.proposers == ("suffix",)
     assert settings.engine.strict == "on"
     assert settings.engine.prefix_cache is False
     assert settings.engine.threads is None
-    assert settings.bench.peer_python == {"vllm": Path("/a")}
 
 
 def test_a_misspelt_variable_is_found_and_a_foreign_one_is_not() -> None:

@@ -2,21 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from prolepsis.cli.bench.differences import first_difference, last_logits
-from prolepsis.cli.exact import Job, check
+from prolepsis.cli.exact import Job, check, first_difference, last_logits, print_result
 from prolepsis.cli.main import app
 from prolepsis.cli.output import BAD_INPUT, FAILED
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.spec.divergence import Divergence
-from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
+from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts
 
 JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
 
@@ -87,27 +83,18 @@ async def test_an_answer_that_ends_early_is_a_difference_nobody_classifies() -> 
 
 @pytest.mark.parametrize(("alter", "status"), [(tokens_of, 0), (wrong_when_sampled_in_a_batch, FAILED)])
 @pytest.mark.parametrize("as_json", [True, False])
-def test_exit_status_and_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alter: Alter, status: int, as_json: bool
+async def test_exit_status_and_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], alter: Alter, status: int, as_json: bool
 ) -> None:
-    client = table_client(alter, 0.0, 0.0)
-
-    @asynccontextmanager
-    async def running(settings: object) -> Any:
-        client.engine = SimpleNamespace(runner=SimpleNamespace(model=None))  # type: ignore[attr-defined]
-        yield SimpleNamespace(client=client, tokenizer=ByteTokenizer())
-
     monkeypatch.setenv("COLUMNS", "160")
-    monkeypatch.setattr("prolepsis.cli.engine.running", running)
-    monkeypatch.setattr("prolepsis.cli.exact.classifier", lambda model: near_tie)
-    prompts = write_prompts(tmp_path / "prompts.jsonl")
-    arguments = ["exact", "--prompts", str(prompts), *(["--json"] if as_json else [])]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == status
+    report = await check(JOB, table_client(alter, 0.0, 0.0), ByteTokenizer(), near_tie)
+    capsys.readouterr()
+    assert print_result(report, as_json=as_json) == status
+    printed = capsys.readouterr().out
     if as_json:
-        assert json.loads(result.stdout)["identical"] == (status == 0)
+        assert json.loads(printed)["identical"] == (status == 0)
         return
-    text = " ".join(result.stdout.split())
+    text = " ".join(printed.split())
     assert ("identical on every request" in text) == (status == 0)
     assert ("near_tie" in text) == (status != 0)
 
@@ -126,14 +113,12 @@ def test_bad_input(arguments: list[str], said: str) -> None:
     assert said in " ".join(result.stderr.split())
 
 
-def test_contested_logits_do_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contested_logits_do_not_depend_on_the_chunks() -> None:
     import torch
 
-    from prolepsis.cli.bench import differences
     from tests.fakes import TableModel
 
     model = TableModel()
     context = [i % 7 for i in range(40)]
     whole = last_logits(model, context)
-    monkeypatch.setattr(differences, "CHUNK", 7)
-    assert torch.equal(last_logits(model, context), whole)
+    assert torch.equal(last_logits(model, context, 7), whole)

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from prolepsis.cli.bench.ask import ask, in_flight
-from prolepsis.cli.bench.differences import first_difference
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.cli.exact import first_difference
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient

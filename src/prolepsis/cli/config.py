@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -16,26 +16,13 @@ from prolepsis.core.validation import first_problem, shown_path, suggestion
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
-NOT_FIELDS = ("PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_DATA", "PROLEPSIS_PEER_")
+NOT_FIELDS = ("PROLEPSIS_CACHE", "PROLEPSIS_CONFIG", "PROLEPSIS_DATA", "PROLEPSIS_TEST_")
 """Beginnings of the environment variables of this prefix that name no field."""
 
 Section = TypeVar("Section", bound=BaseModel)
 
 
-class BenchConfig(BaseModel):
-    """What `prolepsis bench` needs to know of this machine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    peer_python: dict[str, Path] = Field(
-        default_factory=dict, description="the Python that has a peer installed, by the peer's name"
-    )
-    peer_model: dict[str, Path] = Field(
-        default_factory=dict, description="the model folder a peer loads, by the peer's name"
-    )
-
-
-SECTIONS: tuple[type[BaseModel], ...] = (EngineConfig, ServerConfig, BenchConfig)
+SECTIONS: tuple[type[BaseModel], ...] = (EngineConfig, ServerConfig)
 """A configuration file holds the fields of all of them, flat."""
 
 
@@ -54,11 +41,10 @@ class Settings:
 
     engine: EngineConfig
     server: ServerConfig
-    bench: BenchConfig
     origins: Mapping[str, str]
 
     def sections(self) -> tuple[BaseModel, ...]:
-        return (self.engine, self.server, self.bench)
+        return (self.engine, self.server)
 
 
 def load_settings(
@@ -79,7 +65,6 @@ def load_settings(
     return Settings(
         engine=_section(EngineConfig, given),
         server=_section(ServerConfig, given),
-        bench=_section(BenchConfig, given),
         origins={name: value.origin for name, value in given.items()},
     )
 

@@ -1,27 +1,53 @@
 """`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
 from prolepsis.cli.bench.ask import Answer, ask, in_flight
-from prolepsis.cli.bench.differences import Classify, Difference, classifier, first_difference
 from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.flags import configured
-from prolepsis.cli.output import FAILED, AsJson, note, print_json, print_table, stdout
+from prolepsis.cli.output import FAILED, OK, AsJson, note, print_json, print_table, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient, EngineInfo
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from prolepsis.models.protocol import TargetModel
+    from prolepsis.spec.divergence import Divergence
+
 PLAIN_SHARE = 4
 """In the mixed run every fourth request decodes plainly, so that batches hold both."""
+CHUNK = 256
+"""Tokens of one pass when a context is computed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a run left plain decoding; token None: the run had ended there."""
+
+    run: Literal["alone", "mixed"]
+    position: int
+    """Output position, from 0."""
+    plain: int | None
+    other: int | None
+    kind: Literal["near_tie", "structural"] | None = None
+    """None: not classified, as one of the runs had ended or the model is out of reach."""
+    margin: float | None = None
+    """Distance of the two tokens' scores, in logits."""
+
+
+Classify = Callable[[Sequence[int], SamplingParams, int, tuple[int, int]], "Divergence"]
+"""(context, sampling, output position, (plain token, other token)) -> how the difference is to be read."""
 
 
 class TextTokenizer(ChatTokenizer, Protocol):
@@ -87,13 +113,18 @@ def exact(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
     job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
-    report = asyncio.run(_run(job, settings))
+    status = print_result(asyncio.run(_run(job, settings)), as_json=as_json)
+    if status:
+        raise typer.Exit(status)
+
+
+def print_result(report: "Report", *, as_json: bool) -> int:
+    """Print the report and return the exit status: 1 if any token differs."""
     if as_json:
         print_json(report.as_json())
     else:
         report.show()
-    if not report.identical:
-        raise typer.Exit(FAILED)
+    return OK if report.identical else FAILED
 
 
 async def _run(job: Job, settings: Settings) -> "Report":
@@ -258,3 +289,45 @@ def _cells(one: Checked) -> list[str]:
     decoding = "greedy" if params.greedy else f"T={params.temperature:g}, seed {params.seed}"
     said = ["different" if run in runs else "identical" for run in ("alone", "mixed")]
     return [one.case.prompt.category, decoding, str(len(one.plain.token_ids)), *said]
+
+
+def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the first position at which the two differ, the end of one being a difference; None where equal."""
+    for i, (a, b) in enumerate(zip(plain, other, strict=False)):
+        if a != b:
+            return i
+    return None if len(plain) == len(other) else min(len(plain), len(other))
+
+
+def classifier(model: "TargetModel") -> Classify:
+    """Return a classifier of requests without penalties that computes the contested logits once more.
+
+    It has a cache of its own, and may be called only while nothing else runs the model.
+    """
+
+    def classify(context: Sequence[int], params: SamplingParams, position: int, pair: tuple[int, int]) -> "Divergence":
+        from prolepsis.sampling.noise import noise_key
+        from prolepsis.sampling.sampler import Sampler, SamplingRow
+        from prolepsis.spec import divergence
+
+        sampler = Sampler(model.info.vocab_size, model.info.eos_token_ids)
+        row = SamplingRow(params, noise_key(params.seed, 0), position)
+        return divergence.classify(last_logits(model, context), row, pair, sampler)
+
+    return classify
+
+
+def last_logits(model: "TargetModel", context: Sequence[int], chunk: int = CHUNK) -> "Tensor":  # [V] float32
+    """Return the target's logits after `context`, computed in passes of `chunk` tokens."""
+    import torch
+
+    from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+
+    num_pages = -(-len(context) // PAGE_SIZE)
+    cache, pages = model.make_cache(num_pages), list(range(num_pages))
+    logits = torch.empty(0)
+    with torch.no_grad():
+        for start in range(0, len(context), chunk):
+            part = SequenceInput(list(context[start : start + chunk]), start, pages)
+            logits = model.forward(pack([part]), cache)
+    return logits[-1]

@@ -64,7 +64,7 @@ def export(
 
     A name that a known model shares with its head is the model's; the head is NAME@VERSION.
     """
-    from prolepsis.cli.bench.export import export_model
+    from prolepsis.models.files.export import export_model
     from prolepsis.models.files.store import KNOWN, resolve
     from prolepsis.models.heads.exchange import export_head
     from prolepsis.models.heads.registry import HeadEntry

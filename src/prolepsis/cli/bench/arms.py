@@ -1,11 +1,18 @@
-"""Arms: ways for one engine to speculate, compared with one another."""
+"""Arms: ways for one engine to speculate, and how each is run through the engine's client."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
 
+from prolepsis.cli.bench.ask import ask, in_flight
+from prolepsis.cli.bench.measure import Outcome, Turn
+from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.client import EngineClient
 
 PLAIN, AUTO = "plain", "auto"
 
@@ -44,3 +51,87 @@ def _arm(name: str, version: int, proposers: Sequence[str], ceiling: int) -> Arm
     fixed = int(depth) if at else None
     chosen = None if base == AUTO else (base,)
     return Arm(name, SpecPlan(version, max(ceiling, fixed or 0), chosen, fixed, reason))
+
+
+class StepSums(Protocol):
+    """Sums over all steps, in seconds; `engine.timings.Timings.totals` is the real one."""
+
+    @property
+    def forward(self) -> float: ...
+
+    @property
+    def outside_forward(self) -> float: ...
+
+
+class StepTimes(Protocol):
+    """Step times of an engine in this process; `engine.timings.Timings` is the real one."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def totals(self) -> StepSums: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSetup:
+    """What all arms share."""
+
+    client: EngineClient
+    params: SamplingParams
+    seeds: Mapping[str, int]
+    """By prompt id."""
+    times: StepTimes | None = None
+
+
+class EngineArm:
+    """Puts its plan into effect before each turn.
+
+    Each round has a tenant scope of its own: nothing cached or learnt in another round, or by another arm, is visible
+    in it. Within a round the shared indexes learn from prompt to prompt, as they do in service.
+    """
+
+    def __init__(self, arm: Arm, setup: ArmSetup) -> None:
+        self.name = arm.name
+        self._arm = arm
+        self._setup = setup
+        self._scope = f"bench {arm.name}"
+        self._num_requests = 0
+
+    async def begin(self, round_name: str) -> None:
+        self._scope = f"bench {self.name} {round_name}"
+
+    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+        self._setup.client.apply_plan(self._arm.plan)
+        before = self._step_times()
+        outcomes = await in_flight([partial(self._one, prompt) for prompt in prompts], concurrency)
+        passes, forward, outside = (now - then for now, then in zip(self._step_times(), before, strict=True))
+        return Turn(outcomes, int(passes), forward, outside)
+
+    async def _one(self, prompt: EncodedPrompt) -> Outcome:
+        answer = await ask(self._setup.client, self._request(prompt))
+        stats = answer.stats
+        return Outcome(
+            prompt.id,
+            prompt.category,
+            answer.token_ids,
+            answer.seconds,
+            first_token_s=answer.first_token_s,
+            queue_s=stats.queue_s,
+            compute_s=stats.compute_s,
+            num_steps=stats.num_steps,
+            proposers=tuple((n, c.num_draft_tokens, c.num_accepted) for n, c in sorted(stats.proposers.items())),
+        )
+
+    def _request(self, prompt: EncodedPrompt) -> GenerateRequest:
+        self._num_requests += 1
+        return GenerateRequest(
+            request_id=f"{self._scope} {self._num_requests}",
+            prompt_token_ids=prompt.token_ids,
+            params=replace(self._setup.params, seed=self._setup.seeds.get(prompt.id, self._setup.params.seed)),
+            scope=self._scope,
+        )
+
+    def _step_times(self) -> tuple[float, float, float]:
+        times = self._setup.times
+        return (times.num_steps, times.totals.forward, times.totals.outside_forward) if times else (0.0, 0.0, 0.0)

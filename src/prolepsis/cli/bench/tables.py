@@ -8,8 +8,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from prolepsis.cli.output import warn
-
 WIDTH = 150
 """Characters of a line where nothing says how wide a terminal is."""
 
@@ -30,16 +28,13 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print a report made by `report.document`."""
     for category in _categories(report):
         rows = [_arm_row(name, of_arm[category]) for name, of_arm in report["arms"].items()]
-        _print(f"{category}, one request at a time", ARM_COLUMNS, rows)
+        print_wide(f"{category}, one request at a time", ARM_COLUMNS, rows)
     for level, of_level in report["concurrency"].items():
         if level != "1":
             rows = [_level_row(name, figures) for name, figures in of_level["arms"].items()]
-            _print(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
-    _print_against(report["against"])
+            print_wide(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
     _print_outputs(report["outputs"])
     _print_steps(report["steps"])
-    for name, reason in report["peers_failed"].items():
-        warn(f"{name} could not be measured: {reason}")
     repeats = report["settings"]["repeats"]
     _console().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
 
@@ -52,8 +47,8 @@ def _categories(report: Mapping[str, Any]) -> list[str]:
 def _arm_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     return [
         name,
-        _ranged(figures["tokens_per_s"], 1),
-        _ranged(figures["speedup"], 2, "x"),
+        ranged(figures["tokens_per_s"], 1),
+        ranged(figures["speedup"], 2, "x"),
         _number(figures["acceptance_length"]["median"], 2),
         _number(figures["ttft_ms"]["median"], 0),
         *(_halves(figures[key]) for key in ("latency_ms", "queue_ms", "compute_ms")),
@@ -63,8 +58,8 @@ def _arm_row(name: str, figures: Mapping[str, Any]) -> list[str]:
 def _level_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     return [
         name,
-        _ranged(figures["throughput"], 1),
-        _ranged(figures["speedup"], 2, "x"),
+        ranged(figures["throughput"], 1),
+        ranged(figures["speedup"], 2, "x"),
         _number(figures["p50_ms"]["median"], 0),
         _number(figures["p95_ms"]["median"], 0),
         _halves(figures["queue_ms"]),
@@ -72,35 +67,27 @@ def _level_row(name: str, figures: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _print_against(against: Mapping[str, Any]) -> None:
-    for level, of_level in against.items():
-        peers: Mapping[str, Any] = next(iter(of_level.values()), {})
-        rows = [[peer, *(_ranged(of_arm[peer]["all"], 2, "x") for of_arm in of_level.values())] for peer in peers]
-        if rows:
-            _print(f"our speed over each peer's, {level} at a time", ["peer", *of_level], rows)
-
-
 def _print_outputs(outputs: Mapping[str, Any]) -> None:
     rows: list[list[str]] = []
-    for name, told in outputs.items():
-        for level, counts in told["concurrency"].items():
+    for name, result in outputs.items():
+        for level, counts in result["concurrency"].items():
             same = counts["num_prompts"] - counts["num_different"]
-            rows.append([name, level, told["compared_with"], f"{same} of {counts['num_prompts']}"])
-    _print("same tokens", ["arm", "at a time", "as", "prompts"], rows)
+            rows.append([name, level, result["compared_with"], f"{same} of {counts['num_prompts']}"])
+    print_wide("same tokens", ["arm", "at a time", "as", "prompts"], rows)
 
 
 def _print_steps(steps: Mapping[str, Any]) -> None:
     rows = [
-        [arm, level, _number(told["forward_ms"], 2), _number(told["outside_forward_ms"], 2)]
+        [arm, level, _number(mean["forward_ms"], 2), _number(mean["outside_forward_ms"], 2)]
         for level, of_level in steps.items()
-        for arm, told in of_level.items()
+        for arm, mean in of_level.items()
     ]
     if rows:
-        _print("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
+        print_wide("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
 
 
-def _print(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with names on the left and figures on the right."""
+def print_wide(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with names on the left and figures on the right, at full width where no terminal limits it."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
         table.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
@@ -116,7 +103,7 @@ def _console() -> Console:
     return console
 
 
-def _ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:
+def ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:
     if figure["median"] is None:
         return "-"
     low, high = _number(figure["min"], digits), _number(figure["max"], digits)

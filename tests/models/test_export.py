@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from prolepsis.cli.bench.export import export_model
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.export import export_model
 from prolepsis.models.files.tokenizer import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from tests.models.files.gguf_files import byte_level_vocabulary, write_gguf

@@ -1,12 +1,13 @@
-"""Other engines, each variant in a process of its own, stopped while others run."""
+"""Other engines, each variant in a process of its own that is stopped while others run."""
 
 import asyncio
 import json
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.cli.config import listed
-from prolepsis.core.errors import ConfigError, EngineError
+from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),
@@ -22,8 +23,8 @@ VARIANTS = {
     "openvino": ("plain", "lookup"),
 }
 SEQUENTIAL = ("transformers",)
-"""Peers without batching of requests that come and go: they are left out above concurrency 1."""
-LOOP = Path(__file__).parent / "peer_scripts" / "loop.py"
+"""Peers that do not batch requests: they are left out above concurrency 1."""
+LOOP = Path(__file__).parent / "scripts" / "loop.py"
 LOAD_S = 1800.0
 _LINE_LIMIT = 64 * 2**20
 
@@ -45,7 +46,7 @@ class PeerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """What every peer is told alike."""
+    """Limits that hold for every peer."""
 
     threads: int
     max_tokens: int
@@ -69,13 +70,42 @@ def parse_peers(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def find_peers(
+    wanted: Sequence[tuple[str, str]],
+    pythons: Mapping[str, Path],
+    models: Mapping[str, Path],
+    exported: Callable[[], Path],
+) -> tuple[PeerSpec, ...]:
+    """Return what to start for each (kind, variant); `pythons` and `models` are by kind.
+
+    A folder of safetensors that is not given is made by `exported`. Raises `ConfigError` that says what is missing.
+    """
+    for name, given in (("python", pythons), ("model", models)):
+        for kind in given:
+            if kind not in VARIANTS:
+                raise ConfigError(f"--{name} names {kind!r}; allowed: {', '.join(VARIANTS)}", param=name)
+    specs = []
+    for kind, variant in wanted:
+        # A virtual environment's python is a link; resolving it would lose the environment.
+        python = _existing("python", kind, pythons.get(kind), "a Python with its packages").absolute()
+        model = models.get(kind) or (exported() if kind != "openvino" else None)
+        what = "a folder of an fp16 IR" if kind == "openvino" else "a folder of safetensors"
+        specs.append(PeerSpec(kind, variant, python, _existing("model", kind, model, what).resolve()))
+    return tuple(specs)
+
+
+def _existing(field: str, kind: str, given: Path | None, what: str) -> Path:
+    if given is not None and given.expanduser().exists():
+        return given.expanduser()
+    problem = f"{given} does not exist" if given else "none is given"
+    raise ConfigError(f"peer {kind} needs {what}; {problem}. Give it with --{field} {kind}=PATH", param=field)
+
+
 class PeerProcess:
-    """A contender behind JSON lines. Owns the process; `close` must be awaited."""
+    """A contender that is driven over JSON lines. Owns the process; `close` must be awaited."""
 
     def __init__(self, spec: PeerSpec, limits: PeerLimits, loop: Path = LOOP) -> None:
         self.name = spec.name
-        self.expendable = True
-        self.max_concurrency = 1 if spec.kind in SEQUENTIAL else None
         self.versions: dict[str, str] = {}
         self._spec = spec
         self._limits = limits
@@ -84,7 +114,7 @@ class PeerProcess:
         self._errors = Path(tempfile.mkstemp(prefix=f"prolepsis-peer-{spec.kind}-", suffix=".log")[1])
 
     async def load(self) -> None:
-        """Start the process and load the model; raises `EngineError` saying why it could not, with its last words."""
+        """Start the process and load the model; raises `EngineError` with the last lines of its log if it fails."""
         with self._errors.open("wb") as errors:
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -117,7 +147,7 @@ class PeerProcess:
         self._signal(signal.SIGSTOP)
 
     async def begin(self, round_name: str) -> None:
-        """Forget cached prefixes and learnt outputs; `round_name` is of no use to a peer."""
+        """Forget cached prefixes and learnt outputs; the name of the round is not used."""
         await self._awake({"op": "begin"})
 
     async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
@@ -133,7 +163,7 @@ class PeerProcess:
         return Turn([Outcome(p.id, p.category, tuple(o["tokens"]), float(o["seconds"])) for p, o in pairs])
 
     async def close(self) -> None:
-        """End the process, whatever it does, and remove its log."""
+        """Kill the process and remove its log."""
         self._errors.unlink(missing_ok=True)
         if self._process is None:
             return
@@ -176,8 +206,51 @@ class PeerProcess:
         return " / ".join(lines[-3:]) or "none"
 
 
+class Peer:
+    """A peer among the contenders: an error costs its own figures only, and a sequential one runs at concurrency 1."""
+
+    def __init__(self, process: PeerProcess, kind: str) -> None:
+        self.name = process.name
+        self.failure: str | None = None
+        self.max_cpu_share = 0.0
+        """Largest share of a core that this process used while the peer ran: near 0, or the peer was disturbed."""
+        self._process = process
+        self._sequential = kind in SEQUENTIAL
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Versions of its packages, each named after the peer."""
+        return {f"{self.name} {package}": version for package, version in self._process.versions.items()}
+
+    async def begin(self, round_name: str) -> None:
+        if self.failure is None:
+            with self._contained():
+                await self._process.begin(round_name)
+
+    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+        if self.failure is not None or (self._sequential and concurrency > 1):
+            return Turn([])
+        started, cpu = time.perf_counter(), time.process_time()
+        turn = Turn([])
+        with self._contained():
+            turn = await self._process.run(prompts, concurrency)
+        share = (time.process_time() - cpu) / (time.perf_counter() - started)
+        self.max_cpu_share = max(self.max_cpu_share, share)
+        return turn
+
+    async def close(self) -> None:
+        await self._process.close()
+
+    @contextmanager
+    def _contained(self) -> Iterator[None]:
+        try:
+            yield
+        except ProlepsisError as error:
+            self.failure = str(error)
+
+
 def peer_environment(spec: PeerSpec, threads: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a peer: what its documentation recommends for speed, and nothing fetched."""
+    """Return the environment of a peer: the settings that its documentation recommends for speed, and no downloads."""
     env = {k: v for k, v in base.items() if k not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     env |= {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     if spec.kind == "vllm":

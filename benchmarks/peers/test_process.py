@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.cli.bench.peers import LOOP, PeerLimits, PeerProcess, PeerSpec, peer_environment
+from benchmarks.peers.process import LOOP, PeerLimits, PeerProcess, PeerSpec, peer_environment
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.core.errors import ConfigError, EngineError
 
@@ -87,7 +87,7 @@ async def test_an_idle_peer_is_stopped_and_gone_after_close(loop: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the death signal of a parent is Linux's")
 def test_a_stopped_peer_does_not_outlive_a_killed_bench(loop: Path) -> None:
     program = (
-        "import asyncio, os, sys\nfrom pathlib import Path\nfrom tests.cli.test_bench_peers import _peer\n"
+        "import asyncio, os, sys\nfrom pathlib import Path\nfrom benchmarks.peers.test_process import _peer\n"
         "async def main():\n    peer = _peer(Path(sys.argv[1]))\n    await peer.load()\n"
         "    print(peer.versions['pid'], flush=True)\n    os._exit(9)\nasyncio.run(main())\n"
     )

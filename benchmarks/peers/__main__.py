@@ -1,0 +1,138 @@
+"""Measures arms of one engine side by side with other engines on the same prompts and weights.
+
+Usage: python -m benchmarks.peers --peers vllm,transformers --python vllm=PYTHON,transformers=PYTHON
+       [--model openvino=FOLDER] [--prompts FILE] [--arms plain,auto] [--concurrency 1,4] [--repeats 3] [--json OUT]
+
+The engine is configured by PROLEPSIS_* variables and ./prolepsis.yaml, as for `prolepsis bench`. Decoding is greedy.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.process import LOOP, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
+from benchmarks.peers.report import peers_document, print_peers_report
+from prolepsis.cli.bench.arms import StepTimes
+from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
+from prolepsis.cli.bench.measure import Notify, Schedule
+from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, load_prompts
+from prolepsis.cli.bench.provenance import provenance, usable_cores
+from prolepsis.cli.config import Settings, listed
+from prolepsis.cli.engine import running
+from prolepsis.cli.flags import settings_here
+from prolepsis.cli.models import ensure_model
+from prolepsis.cli.output import exit_status, note, print_error
+from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.files import cache_directory
+from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.client import EngineClient
+from prolepsis.models.files.export import export_model
+from prolepsis.models.files.store import resolve
+
+
+async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it
+    job: Job,
+    specs: Sequence[PeerSpec],
+    threads: int,
+    client: EngineClient,
+    tokenizer: ChatTokenizer,
+    times: StepTimes | None = None,
+    notify: Notify = note,
+    loop: Path = LOOP,
+) -> dict[str, Any]:
+    """Measure `job` with peers among the arms and return the report; raises what fails but for peers."""
+    limits = PeerLimits(
+        threads=threads,
+        max_tokens=job.params.max_tokens,
+        max_model_len=client.info.max_model_len,
+        max_num_seqs=max(job.schedule.concurrency),
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    async with _loaded(specs, limits, notify, loop) as peers:
+        setting, runs = await measure_arms(job, client, tokenizer, times, notify, peers)
+    versions = {name: version for peer in peers for name, version in peer.versions.items()}
+    return peers_document(setting, runs, client.info, provenance({"first_prompt": job.params.seed}, versions), peers)
+
+
+@asynccontextmanager
+async def _loaded(
+    specs: Sequence[PeerSpec], limits: PeerLimits, notify: Notify, loop: Path
+) -> AsyncIterator[list[Peer]]:
+    """Load the peers one after another; one that does not load is a peer that failed."""
+    peers: list[Peer] = []
+    async with AsyncExitStack() as stack:
+        for spec in specs:
+            notify(f"loading peer {spec.name}")
+            process = PeerProcess(spec, limits, loop)
+            stack.push_async_callback(process.close)
+            peers.append(Peer(process, spec.kind))
+            try:
+                await process.load()
+            except ProlepsisError as error:
+                peers[-1].failure = str(error)
+        yield peers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", required=True, help="transformers, vllm, openvino or KIND:VARIANT, comma-separated")
+    parser.add_argument("--python", default="", help="KIND=PATH,...: the Python that has the peer's packages")
+    parser.add_argument("--model", default="", help="KIND=PATH,...: the model folder that the peer loads")
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--categories", default="")
+    parser.add_argument("--arms", default="plain,auto")
+    parser.add_argument("--concurrency", default="1")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--json", type=Path)
+    try:
+        report = _report(parser.parse_args())
+    except ProlepsisError as error:
+        print_error(error)
+        sys.exit(exit_status(error))
+    print_peers_report(report)
+
+
+def _report(args: argparse.Namespace) -> dict[str, Any]:
+    settings = settings_here()
+    check_folder(args.json)
+    specs = find_peers(parse_peers(args.peers), _paths(args.python), _paths(args.model), lambda: _exported(settings))
+    job = Job(
+        prompts_file=str(args.prompts or DEFAULT_PROMPTS),
+        prompts=load_prompts(args.prompts, listed(args.categories)),
+        arms=args.arms,
+        schedule=Schedule(parse_levels(args.concurrency), args.repeats),
+        params=SamplingParams(temperature=0.0, max_tokens=args.max_tokens),
+        num_speculative_tokens=settings.engine.num_speculative_tokens,
+    )
+    threads = settings.engine.threads or usable_cores()
+
+    async def run() -> dict[str, Any]:
+        async with running(settings) as engine:
+            times = engine.client.engine.timings
+            return await measure_with_peers(job, specs, threads, engine.client, engine.tokenizer, times)
+
+    report = asyncio.run(run())
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _paths(text: str) -> dict[str, Path]:
+    return {kind: Path(path) for kind, _, path in (part.partition("=") for part in listed(text))}
+
+
+def _exported(settings: Settings) -> Path:
+    """Return the configured model as a folder of safetensors, which is made at first use."""
+    ensure_model(settings)
+    model = settings.engine.model
+    return export_model(resolve(model, settings.engine.model_dir), cache_directory() / "exports" / Path(model).name)
+
+
+if __name__ == "__main__":
+    main()
