@@ -26,20 +26,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.control_house import (
-    Body,
-    House,
-    StepLog,
-    Told,
-    WatchedClient,
-    bodies,
-    house,
-)
-from benchmarks.control_rollouts import Pace, RolloutPlan, Traffic, counted_once, damage, shown
-from benchmarks.damaged_head import damaged_head
 from benchmarks.http_overhead import Letters, engine
-from tests.fake_client import FAKE_INFO
-
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
@@ -50,6 +37,18 @@ from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.fake_client import FAKE_INFO
+from tests.simulation.damaged_head import damaged_head
+from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, counted_once, damage, shown
+from tests.simulation.server import (
+    Body,
+    Command,
+    RunningServer,
+    StepLog,
+    WatchedClient,
+    bodies,
+    running_server,
+)
 
 CONFIG = EngineConfig(max_model_len=1024, kv_memory="128MiB")
 CANARY_PER_S = 5.0
@@ -96,7 +95,7 @@ async def damage_row(bench: Bench) -> Figures:
             plan = RolloutPlan(rule=f"head-{i}", shadow_percentage=0, min_step_s=500.0)
             files = Path(folder) / str(i)
             files.mkdir()
-            async with house(
+            async with running_server(
                 client, client.steps, bench.loaded.tokenizer, files, policy=str(plan), replay_sample=0.0
             ) as h:
                 traffic = Traffic(h, bench.bodies())
@@ -118,18 +117,20 @@ async def damage_row(bench: Bench) -> Figures:
 
 async def kill_row(bench: Bench) -> Figures:
     client = bench.client()
-    found: Figures = {"steps_drafted_after": [], "ms_until_told": []}
+    found: Figures = {"steps_drafted_after": [], "ms_until_command": []}
     with TemporaryDirectory() as folder:
-        async with house(client, client.steps, bench.loaded.tokenizer, Path(folder), policy=ON, breaker="off") as h:
+        async with running_server(
+            client, client.steps, bench.loaded.tokenizer, Path(folder), policy=ON, breaker="off"
+        ) as h:
             busy = asyncio.ensure_future(_keep_busy(h, bench))
             try:
                 for _ in range(4 * bench.args.repeats):
                     await _until(lambda: any(client.steps.drafted[-4:]))
                     begun = time.monotonic()
-                    told = await _turn(h, client, on=True)
+                    command = await _turn(h, client, on=True)
                     await asyncio.sleep(0.4)
-                    found["steps_drafted_after"].append(client.drafted_after(told))
-                    found["ms_until_told"].append(1000 * (told.at - begun))
+                    found["steps_drafted_after"].append(client.drafted_after(command))
+                    found["ms_until_command"].append(1000 * (command.at - begun))
                     await _turn(h, client, on=False)
             finally:
                 busy.cancel()
@@ -138,14 +139,14 @@ async def kill_row(bench: Bench) -> Figures:
     return found
 
 
-async def _turn(h: House, client: WatchedClient, *, on: bool) -> Told:
-    num_told = len(client.told)
+async def _turn(h: RunningServer, client: WatchedClient, *, on: bool) -> Command:
+    num_told = len(client.commands)
     reply = await h.http.put("/admin/kill", json={"on": on, "reason": "drill"})
     assert reply.status_code == 200, reply.text
-    return client.told[num_told]
+    return client.commands[num_told]
 
 
-async def _keep_busy(h: House, bench: Bench) -> None:
+async def _keep_busy(h: RunningServer, bench: Bench) -> None:
     longer = [{**body, "max_tokens": 128} for body in bench.bodies()]
     while True:
         await in_flight([partial(h.ask, body) for body in longer], AT_ONCE)
@@ -159,10 +160,10 @@ async def request_row(args: argparse.Namespace) -> Figures:
         for name in ("bare", "full"):
             (Path(folder) / name).mkdir()
         plan = str(RolloutPlan(proposers="null", shadow_percentage=0, min_step_s=500.0))
-        open_house = partial(house, tokenizer=Letters())
+        open_server = partial(running_server, tokenizer=Letters())
         async with (
-            open_house(engine(), Metrics(), folder=Path(folder) / "bare") as bare,
-            open_house(engine(), Metrics(), folder=Path(folder) / "full", policy=plan) as full,
+            open_server(engine(), Metrics(), folder=Path(folder) / "bare") as bare,
+            open_server(engine(), Metrics(), folder=Path(folder) / "full", policy=plan) as full,
         ):
             await asyncio.sleep(1.5)  # the rollout starts
             for number in range(-50, args.requests):
@@ -192,7 +193,7 @@ async def step_row(bench: Bench) -> Figures:
                 files = Path(folder) / f"{number}{full}"
                 files.mkdir()
                 policy = plan.replace("name: head", f"name: head-{number}", 1) if full else None
-                async with house(client, client.steps, bench.loaded.tokenizer, files, policy=policy) as h:
+                async with running_server(client, client.steps, bench.loaded.tokenizer, files, policy=policy) as h:
                     arms[full] = await _loaded_steps(h, client, bench, full=full)
             (bare_ms, bare_rate, idle), (full_ms, full_rate, beside) = arms[False], arms[True]
             beside -= idle
@@ -207,7 +208,9 @@ async def step_row(bench: Bench) -> Figures:
     return found
 
 
-async def _loaded_steps(h: House, client: WatchedClient, bench: Bench, *, full: bool) -> tuple[float, float, float]:
+async def _loaded_steps(
+    h: RunningServer, client: WatchedClient, bench: Bench, *, full: bool
+) -> tuple[float, float, float]:
     """Return median ms of a step outside the pass, steps per second, and the ms of processor time a second when idle.
 
     Only a proposer that has nothing to say may draft, so that both arms take the same steps. With control, a breaker
@@ -256,7 +259,7 @@ async def off_row(bench: Bench) -> Figures:
             files = Path(folder) / f"{policy is None}{at_once}{number}"
             files.mkdir()
             asked = [{**body, "seed": (number + 1) * 100 + i} for i, body in enumerate(bench.bodies(prompts))]
-            async with house(client, client.steps, bench.loaded.tokenizer, files, policy=policy) as h:
+            async with running_server(client, client.steps, bench.loaded.tokenizer, files, policy=policy) as h:
                 await h.ask(asked[0])
                 began = time.perf_counter()
                 replies = await in_flight([partial(h.ask, body) for body in asked], at_once)

@@ -26,7 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvicorn
-from tests.fake_client import FAKE_INFO, FakeEngineClient
 
 from prolepsis.api.app import Door, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
@@ -40,6 +39,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.fake_client import FAKE_INFO, FakeEngineClient
 
 PROMPT = "What is a prolepsis? " * 10
 LETTER = ord("a")

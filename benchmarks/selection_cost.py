@@ -17,8 +17,6 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.proposer_cost import PlainSequence
-from tests.fake_proposer import Script, Scripted
-
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.spec.acceptance import AcceptanceEstimator
@@ -27,6 +25,7 @@ from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
+from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152
 LIMIT = 16

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.bench_fakes import ByteTokenizer, table_client, two_prompts
 
 from benchmarks.peers.__main__ import measure_with_peers
 from benchmarks.peers.process import LOOP, PeerSpec, find_peers, parse_peers
@@ -14,6 +13,7 @@ from prolepsis.cli.bench.command import Job
 from prolepsis.cli.bench.measure import Schedule
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SamplingParams
+from tests.cli.bench_fakes import ByteTokenizer, table_client, two_prompts
 
 JOB = Job("file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6))
 

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.control_house import StepLog, WatchedClient, bodies, house
-from benchmarks.control_rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage
-from benchmarks.damaged_head import damaged_head
 
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
@@ -17,6 +14,9 @@ from prolepsis.core.errors import ModelError
 from prolepsis.engine.build import assemble
 from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
+from tests.simulation.damaged_head import damaged_head
+from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage
+from tests.simulation.server import StepLog, WatchedClient, bodies, running_server
 
 pytestmark = pytest.mark.real_model
 CONFIG = EngineConfig(max_model_len=1024, kv_memory="128MiB")
@@ -54,7 +54,7 @@ async def traffic_to(
 ) -> AsyncIterator[Traffic]:
     """Serve under `plan`, the plain answers of all requests known; the client is ended with the block."""
     try:
-        async with house(
+        async with running_server(
             client, client.steps, loaded.tokenizer, folder, policy=str(plan), replay_sample=0.0, shed_after_s=()
         ) as server:
             traffic = Traffic(server, requests_of(loaded))
@@ -70,12 +70,12 @@ def test_a_good_head_goes_up_through_all_stages(loaded: LoadedModel, tmp_path: P
     async def run() -> None:
         client = client_of(loaded)
         async with traffic_to(client, loaded, tmp_path, plan) as traffic:
-            server = traffic.house
+            server = traffic.server
             await ask_until(traffic, PACE, lambda: server.last[0] == "completed")
             traffic.seen.clear()
             await ask_until(traffic, PACE, lambda: traffic.seen.total() >= 40)
-        told = [(event.kind, event.stage) for _, event in server.events]
-        assert told == [
+        events = [(event.kind, event.stage) for _, event in server.events]
+        assert events == [
             ("started", "shadow"),
             ("promoted", "shadow"),
             ("promoted", "canary 30%"),
@@ -101,7 +101,7 @@ def test_a_head_that_is_damaged_in_mid_canary_is_taken_back_and_nobody_notices(
         bad = damaged_head(source, tmp_path / "damaged@9")
         async with traffic_to(client, loaded, tmp_path, plan) as traffic:
             taken = await damage(traffic, client, str(bad), after=8, pace=PACE)
-        server = traffic.house
+        server = traffic.server
         assert client.info.draft_head == "damaged@9"
         assert [event.kind for _, event in server.events] == ["started", "rolled_back"]
         event = server.events[-1][1]

@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.control_crash import one
+from tests.simulation.crash import killed_under_load
 
 SCRIPT = """
 import sys
@@ -18,7 +18,7 @@ serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteToken
 
 
 def test_what_a_killed_server_had_called_written_is_there(setting: str) -> None:
-    found = one([sys.executable, "-c", SCRIPT, setting], setting, seconds=1.5)
+    found = killed_under_load([sys.executable, "-c", SCRIPT, setting], setting, seconds=1.5)
     assert found["answered"] > 20
     assert (found["records_lost"], found["entries_lost"], found["faults_of_the_chain"]) == (0, 0, 0)
     assert found["dropped"] == 0

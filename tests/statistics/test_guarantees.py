@@ -1,8 +1,9 @@
 """False rollbacks and promotions in a few simulated rollouts, judged after every request."""
 
 import pytest
-from benchmarks.rollout_guarantees import clopper_pearson, simulate
-from benchmarks.rollout_traffic import Damage
+
+from tests.simulation.guarantees import clopper_pearson, simulate
+from tests.simulation.rollout_traffic import Damage
 
 NUMBER = 12
 

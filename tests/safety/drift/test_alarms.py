@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from benchmarks.drift_alarms import CHANGE_S, falling, steady, watch
-from benchmarks.drift_traffic import Traffic
+
+from tests.simulation.drift_traffic import CHANGE_S, Traffic, falling, steady, watch
 
 
 @pytest.mark.parametrize(("num_running", "mean"), [(1, 0.5), (4, 0.3), (4, 0.8)])
@@ -45,7 +45,7 @@ def test_a_cliff_that_ends_recovers_and_drift_is_watched_on() -> None:
 
 
 def test_estimates_that_no_longer_fit_are_a_divergence() -> None:
-    stale = Traffic(3, 4, falling(0.8, 0.45), said=0.8)
+    stale = Traffic(3, 4, falling(0.8, 0.45), predicted=0.8)
     watched = watch(stale, CHANGE_S + 300.0)
     assert watched.alarms[0].kind == "divergence"
     assert (watched.delay_s("divergence") or 999.0) < 120.0

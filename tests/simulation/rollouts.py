@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.control_house import Body, House, WatchedClient, keep_asking, tokens_of
+from tests.simulation.server import Body, RunningServer, WatchedClient, keep_asking, tokens_of
 
 PLAIN = {"speculation": {"mode": "off", "metrics": True}}
 
@@ -55,7 +55,7 @@ rules:
 class Traffic:
     """Asks the same requests in turn, and holds each answer against that of plain decoding."""
 
-    house: House
+    server: RunningServer
     bodies: Sequence[Body]
     expected: list[list[int]] = field(default_factory=list)
     num_asked: int = 0
@@ -66,14 +66,14 @@ class Traffic:
     async def learn(self) -> None:
         """Ask each request plainly."""
         for body in self.bodies:
-            self.expected.append(tokens_of(await self.house.ask({**body, **PLAIN})))
+            self.expected.append(tokens_of(await self.server.ask({**body, **PLAIN})))
         self.num_asked += len(self.bodies)
 
     async def ask(self, i: int) -> None:
         """Ask the `i`-th request, counted around."""
         i %= len(self.bodies)
         self.num_asked += 1
-        reply = await self.house.ask(self.bodies[i])
+        reply = await self.server.ask(self.bodies[i])
         self.num_wrong += tokens_of(reply) != self.expected[i]
         effective = reply["metrics"]["effective"]
         self.seen[effective.get("arm", ""), effective["mode"], effective["reason"]] += 1
@@ -102,8 +102,8 @@ async def ask_until(traffic: Traffic, pace: Pace, condition: Callable[[], bool])
 
     await keep_asking(traffic.ask, per_s=pace.per_s, at_once=pace.at_once, until=lambda: condition() or late())
     if not condition():
-        told = [(event.kind, event.stage, event.reason) for _, event in traffic.house.events]
-        raise RuntimeError(f"waited {pace.most_s:g} s in vain: {told}, {dict(traffic.seen)}")
+        events = [(event.kind, event.stage, event.reason) for _, event in traffic.server.events]
+        raise RuntimeError(f"nothing happened within {pace.most_s:g} s: {events}, {dict(traffic.seen)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +111,17 @@ class TakenBack:
     """How a damaged head was taken back. Seconds since it was put in."""
 
     decided_s: float
-    """Until the engine was told."""
+    """Until the engine got the command."""
     last_draft_s: float
     """Until the last step that verified a draft."""
     drafted_after: int
-    """Steps that drafted and ended after the engine was told; one may have run already then."""
+    """Steps that drafted and ended after the command; one may have run already by then."""
     canary_before: int
     """Requests of the canary that had drafted with the good head."""
     guardrails: dict[str, tuple[float, float]]
     """By guardrail: what was seen, what was allowed."""
-    told: list[str]
-    """What control told the engine since the exchange."""
+    commands: list[str]
+    """Commands of control to the engine since the exchange."""
 
 
 async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: int, pace: Pace) -> TakenBack:
@@ -129,16 +129,16 @@ async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: i
 
     Raises `RuntimeError` where it is not in time.
     """
-    house = traffic.house
+    server = traffic.server
     await ask_until(traffic, pace, lambda: traffic.num_on >= after)
-    before, num_told = traffic.num_on, len(client.told)
+    before, num_before = traffic.num_on, len(client.commands)
     await client.swap_head(head)
     put_in = time.monotonic()
-    await ask_until(traffic, pace, lambda: house.last[0] == "rolled_back")
+    await ask_until(traffic, pace, lambda: server.last[0] == "rolled_back")
     for i in range(8):
         await traffic.ask(i)
-    [stop] = [told for told in client.told[num_told:] if told.what.startswith("stop: ")]
-    steps, verdict = client.steps, house.events[-1][1].verdict
+    [stop] = [command for command in client.commands[num_before:] if command.what.startswith("stop: ")]
+    steps, verdict = client.steps, server.events[-1][1].verdict
     drafted = [end for end, did in zip(steps.ends, steps.drafted, strict=True) if did and end > put_in]
     return TakenBack(
         decided_s=stop.at - put_in,
@@ -146,7 +146,7 @@ async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: i
         drafted_after=client.drafted_after(stop),
         canary_before=before,
         guardrails={f.name: (f.estimate, f.allowed) for f in verdict.guardrails} if verdict else {},
-        told=[f"{told.at - put_in:.1f} s: {told.what}" for told in client.told[num_told:]],
+        commands=[f"{one.at - put_in:.1f} s: {one.what}" for one in client.commands[num_before:]],
     )
 
 

@@ -72,8 +72,8 @@ class StepLog(Metrics):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What control told the engine, and when: steps that had ended by then, and the clock's reading."""
+class Command:
+    """A command of control to the engine: how many steps had ended by then, and the clock's reading."""
 
     what: str
     num_steps: int
@@ -81,12 +81,12 @@ class Told:
 
 
 class WatchedClient(ThreadEngineClient):
-    """Remembers what control told the engine, and how often each request was said to have ended."""
+    """Records the commands of control to the engine, and how often the end of each request was reported."""
 
     def __init__(self, engine: Engine, steps: StepLog) -> None:
         super().__init__(engine)
         self.steps = steps
-        self.told: list[Told] = []
+        self.commands: list[Command] = []
         self.ended: Counter[str] = Counter()
         steps.num_rounds = lambda: sum(counts.num_rounds for counts in self.proposer_counts())
 
@@ -105,12 +105,12 @@ class WatchedClient(ThreadEngineClient):
         """Stop the engine."""
         await super().close()
 
-    def drafted_after(self, told: Told) -> int:
-        """Return how many steps drafted that ended after this was told; one of them may have run already."""
-        return sum(self.steps.drafted[told.num_steps :])
+    def drafted_after(self, command: Command) -> int:
+        """Return how many steps drafted that ended after this command; one of them may have run already."""
+        return sum(self.steps.drafted[command.num_steps :])
 
     def _note(self, what: str) -> None:
-        self.told.append(Told(what, len(self.steps.ends), time.monotonic()))
+        self.commands.append(Command(what, len(self.steps.ends), time.monotonic()))
 
     def _hand_over(self, events: list[Event]) -> None:
         self.ended.update(event.request_id for event in events if isinstance(event, Terminal))
@@ -118,7 +118,7 @@ class WatchedClient(ThreadEngineClient):
 
 
 @dataclass
-class House:
+class RunningServer:
     """A running server."""
 
     http: httpx.AsyncClient
@@ -137,13 +137,13 @@ class House:
 
     @property
     def last(self) -> tuple[str, str]:
-        """What was told last of the only rollout, and in which stage."""
+        """The last event of the only rollout, and its stage."""
         event = self.events[-1][1] if self.events else None
         return (event.kind, event.stage) if event else ("", "")
 
 
 @asynccontextmanager
-async def house(
+async def running_server(
     client: EngineClient,
     metrics: Metrics,
     tokenizer: Tokenizer,
@@ -151,7 +151,7 @@ async def house(
     *,
     policy: str | None = None,
     **config: Any,
-) -> AsyncIterator[House]:
+) -> AsyncIterator[RunningServer]:
     """Run a server on `client` while the block runs; its files are in `folder`.
 
     Without a `policy` it has no control at all: no store, flags, breakers, drift and replays either.
@@ -161,7 +161,7 @@ async def house(
     settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
     server = ServerConfig(**(settings | config))
     store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.store)
-    made = House(httpx.AsyncClient(), store=store)
+    made = RunningServer(httpx.AsyncClient(), store=store)
     policies, flags = None, None
     if policy is not None and store is not None:
         (folder / "policy.yaml").write_text(policy)
