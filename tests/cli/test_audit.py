@@ -116,4 +116,4 @@ def test_pruning_deletes_records_and_is_on_record() -> None:
     assert plain("store", "prune", "--days", "1")["request_records_deleted"] == 0
     assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 2
     [_, last] = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)
-    assert last["told"]["after"] == {"days": 0.0, "request_records": 2}
+    assert last["details"]["after"] == {"days": 0.0, "request_records": 2}
