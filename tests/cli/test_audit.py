@@ -76,7 +76,7 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
         connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
     done = run("audit", "verify")
     assert done.exit_code == 1
-    assert "entry 2 tells something else" in done.stderr
+    assert "entry 2 has other details" in done.stderr
 
 
 @pytest.mark.usefixtures("database")

@@ -273,6 +273,18 @@ def test_another_proposer_begins_anew() -> None:
     assert watched.breaker.state == "forced_open"
 
 
+def test_a_replacement_that_was_judged_as_often_is_noticed_by_its_other_counts() -> None:
+    watched = Watched()
+    watched.add(40, 20, cost=1.0, accepted=20.0)
+    watched.poll()
+    watched.counts = TrafficClassCounts("suffix", "chat")
+    watched.add(40, 0)
+    watched.poll()
+    assert watched.breaker.window.gained_squared == 0.0
+    watched.add(10, 5)
+    assert watched.poll() == []
+
+
 def test_a_clock_that_goes_back_lengthens_a_wait_once() -> None:
     watched = tripped()
     watched.poll(-86_400.0)

@@ -187,7 +187,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     Counts that fell belong to another proposer: the breaker starts again, closed, unless an operator set it. A clock
     that went back extends a wait by at most the wait itself.
     """
-    if counts.num_asked < breaker.seen.num_asked or counts.num_judged < breaker.seen.num_judged:
+    if _fell(breaker.seen, counts):
         return _replaced(breaker, counts, now)
     window = breaker.window.add(breaker.seen, counts, settings.half_life)
     breaker = replace(breaker, seen=counts, window=window, since=min(breaker.since, now))
@@ -211,6 +211,18 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
         return breaker, ()
     after = replace(breaker.entered(state, now), open_s=0.0)
     return after, (_event(breaker, after, "operator", now, by),)
+
+
+def _fell(before: TrafficClassCounts, after: TrafficClassCounts) -> bool:
+    return (
+        after.num_asked < before.num_asked
+        or after.num_judged < before.num_judged
+        or after.num_right < before.num_right
+        or after.num_rounds < before.num_rounds
+        or after.spent < before.spent
+        or after.gained < before.gained
+        or after.gained_squared < before.gained_squared
+    )
 
 
 def _replaced(breaker: Breaker, counts: TrafficClassCounts, now: float) -> Transition:
