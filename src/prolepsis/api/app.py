@@ -247,4 +247,4 @@ def _replays(
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(gate.has_room, config.replay_beside)
-    return Replays(client, settings, metrics, has_room, audit=audit, count=count, trip=trip)
+    return Replays(client, settings, metrics, has_room, emit=emit, count=count, trip=trip)

@@ -60,4 +60,3 @@ def kill_routes(room: Room) -> Sequence[Route]:
         return JSONResponse({**room.watch.kill.status.plain(), "not_kept": lost or None})
 
     return routes.all
-
