@@ -1,14 +1,7 @@
-"""Records to write, and what was written."""
+"""Records to write."""
 
-from sqlalchemy import Connection, select
-
-from prolepsis.audit import chain
-from prolepsis.audit.entry import AuditEntry
-from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.store.records import RequestAbout, RequestRecord, request_record
-from prolepsis.store.store import Store
-from prolepsis.store.tables import request_records
 
 STATS = RequestStats(
     num_prompt_tokens=7,
@@ -40,18 +33,3 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
         flags={"speculation": {"variant": "on", "reason": "SPLIT"}},
     )
     return request_record(about, "finished", STATS, device=DeviceSeconds(0.1, 0.2, 0.05, 0.02, 0.01, 0.4))
-
-
-def latest_records(connection: Connection, limit: int, tenant: str | None = None) -> list[RequestRecord]:
-    """Return the records that ended last, the newest first."""
-    query = select(request_records).order_by(request_records.c.ended_at.desc()).limit(limit)
-    if tenant is not None:
-        query = query.where(request_records.c.tenant == tenant)
-    return [RequestRecord(**row) for row in connection.execute(query).mappings()]
-
-
-def append(store: Store, event: AuditEvent) -> AuditEntry:
-    """Write an event to the audit log now."""
-    with store.database.write() as connection:
-        [entry] = chain.append(connection, [event])
-    return entry

@@ -6,7 +6,7 @@ from prolepsis.api.admission.controller import Gate
 from prolepsis.api.output.boundary import Boundary
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.core.audit_event import Emit
+from prolepsis.audit.events import Acts
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
 from prolepsis.correctness.runtime import Replays
@@ -30,7 +30,7 @@ class Room:
     policies: Policies | None
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder
-    emit: Emit
+    acts: Acts
     boundary: Boundary
     shadow: ShadowWatch
     replays: Replays

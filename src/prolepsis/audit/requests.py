@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 
+from prolepsis import __version__
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.entry import SERVED, AuditEntry, canonical
-from prolepsis.audit.log import QueuedEvent
+from prolepsis.audit.prepared import PendingAct
 from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
@@ -96,15 +97,15 @@ class RequestAudit:
         with self._lock:
             fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
             self._pending += num_tokens if fits else 0
-        item = QueuedEvent(partial(self._make, ended, content, self._info()))
+        item = PendingAct(partial(self._act, ended, content, self._info()))
         if not fits:
             self._writer.drop(item)
         elif not self._writer.offer(item):
             self._release(num_tokens)
 
-    def _make(self, ended: Ended, content: Content, info: EngineInfo) -> AuditEvent:
+    def _act(self, ended: Ended, content: Content, info: EngineInfo) -> AuditEvent:
         try:
-            return request_event(ended, content, self._tokenizer, info)
+            return request_act(ended, content, self._tokenizer, info)
         finally:
             self._release(ended.recorded.num_tokens)
 
@@ -115,22 +116,24 @@ class RequestAudit:
 
 def recorded_in(entry: AuditEntry) -> Recording:
     """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
-    details = entry.details
-    if details is None:
-        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: an entry that still has its details")
-    after = details.after if isinstance(details.after, dict) else {}
+    told = entry.told
+    if told is None:
+        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: one that still tells something")
+    after = told.after if isinstance(told.after, dict) else {}
     if RECORDING not in after:
         why = "its text was redacted" if after.get("replayable") is False else f"it is of {entry.action}"
         message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
         raise InvalidParameter(message, param="entry")
-    return parse(after[RECORDING], details.subject)
+    return parse(after[RECORDING], told.subject)
 
 
-def request_event(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
-    """Return the event of a request; takes milliseconds for each thousand characters, so not for an event loop."""
+def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
+    """Return the entry's act; takes milliseconds for each thousand characters, so not for an event loop."""
     about = ended.about
     versions = {
-        **info.versions,
+        "prolepsis": __version__,
+        "model": info.model,
+        "fingerprint": info.fingerprint,
         "draft_head": info.draft_head or "none",
         "plan": str(ended.stats.mode.plan_version),
     }
@@ -138,16 +141,16 @@ def request_event(ended: Ended, content: Content, tokenizer: Tokenizer, info: En
         actor=about.key_id or "developer",
         action=SERVED,
         subject=about.request_id,
-        after=_details(ended, content, tokenizer, info),
+        after=_told(ended, content, tokenizer, info),
         tenant=about.tenant,
         versions=versions | ({"policy": about.policy_version} if about.policy_version else {}),
     )
 
 
-def _details(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
+def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
     about, stats, recorded = ended.about, ended.stats, ended.recorded
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(ended.events)
-    details: dict[str, object] = {
+    told: dict[str, object] = {
         "end": ended.end,
         "error": ended.error,
         "answer_id": about.answer_id,
@@ -172,16 +175,16 @@ def _details(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineI
         "output_digests": [_digest(salt, tokens) for tokens in recorded.tokens],
     }
     if content == "digests":
-        return details
+        return told
     texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
-    details["prompt"], details["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
+    told["prompt"], told["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
         drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)
         is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
-        details["replayable"] = is_clean
+        told["replayable"] = is_clean
         if is_clean:
-            details |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
-    return details
+            told |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
+    return told
 
 
 def _rounds(events: Sequence[Tokens]) -> list[_Round]:

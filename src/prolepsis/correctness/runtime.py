@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import structlog
@@ -13,13 +13,13 @@ import structlog
 from prolepsis.api.admission.group import Entry
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.share import Share
-from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
+from prolepsis.audit.events import Acts
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.correctness.mismatch import Found
 from prolepsis.correctness.replay import Outcome, Recording, Replayed, recording, replay
-from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Ruling
 from prolepsis.rollout.live import Pin
 from prolepsis.telemetry.replays import ReplayDrop, ReplayMetrics, ReplayOutcome
@@ -69,7 +69,7 @@ class Replays:
         metrics: ReplayMetrics,
         has_room: Callable[[], bool],
         *,
-        emit: Emit,
+        acts: Acts,
         count: Callable[[Pin, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
     ) -> None:
@@ -83,7 +83,7 @@ class Replays:
         self._client = client
         self._metrics = metrics
         self._has_room = has_room
-        self._emit = emit
+        self._acts = acts
         self._count = count
         self._trip = trip
         self._share = Share(settings.sample)
@@ -215,7 +215,7 @@ class Replays:
         say = log.error if found.kind == "structural" else log.warning
         say("replay_differs", kind=found.kind, request_id=found.request_id, position=found.position)
         if found.kind == "structural":
-            self._emit(_audit_event(found, self._client.info))
+            self._acts.replay_differed(found, self._client.info)
             self._trip_if_due(found.request_id)
 
     def _trip_if_due(self, request_id: str) -> None:
@@ -268,17 +268,4 @@ def _found(served: _Served, first: tuple[int, Difference]) -> Found:
         kind=difference.kind,
         margin=difference.margin,
         tolerance=difference.tolerance,
-    )
-
-
-def _audit_event(found: Found, info: EngineInfo) -> AuditEvent:
-    """Return the event of a structural mismatch; it has no token."""
-    after = {name: value for name, value in asdict(found).items() if name not in ("tenant", "request_id")}
-    return AuditEvent(
-        actor=SERVER,
-        action=f"replay.{found.kind}",
-        subject=found.request_id,
-        after={**after, "exactness": info.exactness, "draft_head": info.draft_head},
-        tenant=found.tenant,
-        versions=info.versions | ({"policy": found.policy_version} if found.policy_version else {}),
     )

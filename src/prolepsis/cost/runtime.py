@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from prolepsis.api.openai.prepared import Admitted
-from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.audit.events import Acts
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.comparison import Compared, Comparisons
@@ -61,16 +61,16 @@ class Costs:
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
         store: Store | None = None,
-        emit: Emit = discard,
+        acts: Acts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory`: of the engine's proposers; `store` keeps the price books that are used."""
+        """`memory`: of the engine's proposers; `store` keeps the price books that are used, `acts` say so."""
         self.spending = Spending()
         self._metrics = metrics
         self._prices = prices
         self._memory = memory
         self._store = store
-        self._emit = emit
+        self._acts = acts or Acts(None)
         self._clock = clock
         self._pace = Pace(clock)
         self._comparisons = Comparisons()
@@ -160,16 +160,7 @@ class Costs:
         book, price = prices.value, prices.price
         self._metrics.priced(book.currency, price.name, book.full_version, price.per_second)
         log.info(f"prices_{what}", file=str(prices.path), version=book.full_version, price=price.name)
-        self._emit(
-            AuditEvent(
-                actor=SERVER,
-                action=f"prices.{what}",
-                subject=str(prices.path),
-                before=before,
-                after=book.content(),
-                versions={"prices": book.full_version},
-            )
-        )
+        self._acts.prices_changed(what, prices.path, before, book)
 
     async def _keep(self, prices: PriceFile) -> None:
         """Keep the book in the store, once; a database that is gone is asked again at the next look."""

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from prolepsis import __version__
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -26,11 +25,6 @@ class EngineInfo:
     proposers: tuple[str, ...]
     draft_head: str | None = None
     """NAME@VERSION of the draft head in use."""
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """What produced the tokens, for the audit log."""
-        return {"prolepsis": __version__, "model": self.model, "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)
