@@ -14,7 +14,8 @@ from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
 from tests.fakes import EOS, VOCAB, Room, TableModel, build, outputs, reference, request

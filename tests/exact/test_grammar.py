@@ -19,8 +19,8 @@ from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
-from prolepsis.grammar.matcher import Matcher
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.matcher import CompiledGrammar, Matcher
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.lean import LeanModel

@@ -11,7 +11,8 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.telemetry.logs import configure_logs

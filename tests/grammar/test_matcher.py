@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
-from prolepsis.grammar.matcher import Matcher
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.matcher import CompiledGrammar, Matcher
 from tests.grammar.tiny import EOS, RECORD, all_bytes, few_tokens, grammars, json_schema, text_of, token_id
 
 BYTES = all_bytes()

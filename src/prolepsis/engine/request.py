@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, TextStream
-from prolepsis.grammar.grammars import CompiledGrammar
-from prolepsis.grammar.matcher import Matcher
+from prolepsis.grammar.matcher import CompiledGrammar, Matcher
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.spec.shadow import ShadowDraft

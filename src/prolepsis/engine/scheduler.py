@@ -28,7 +28,8 @@ from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, Verdict
 from prolepsis.engine.text import Detokenizer
-from prolepsis.grammar.grammars import CompiledGrammar, Grammars
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.grammar.matcher import CompiledGrammar
 
 _by_rank = attrgetter("rank")
 

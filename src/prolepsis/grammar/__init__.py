@@ -1,1 +1,1 @@
-"""Grammars compiled against the model's tokenizer, and what they allow next."""
+"""Grammars compiled for the model's tokenizer, and the tokens that they allow next."""

@@ -1,4 +1,4 @@
-"""From a spec to the text that llguidance compiles."""
+"""Compiles grammar specs for one tokenizer with llguidance, each spec once."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
-from prolepsis.grammar.matcher import Matcher, on_deep_stack
+from prolepsis.grammar.matcher import CompiledGrammar, on_deep_stack
 
 log = structlog.get_logger(__name__)
 
@@ -25,12 +25,26 @@ MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
     "regex": 32 << 10,
     "lark": 64 << 10,
 }
-"""The library's time and stack grow with the chains of names that fit."""
+"""The library's time and stack grow with the longest chain of names that fits."""
 MAX_CHOICES = 4096
+MAX_COMPILED = 128
+LIMITS = LLParserLimits(
+    max_lexer_states=50_000, max_grammar_size=200_000, max_items_in_row=20_000, verbose_errors=False
+)
+"""Limits of one grammar, relative to the library's own: a fifth of the lexer's memory (up to 2 kB a state), two fifths
+of the size, ten times the alternatives at one place: 2,000 are too few for an object of 1,000 optional properties."""
+_TRIED_TOKENS = 4
+
+_ALLOWED: dict[GrammarKind, str] = {
+    "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats that llguidance implements",
+    "choice": "allowed: a JSON list of non-empty strings",
+    "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
+    "lark": "allowed: llguidance's dialect of lark, with a rule named start",
+}
 
 
 def llguidance_source(spec: GrammarSpec) -> str:
-    """Return llguidance's form of `spec`; raises `InvalidGrammar` for what is not even of its kind's shape."""
+    """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
     size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
     if size > limit:
         raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
@@ -67,7 +81,7 @@ def _choice(source: str) -> str:
         raise InvalidGrammar(f"the choice is {_shown(choices)}; allowed: a JSON list of non-empty strings")
     if not 1 <= len(choices) <= MAX_CHOICES:
         raise InvalidGrammar(f"the choice has {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
-    # lark reads string literals as JSON does; as one terminal they are one item of the parser, however many they are
+    # lark reads string literals as JSON does; one terminal is one item of the parser, however many choices it has
     return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices))
 
 
@@ -84,60 +98,16 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-class CompiledGrammar:
-    """Holds the parser at the start of an answer; matchers work on copies, which share the tables of its lexer.
-
-    The tables grow with what copies read, up to a limit. Where they are full, `renew` starts with empty ones, so no
-    sample fails for what others made the lexer learn. A sample that fills empty ones by itself fails, and costs one
-    renewal. Matchers and `renew` belong to one thread.
-    """
-
-    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self.start = make()
-        self.vocab_size = vocab_size
-        self.eos_token_ids = tuple(eos_token_ids)
-        self.can_rollback = True
-        """Whether the library can take tokens of this grammar back."""
-        self._make = make
-
-    def matcher(self, *, ignore_eos: bool = False) -> Matcher:
-        """Return a matcher at the start of an answer."""
-        return Matcher(self, ignore_eos=ignore_eos)
-
-    def renew(self, used: LLMatcher) -> LLMatcher:
-        """Return a start other than `used`, whose copies cannot go on: made now, or for another sample before."""
-        if self.start is used:
-            log.info("grammar_renewed")
-            self.start = on_deep_stack(self._make)
-        return self.start
-
-
-MAX_COMPILED = 128
-LIMITS = LLParserLimits(
-    max_lexer_states=50_000, max_grammar_size=200_000, max_items_in_row=20_000, verbose_errors=False
-)
-"""Of one grammar: a fifth of the library's memory for its lexer (up to 2 kB a state), two fifths of its size, ten times
-its alternatives at one place: 2,000 are too few for an object of 1,000 optional properties."""
-_TRIED_TOKENS = 4
-
-_ALLOWED: dict[GrammarKind, str] = {
-    "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats that llguidance implements",
-    "choice": "allowed: a JSON list of non-empty strings",
-    "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
-    "lark": "allowed: llguidance's dialect of lark, with a rule named start",
-}
-
-
 class Grammars:
-    """Compiles specs for one tokenizer. Safe to use from several threads: each spec is compiled once, others wait.
+    """Compiles specs for one tokenizer. Several threads may use it: one compiles a spec, the others wait for it.
 
-    The `max_compiled` most recently used stay. One that somebody holds is found again even when it is no longer among
-    them, so who compiles ahead of the engine thread and holds the result spares it that work.
+    The `max_compiled` most recently used grammars are kept, and so is every grammar that is still referenced. Hold the
+    result until the request is accepted; the engine thread then reuses it.
     """
 
     def __init__(
         self,
-        tokenizer_json: Callable[[], str],  # in the tokenizers library's own format; asked for once, at the first spec
+        tokenizer_json: Callable[[], str],  # in the format of the tokenizers library; called once, at the first spec
         vocab_size: int,
         eos_token_ids: Sequence[int],
         *,
@@ -157,9 +127,9 @@ class Grammars:
         self._tokenizer_lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Return the compiled grammar, at once where it is known.
+        """Return the compiled grammar, at once if it is known.
 
-        Raises `InvalidGrammar`, with what is wrong, for a spec that does not compile or exceeds the limits.
+        Raises `InvalidGrammar` with the reason for a spec that does not compile or exceeds the limits.
         """
         with self._lock:
             known = self._held.get(spec)
@@ -177,7 +147,7 @@ class Grammars:
     def _work(self, spec: GrammarSpec, work: "Future[CompiledGrammar]") -> None:
         try:
             compiled = self._compile(spec)
-        except BaseException as error:  # contained: whoever else waits for this spec must hear of it
+        except BaseException as error:  # passed on to every thread that waits for this spec
             with self._lock:
                 del self._in_work[spec]
             work.set_exception(error)
@@ -221,12 +191,12 @@ class Grammars:
 def _tried(
     make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]
 ) -> tuple[CompiledGrammar, LLMatcher]:
-    """Return a grammar, and a copy that took some first tokens: in error where the grammar cannot be followed.
+    """Return a grammar, and a copy that consumed some first tokens; the copy is in error if the grammar is unusable.
 
-    It also fills the lexer's tables, which copies share, before the engine asks.
+    This also fills the lexer's tables, which copies share, before the engine needs them.
     """
     compiled = CompiledGrammar(make, vocab_size, eos_token_ids)
-    for place in (0, -1):  # always the lowest token allowed, always the highest
+    for place in (0, -1):  # always the lowest allowed token, then always the highest
         probe = compiled.start.deep_copy()
         for _ in range(_TRIED_TOKENS):
             if probe.is_error() or probe.is_stopped():
@@ -242,14 +212,14 @@ def _tried(
 
 
 def _allowed(probe: LLMatcher, vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int64]:
-    """Return the tokens that may follow, without ending ones."""
+    """Return the tokens that may follow, without ending tokens."""
     mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), count=vocab_size, bitorder="little")
     mask[list(eos_token_ids)] = 0
     return np.flatnonzero(mask)
 
 
 def _can_rollback(probe: LLMatcher) -> bool:
-    """Say whether the grammar takes tokens back, by trying on a copy that nobody needs any more."""
+    """Say whether the grammar can roll back tokens, by a trial on `probe`, which is not used afterwards."""
     mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little")
     allowed = np.flatnonzero(mask)
     return not len(allowed) or probe.try_consume_tokens([int(allowed[-1])]) == 0 or probe.rollback(1)

@@ -1,38 +1,43 @@
-"""Calls that recurse deeply inside a library, on a thread whose stack holds them.
+"""Compiled grammars and their matchers: one matcher follows one sequence through its grammar.
 
-llguidance follows chains of names (rules, terminals, `$ref`) by recursion; where the stack ends, so does the process.
+llguidance follows chains of names (rules, terminals, `$ref`) by recursion, and a stack overflow ends the process. Deep
+calls therefore run on a thread with a large stack (`on_deep_stack`).
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
+import structlog
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from prolepsis.core.errors import GrammarFailed
 
-if TYPE_CHECKING:
-    from prolepsis.grammar.grammars import CompiledGrammar
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 STACK_BYTES = 256 << 20
-"""Reserved, not used: the longest chain within the limits of `source` takes about a tenth of it."""
+"""Reserved, mostly unused: the longest chain within the limits of a source takes about a tenth of it."""
+
+_TABLES_FULL = "too many states"
+"""The library's message when the lexer that a grammar's sequences share has reached its limit of states."""
+_SPARE_RENEWALS = 8  # per sequence, beyond one per token: each compiles the grammar again while the engine waits
 
 _sizing = threading.Lock()
 
 
 def on_deep_stack(work: Callable[[], T]) -> T:
-    """Return what `work` returns, or raise what it raises, after running it on a thread of its own."""
+    """Run `work` on a thread of its own; return its result or raise its exception."""
     done: Future[T] = Future()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # passed on to the caller
             done.set_exception(error)
 
     thread = threading.Thread(target=run, name="grammar", daemon=True)
@@ -45,46 +50,69 @@ def on_deep_stack(work: Callable[[], T]) -> T:
     return done.result()
 
 
-_TABLES_FULL = "too many states"
-"""In the library's words: the lexer that a grammar's samples share has as many states as it may."""
-_SPARE_RENEWALS = 8  # of one sample beyond one a token: each compiles the grammar again while the engine waits
+class CompiledGrammar:
+    """A parser at the start of an answer; matchers work on copies, which share the tables of its lexer.
+
+    The tables grow with the text that the copies read, up to a limit. When they are full, `renew` starts with empty
+    ones, so that no sequence fails because of others. A sequence that fills empty tables alone fails after one renewal.
+    Matchers and `renew` belong to one thread.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self.start = make()
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.can_rollback = True
+        """Whether the library can roll back tokens of this grammar."""
+        self._make = make
+
+    def matcher(self, *, ignore_eos: bool = False) -> "Matcher":
+        """Return a matcher at the start of an answer."""
+        return Matcher(self, ignore_eos=ignore_eos)
+
+    def renew(self, used: LLMatcher) -> LLMatcher:
+        """Return a start other than `used`, whose tables are full: a new one, or one made for another sequence."""
+        if self.start is used:
+            log.info("grammar_renewed")
+            self.start = on_deep_stack(self._make)
+        return self.start
 
 
 class Matcher:
-    """Follows one sample through its grammar: `advance` commits tokens, everything else only asks.
+    """Follows one sequence through its grammar: `advance` commits tokens, all other methods only query.
 
-    Each question takes a `path`, drafted tokens that follow the committed ones; its answer depends on those two and on
-    nothing asked before. Inside, the library's parser stands wherever the last question led it and moves from there, so
-    walking down a draft costs one step a token; grammars that cannot take tokens back are read again from their start.
-    Ending tokens end the grammar here and never enter the parser. Every method raises `GrammarFailed` where the library
-    gives up (a limit, or a token that the grammar does not allow). One thread at a time.
+    A query takes a `path`, the drafted tokens after the committed ones; its result depends on these tokens only, not on
+    earlier queries. Internally the library's parser stays where the last query left it and moves on from there, so that
+    a walk down a draft costs one step per token; grammars without rollback are read again from their start. Ending
+    tokens end the grammar here and never enter the parser. Every method raises `GrammarFailed` if the library fails (at
+    a limit, or at a token that the grammar does not allow). One thread at a time.
     """
 
-    def __init__(self, grammar: "CompiledGrammar", *, ignore_eos: bool = False) -> None:
+    def __init__(self, grammar: CompiledGrammar, *, ignore_eos: bool = False) -> None:
         self._grammar = grammar
         self._start = grammar.start
         self._parser = grammar.start.deep_copy()
         self._vocab_size = grammar.vocab_size
         self._eos = grammar.eos_token_ids
         self._ignore_eos = ignore_eos
-        self._committed: list[int] = []  # tokens the parser took for good
-        self._ahead: list[int] = []  # tokens the parser took beyond the committed ones
-        self._forced: tuple[int, ...] | None = None  # that must follow the committed ones, once asked for
+        self._committed: list[int] = []  # tokens that the parser has consumed for good
+        self._ahead: list[int] = []  # tokens that the parser has consumed beyond the committed ones
+        self._forced: tuple[int, ...] | None = None  # tokens that must follow the committed ones, once computed
         self._ended = False  # by a committed ending token
-        self._is_alone = False  # its tables were empty when it began to look for the answer it now looks for
+        self._is_alone = False  # its tables were empty when the current query began
         self._num_renewals = 0
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Commit `tokens`; those behind the grammar's end are ignored."""
+        """Commit `tokens`; tokens after the grammar's end are ignored."""
         self._ended |= self._move(tokens)
         self._committed += self._ahead
         self._ahead.clear()
         self._forced = None
 
     def is_over(self, path: Sequence[int] = ()) -> bool:
-        """Say whether nothing may follow `path`: the grammar is complete and cannot go on, or an ending token came."""
+        """Say whether `path` must be the end: the grammar is complete and cannot continue, or an ending token came."""
         over = self._move(path) or self._parser.is_stopped()
-        self._check()  # a parser that failed before calls itself stopped
+        self._check()  # a parser that has failed reports itself as stopped
         return over
 
     def is_accepting(self, path: Sequence[int] = ()) -> bool:
@@ -94,10 +122,10 @@ class Matcher:
         return self._ask(lambda parser: parser.is_accepting())
 
     def mask(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:  # [V]
-        """Return which tokens may follow `path`; never none.
+        """Return the tokens that may follow `path`; there is always at least one.
 
-        Ending tokens may where the answer may end, unless they are ignored and another token may follow. Bytes that the
-        grammar forces come in the tokenizer's own way of writing them only.
+        Ending tokens are allowed where the answer may end, unless they are ignored and another token may follow. Bytes
+        that the grammar forces are allowed only in the tokenizer's own spelling.
         """
         if self.is_over(path):
             return self._only_ends()
@@ -111,10 +139,10 @@ class Matcher:
         return mask
 
     def accepted(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens`, a chain after the committed ones, stay inside the grammar.
+        """Return how many of `tokens`, a chain after the committed ones, the grammar accepts.
 
-        A token counted here may still be masked: where bytes are forced further down, and it spells them in another way
-        than the tokenizer would.
+        A token counted here may still be masked, if it spells bytes that are forced further down in another way than
+        the tokenizer.
         """
         if self.is_over() or not tokens:
             return 0
@@ -129,13 +157,13 @@ class Matcher:
         return count
 
     def forced(self) -> tuple[int, ...]:
-        """Return the tokens that must follow the committed ones, one after the other, as far as that is certain."""
+        """Return the chain of tokens that must follow the committed ones, as far as it is certain."""
         if self._forced is None:
             self._forced = () if self.is_over() else tuple(self._ask(lambda parser: parser.compute_ff_tokens()))
         return self._forced
 
     def _move(self, path: Sequence[int]) -> bool:
-        """Let the parser stand after `path`, or where the grammar ends on it; return whether an ending token came."""
+        """Move the parser behind `path`, or to the grammar's end on it; return whether an ending token came."""
         if self._ended:
             return True
         ahead = self._ahead
@@ -162,7 +190,7 @@ class Matcher:
         self._recover()
 
     def _ask(self, question: Callable[[LLMatcher], T]) -> T:
-        """Return the parser's answer; where it fails for full tables, that of a parser with empty ones."""
+        """Return the parser's answer; if it fails because of full tables, the answer of a parser with empty ones."""
         answer = question(self._parser)
         while self._parser.is_error() and self._renewed():
             answer = question(self._parser)
@@ -176,12 +204,12 @@ class Matcher:
         self._check()
 
     def _renewed(self) -> bool:
-        """Start again where the parser failed for what other samples left in the tables it shares; say whether so."""
+        """Start again if the parser failed because other sequences filled the shared tables; return whether it did."""
         full = _TABLES_FULL in self._parser.get_error()
         if not full or self._is_alone or self._num_renewals >= _SPARE_RENEWALS + len(self._committed):
             return False
         self._num_renewals += 1
-        self._is_alone = self._grammar.start is self._start  # then `renew` makes one that nobody has used
+        self._is_alone = self._grammar.start is self._start  # then `renew` makes an unused one
         self._start = self._grammar.renew(self._start)
         self._read_again()
         return True

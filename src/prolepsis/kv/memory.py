@@ -1,4 +1,4 @@
-"""How many KV pages a stated memory budget buys, decided once at start."""
+"""The number of KV pages that fit a memory budget, decided once at start."""
 
 import re
 
@@ -28,7 +28,7 @@ def format_bytes(count: int) -> str:
 def plan_pages(budget: str, *, page_bytes: int, page_size: int, max_model_len: int) -> int:
     """Return the number of pages that fit `budget`.
 
-    Raises `MemoryPlanError`, saying how much is needed, where one sequence of `max_model_len` tokens would not fit.
+    Raises `MemoryPlanError` with the memory needed if one sequence of `max_model_len` tokens does not fit.
     """
     pages = parse_bytes(budget) // page_bytes
     needed = -(-max_model_len // page_size)

@@ -1,10 +1,10 @@
-"""Which sequence holds which KV page: free list, reference counts and an index of pages by what they hold.
+"""The accounting of KV pages: free list, reference counts, and an index of pages by their content.
 
-Only accounting: what pages store belongs to the model's cache. Every page is in exactly one of three states:
+The keys and values themselves belong to the model's cache. Every page is in exactly one of three states:
 
-    free        nobody uses it, nothing worth keeping
-    cached      nobody uses it, but the index finds it by its hash; evicted, least recently used first, when needed
-    referenced  held by one sequence or more; it may be in the index as well
+    free        unused, without content worth keeping
+    cached      unused, but the index finds it by its hash; evicted when needed, least recently used first
+    referenced  held by at least one sequence; it may also be in the index
 """
 
 from array import array
@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 
 def root_hash(scope: str) -> bytes:
-    """Return the hash that the first page of a sequence is chained to; scopes never share pages."""
+    """Return the hash that precedes the first page of a sequence; scopes never share pages."""
     return blake2b(scope.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -31,7 +31,7 @@ def extend_hashes(hashes: list[bytes], tokens: Sequence[int], page_size: int, sc
 
 
 class PagePool:
-    """Accounting of `num_pages` pages of `page_size` tokens. With `prefix_cache` off nothing is ever indexed."""
+    """Accounting of `num_pages` pages of `page_size` tokens. Without `prefix_cache` no page is indexed."""
 
     def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
         assert min(num_pages, page_size) > 0, "a pool has at least one page of at least one token"
@@ -50,19 +50,15 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     @property
-    def num_cached(self) -> int:
-        return len(self._cached)
-
-    @property
     def num_referenced(self) -> int:
         return self.num_pages - self.num_available
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return how many pages hold `num_tokens` tokens."""
+        """Return the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` pages, referenced once; the caller asked `num_available` before."""
+        """Return `count` pages with one reference each; the caller has checked `num_available`."""
         assert count <= self.num_available, f"{count} pages wanted, {self.num_available} available"
         pages = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for page in pages:
@@ -70,15 +66,15 @@ class PagePool:
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
-        """Add a reference to each of `pages`, which somebody holds already."""
+        """Add a reference to each of `pages`, which already have a holder."""
         for page in pages:
-            assert self._references[page] > 0, f"page {page} is shared but nobody holds it"
+            assert self._references[page] > 0, f"page {page} is shared but has no holder"
             self._references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Drop a reference to each of `pages`; of those nobody holds any more the first are evicted first."""
+        """Drop a reference to each of `pages`; among pages left without a holder, the first are evicted first."""
         for page in pages:
-            assert self._references[page] > 0, f"page {page} is released but nobody holds it"
+            assert self._references[page] > 0, f"page {page} is released but has no holder"
             self._references[page] -= 1
             if self._references[page] == 0:
                 if self._hashes[page] is None:
@@ -87,13 +83,13 @@ class PagePool:
                     self._cached[page] = None
 
     def is_writable(self, page: int) -> bool:
-        """Tell whether its one holder may write it: nobody else holds it and nobody can find it."""
+        """Say whether its holder may write it: it has no other holder and is not in the index."""
         return self._references[page] == 1 and self._hashes[page] is None
 
     def make_writable(self, page: int) -> int:
-        """Return a page the holder of `page` may write in its place: a new one if others hold it, else itself.
+        """Return a page that the holder of `page` may write instead: a new one if it has other holders, else itself.
 
-        A new page takes over the caller's reference and needs one available; the caller copies what `page` stores.
+        A new page takes over the caller's reference; one must be available, and the caller copies the content.
         """
         if self._references[page] > 1:
             (fresh,) = self.allocate(1)
@@ -119,8 +115,8 @@ class PagePool:
         return pages
 
     def publish(self, page: int, key: bytes) -> None:
-        """Let `match` find a full page whose tokens are all committed and computed; the first of equal pages stays."""
-        assert self._references[page] > 0, f"page {page} is published but nobody holds it"
+        """Let `match` find a full page of committed, computed tokens; of equal pages the index keeps the first."""
+        assert self._references[page] > 0, f"page {page} is published but has no holder"
         if self.prefix_cache and key not in self._index:
             assert self._hashes[page] is None, f"page {page} is published under a second hash"
             self._hashes[page] = key
@@ -134,9 +130,9 @@ class PagePool:
             self._unpublish(page)
 
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
-        """Prove the accounting; with `holders` (the page list of every sequence) also every reference count.
+        """Check the accounting; with `holders` (the page list of every sequence), check every reference count too.
 
-        Raises `AssertionError` with a sentence. O(pages): for tests and idle moments.
+        Raises `AssertionError` with a sentence. Takes O(pages): for tests and idle times.
         """
         free = set(self._free)
         referenced = {page for page, count in enumerate(self._references) if count}

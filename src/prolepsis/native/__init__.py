@@ -1,1 +1,1 @@
-"""C++ sources and the one place that builds and loads them."""
+"""C++ sources, and the code that compiles and loads them."""

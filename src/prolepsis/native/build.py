@@ -26,7 +26,7 @@ _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python")
 
 
 def compiler_missing() -> str | None:
-    """Return why nothing can be compiled here, or None."""
+    """Return the reason if nothing can be compiled on this machine, else None."""
     name = compiler()[0]
     return None if shutil.which(name) else f"no C++ compiler on this machine: {name} is not found (CXX names another)"
 
@@ -37,9 +37,9 @@ def compiler() -> list[str]:
 
 
 def load_extension(name: str, files: Sequence[str], flags: Sequence[str] = (), *, folder: Path = SOURCES) -> ModuleType:
-    """Import the extension `name` of the C++ `files` in `folder`; it is compiled first where no build of it is kept.
+    """Import the extension `name` of the C++ `files` in `folder`; it is compiled first if there is no build of it yet.
 
-    Raises `RuntimeError` with the compiler's output where it cannot be compiled.
+    Raises `RuntimeError` with the compiler's output if it cannot be compiled.
     """
     import torch
 
@@ -76,9 +76,9 @@ def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
 
 
 def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return the file `name` that is kept under `key`; `make` writes it to the path it is given where there is none.
+    """Return the file `name` that is kept under `key`; if there is none, `make` writes it to the given path.
 
-    One process builds at a time, in a folder of its own: a build that is killed leaves nothing that counts.
+    One process builds at a time, in a folder of its own; a build that is killed leaves no usable file.
     """
     kept = cache_directory() / "native" / key[:16] / name
     if kept.is_file():
@@ -100,14 +100,14 @@ def built(name: str, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def run_compiler(arguments: Sequence[str]) -> None:
-    """Run the compiler; raises `RuntimeError` with its output where it fails."""
+    """Run the compiler; raises `RuntimeError` with its output if it fails."""
     result = subprocess.run([*compiler(), *arguments], capture_output=True, text=True, check=False)  # noqa: S603
     if result.returncode:
         raise RuntimeError(f"{' '.join(compiler())} failed with status {result.returncode}:\n{result.stderr.strip()}")
 
 
 def _torch_paths() -> tuple[list[str], list[str]]:
-    """Return the options with which extensions are compiled and those with which they are linked."""
+    """Return the options for compiling and for linking extensions."""
     import torch
 
     root = Path(torch.__file__).parent

@@ -1,4 +1,4 @@
-"""The compiled decoder: the fastest build of it that this machine runs correctly."""
+"""The compiled decoder, in the fastest build that this machine runs correctly."""
 
 from functools import lru_cache
 from types import ModuleType
@@ -14,7 +14,7 @@ log = structlog.get_logger(__name__)
 
 
 def load_decoder(instructions: InstructionSet) -> ModuleType:
-    """Build (once) and load the decoder for an instruction set; raises `ModelLoadError` where it cannot be built."""
+    """Build (once) and load the decoder for an instruction set; raises `ModelLoadError` if it cannot be built."""
     if (missing := compiler_missing()) is not None:
         raise ModelLoadError(missing)
     try:
@@ -35,7 +35,7 @@ def agrees_with_torch(module: ModuleType) -> bool:
 
 @lru_cache(maxsize=1)
 def pick_decoder() -> tuple[ModuleType, InstructionSet]:
-    """Return the fastest decoder that this machine runs rightly; raises `ModelLoadError` with what is missing."""
+    """Return the fastest decoder that runs correctly here; raises `ModelLoadError` with the missing requirement."""
     candidates = instruction_sets(processor_flags())
     if not candidates:
         raise ModelLoadError(describe_missing())

@@ -1,4 +1,4 @@
-"""Which of our kernels this processor can run."""
+"""The instruction sets of this processor that the kernels are built for."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def processor_flags() -> frozenset[str]:
 
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
-    """Return the instruction sets of ours among `flags`, the fastest first."""
+    """Return the supported instruction sets among `flags`, the fastest first."""
     found: list[InstructionSet] = []
     if {"avx2", "fma"} <= flags:
         found.append(AVX2_FMA)
@@ -48,8 +48,8 @@ def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
 
 
 def describe_missing() -> str:
-    """Say what this processor lacks for the native forward."""
-    return f"this processor ({platform.machine()}) has none of avx2 with fma, avx512_bf16, amx_bf16"
+    """Say which instruction sets the native forward needs."""
+    return f"this processor ({platform.machine()}) supports none of avx2 with fma, avx512_bf16, amx_bf16"
 
 
 def default_threads() -> int:

@@ -1,4 +1,7 @@
-"""The compiled sampling kernel, or None where nothing can be compiled."""
+"""Keyed noise: the Gumbel noise of every token, a function of seed, sequence, position and token alone.
+
+The module also loads the compiled sampling kernel, which computes the noise on the CPU.
+"""
 
 import functools
 from types import ModuleType
@@ -14,11 +17,11 @@ log = structlog.get_logger(__name__)
 
 @functools.cache
 def native_kernel() -> ModuleType | None:
-    """Return `native/sampling.cpp`, built and loaded once for the process; None, and a warning, where that fails.
+    """Return `native/sampling.cpp`, built and loaded once for the process; if that fails, warn and return None.
 
     It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, threads)`,
     `probabilities(row, vocab, target)`, `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`,
-    all over addresses of contiguous rows; `key` is that of one position (`noise.position_key`).
+    all on addresses of contiguous rows; `key` is the key of one position (`position_key`).
     """
     if (missing := build.compiler_missing()) is not None:
         log.warning("sampling_kernel_missing", reason=missing)
@@ -71,7 +74,7 @@ def reference_gumbel(
     row_key: int,
     tokens: Tensor,  # [N]
 ) -> Tensor:  # [N] float64
-    """Return the noise of one position in torch alone; `row_key` is `position_key(key, position)`."""
+    """Return the noise of one position, computed in torch only; `row_key` is `position_key(key, position)`."""
     state = (tokens.to(torch.int64) + 1) * _signed(_STEP) + _signed(row_key)
     state = (state ^ _shift(state, 30)) * _signed(0xBF58476D1CE4E5B9)
     state = (state ^ _shift(state, 27)) * _signed(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Which tokens a sample has seen and how often it said them: what penalties count."""
+"""Logits processors: logit bias, grammar mask, minimum length and penalties, applied before temperature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from prolepsis.core.requests import SamplingParams
 
 
 class TokenHistory:
-    """Counts over one sample's prompt and committed output; owned by the sample, changed only by `append`."""
+    """The tokens of one sequence's prompt and committed output, counted for penalties; changed only by `append`."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._ids = np.unique(np.asarray(prompt, dtype=np.int64))
@@ -50,17 +50,17 @@ class TokenHistory:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """One row of logits and all that its token depends on besides them."""
+    """Everything besides a row of logits that its token depends on."""
 
     params: SamplingParams
     key: int
     """64-bit key of the sample's noise (`noise.noise_key`)."""
     position: int
-    """Output position of the token picked here, 0 for the first generated one; the draft's prefix is included."""
+    """Output position of the token to pick, 0 for the first generated one, with the draft's prefix counted."""
     history: TokenHistory | None = None
-    """Of prompt and committed output; needed only where the parameters have penalties."""
+    """Prompt and committed output; needed only for penalties."""
     prefix: tuple[int, ...] = ()
-    """The draft's own tokens above this row, not committed. The last committed token belongs to `history` alone."""
+    """The draft's own tokens above this row. They are not committed; `history` ends with the last committed token."""
     allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]
     """Tokens that the sample's grammar allows here; None allows all."""
 
@@ -74,10 +74,10 @@ def edit(
     logits: Tensor,  # [V] float32
     row: SamplingRow,
     ends: frozenset[int],
-) -> Tensor:  # [V] float64 where edited, float32 where a grammar is all there is, else `logits` itself
+) -> Tensor:  # [V] float64 if edited, float32 with a grammar only, else `logits` itself
     """Return the row's logits after bias, grammar, ban of the tokens in `ends` below `min_tokens`, and penalties.
 
-    The ban gives way where the grammar allows nothing else: there the answer is complete, however short.
+    The ban does not apply if the grammar allows only ending tokens: the answer is then complete, however short.
     Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019);
     presence and frequency subtract their penalty once, and once for each time the output holds the token.
     """
@@ -101,14 +101,14 @@ def edit(
 
 
 def _copy(logits: Tensor) -> Tensor:
-    # torch would share this copy among its threads and wait for a core that others may hold; numpy takes 20 us
+    # torch would split this copy among its threads and might wait for a busy core; numpy takes 20 us
     if logits.device.type != "cpu":
         return logits.to(torch.float64, copy=True)
     return torch.from_numpy(logits.numpy().astype(np.float64))
 
 
 def _only(values: Tensor, allowed: NDArray[np.bool_]) -> Tensor:
-    """Return the values with minus infinity where not `allowed`, in their own type."""
+    """Return the values, in their own type, with minus infinity for tokens that are not `allowed`."""
     if values.device.type == "cpu":  # numpy, as in _copy
         dense = values.numpy()
         return torch.from_numpy(np.where(allowed, dense, dense.dtype.type(-np.inf)))

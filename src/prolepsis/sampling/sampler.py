@@ -1,7 +1,10 @@
-"""Temperature, top-k, top-p and min-p of one row in torch: the readable reference of the compiled kernel.
+"""The sampler: it picks the token of each row of logits, in the compiled kernel or in torch.
 
-V: vocabulary. Likelier means a larger logit, or the same and a lower id. Each filter keeps a run of the likeliest, so
-together they keep the shortest of their runs.
+The functions here are the readable reference of the kernel: temperature, top-k, top-p and min-p of one row. A token is
+likelier than another if its logit is larger, or equal with a lower id. Each filter keeps a run of the likeliest tokens,
+so together the filters keep the shortest of their runs.
+
+Legend: V vocabulary, R rows.
 """
 
 import math
@@ -18,15 +21,17 @@ from prolepsis.sampling import processors
 from prolepsis.sampling.noise import gumbel, native_kernel, position_key
 from prolepsis.sampling.processors import SamplingRow
 
+__all__ = ["Sampler", "SamplingRow"]
+
 _HEAD = 1024
-"""Tokens sorted at first; the whole row is sorted only where they do not hold the nucleus."""
+"""Tokens that are sorted first; the whole row is sorted only if they do not contain the nucleus."""
 
 
 def scale(
     logits: Tensor,  # [V]
     temperature: float,
 ) -> Tensor:  # [V] float64, at most 0
-    """Return (logits - max) / temperature; a temperature above 0, however small, neither overflows nor loses ties."""
+    """Return (logits - max) / temperature; even a tiny temperature neither overflows nor loses ties."""
     values = logits.to(torch.float64)
     return (values - values.max()) * (1.0 / max(temperature, 1e-300))
 
@@ -35,7 +40,7 @@ def kept(
     scaled: Tensor,  # [V] float64
     params: SamplingParams,
 ) -> Tensor:  # [V] bool
-    """Return which tokens stay: top-k, then the nucleus of what top-k left, then min-p.
+    """Return the tokens that stay after top-k, then the nucleus of the rest, then min-p.
 
     The nucleus is the shortest run whose mass is at least `top_p` times the mass before it.
     """
@@ -67,14 +72,11 @@ def _mask(ids: Tensor, like: Tensor) -> Tensor:
 
 
 def likeliest(scaled: Tensor, count: int) -> Tensor:
-    """Return the `count` likeliest ids in order, and all that equal the last of them."""
+    """Return the `count` likeliest ids in order, and all ids that tie with the last of them."""
     least = torch.topk(scaled, count).values[-1]
     ids = (scaled >= least).nonzero().squeeze(1)
     order = torch.sort(scaled[ids], descending=True, stable=True).indices
     return ids[order]
-
-
-__all__ = ["Sampler", "SamplingRow"]
 
 
 class Sampler:
@@ -125,7 +127,7 @@ class Sampler:
         if plain:
             for i, token in zip(plain, self.argmax(logits, [places[i] for i in plain]), strict=True):
                 allowed = rows[i].allowed
-                if allowed is None or allowed[token]:  # the largest of all is the largest of those allowed
+                if allowed is None or allowed[token]:  # the largest of all is also the largest of the allowed
                     tokens[i] = token
         others = [i for i, token in enumerate(tokens) if token < 0]
         if others:
@@ -139,7 +141,7 @@ class Sampler:
         logits: Tensor,  # [R, V] float32
         rows: Sequence[SamplingRow],
     ) -> Tensor:  # [R, V] float64
-        """Return the distribution each row's token is drawn from (one-hot where greedy).
+        """Return the distribution from which each row's token is sampled (one-hot for greedy rows).
 
         Order: bias, ban of ending tokens, penalties, temperature, top-k, top-p, min-p (`core.sampling_params`).
         """
@@ -160,9 +162,9 @@ class Sampler:
         logits: Tensor,  # [V] float32
         row: SamplingRow,
     ) -> Tensor:  # [V] float64
-        """Return that of which `pick` takes the first maximum.
+        """Return the scores of which `pick` takes the first maximum.
 
-        Edited logits where greedy; else scaled logits plus noise, minus infinity where truncated.
+        For greedy rows these are the edited logits, else scaled logits plus noise, minus infinity for truncated tokens.
         """
         return self._scores(processors.edit(logits, row, self.ends(row.params)), row)
 
@@ -204,7 +206,7 @@ class Sampler:
 
 
 def _only_choice(row: SamplingRow) -> int:
-    """Return the token that the row's grammar leaves no choice but to pick, or -1."""
+    """Return the only token that the row's grammar allows, or -1 if it allows several."""
     allowed = row.allowed
     return int(allowed.argmax()) if allowed is not None and np.count_nonzero(allowed) == 1 else -1
 
