@@ -161,11 +161,11 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
     path.write_text(BOOK)
     costs = Costs(metrics.cost, prices=PriceFile(path))
     path.write_text("currency: nothing")
-    await costs.look()
+    await costs.tick()
     assert costs.price is not None
     assert costs.price.price.per_device_hour == 3.0
     path.write_text(BOOK.replace("3.0", "5.0"))
-    await costs.look()
+    await costs.tick()
     assert costs.price.price.per_device_hour == 5.0
     text = metrics.exposition().decode()
     assert "prolepsis_price_book_refused_total 1.0" in text
@@ -210,7 +210,7 @@ async def test_a_database_that_is_gone_is_asked_again_and_keeps_nobody_waiting(t
     path, gone = tmp_path / "prices.yaml", Gone()
     path.write_text(BOOK)
     costs = Costs(Metrics().cost, prices=PriceFile(path), store=Store(cast(Any, gone), store.writer))
-    await costs.look()
-    await costs.look()
+    await costs.tick()
+    await costs.tick()
     assert gone.asked == 2
     assert costs.price is not None

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from prolepsis.api.pacing import MAX_STEP_S, Pacer, paced, split
+from prolepsis.api.pacing import MAX_STEP_S, Paced, Pacer, split
 from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Event, Finished, TokenLogprobs, Tokens
 from prolepsis.core.stats import RequestStats
@@ -53,8 +53,9 @@ async def events(*items: Event | float | Exception) -> AsyncIterator[Event]:
 async def test_a_stream_leaves_token_by_token_in_order() -> None:
     source = events(step(1), step(2, index=1), 0.06, step(3, 4, 5), step(6, 7, index=1), END)
     seen: list[Event] = []
+    arrived: list[Event] = []
     times: list[float] = []
-    async for event in paced(source):
+    async for event in Paced(source, arrived.append):
         seen.append(event)
         times.append(time.monotonic())
     tokens = [event for event in seen if isinstance(event, Tokens)]
@@ -62,11 +63,12 @@ async def test_a_stream_leaves_token_by_token_in_order() -> None:
     assert [t.token_ids[0] for t in tokens if t.index == 1] == [2, 6, 7]
     assert all(len(t.token_ids) == 1 for t in tokens)
     assert seen[-1] == END
+    assert len(arrived) == 5, "each event is observed once, as it came"
     assert times[-1] - times[1] >= 0.1  # the wait of 0.06 s, and the last step spread over as much
 
 
 async def test_failures_come_after_the_tokens_before_them() -> None:
-    stream = paced(events(step(1), 0.01, step(2, 3), EngineError("down")))
+    stream = Paced(events(step(1), 0.01, step(2, 3), EngineError("down")), lambda _: None)
     assert [await anext(stream) for _ in range(3)] == [step(1), step(2), step(3)]
     with pytest.raises(EngineError):
         await anext(stream)
@@ -83,7 +85,7 @@ async def test_leaving_early_closes_the_source() -> None:
         finally:
             closed.set()
 
-    stream = paced(endless())
+    stream = Paced(endless(), lambda _: None)
     await anext(stream)
     await stream.aclose()
     assert closed.is_set()

@@ -24,7 +24,7 @@ from prolepsis.store.records import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.api.test_observation import POLICY
+from tests.rollout.test_observation import POLICY
 from tests.safety.flags.files import flag, write
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from prolepsis.api.admission.controller import Gate
+from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import Door, build
 from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.core.config import ServerConfig
@@ -93,8 +93,8 @@ class House:
         self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door, output=self.output)
 
     @property
-    def gate(self) -> Gate:
-        gate: Gate = self.app.state.gate
+    def gate(self) -> AdmissionController:
+        gate: AdmissionController = self.app.state.gate
         return gate
 
     def sample(self, name: str, **labels: str) -> float:

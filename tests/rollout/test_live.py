@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from prolepsis.core.ended import Assignment
 from prolepsis.policy.rollout_terms import RolloutSettings, ladder
-from prolepsis.rollout.live import REFERENCE_REQUESTS, LiveRollout, Pin, RolloutTarget, look, stopped_runs, targets_of
+from prolepsis.rollout.live import REFERENCE_REQUESTS, LiveRollout, RolloutTarget, look, stopped_runs, targets_of
 from prolepsis.rollout.machine import RolloutState
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit
@@ -46,15 +47,15 @@ def in_stage(stage: int) -> RolloutState:
 def test_who_gets_what(state: RolloutState, modes: dict[str, str]) -> None:
     settings = replace(SETTINGS, stages=(replace(SETTINGS.stages[0], share=0.9), *SETTINGS.stages[1:]))
     live = LiveRollout(RolloutTarget("code@1", "code", settings, starts_itself=False), state)
-    pins = [live.place(f"r{i}") for i in range(300)]
-    assert {pin.place: pin.mode for pin in pins} == modes
+    assignments = [live.assign(f"r{i}") for i in range(300)]
+    assert {assignment.arm: assignment.mode for assignment in assignments} == modes
 
 
 def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> None:
     live, canary, control = (
         live_in(in_stage(1)),
-        Pin("code@1", 1, 1, "canary", "on"),
-        Pin("code@1", 1, 1, "rest", "off"),
+        Assignment("code@1", 1, 1, "canary", "on"),
+        Assignment("code@1", 1, 1, "rest", "off"),
     )
     live.observe(canary, {})
     live.observe_more(canary, {"error": 1.0})
@@ -68,13 +69,13 @@ def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> Non
 
 def test_a_request_counts_for_the_stage_it_came_in() -> None:
     live = live_in(in_stage(1))
-    early = Pin("code@1", 1, 1, "canary", "on")
+    early = Assignment("code@1", 1, 1, "canary", "on")
     live.observe(early, VALUES)
     assert live.evidence.num_canary == 1
     live.take(in_stage(2))
     live.observe(early, VALUES)
     assert live.evidence.num_canary == 0
-    live.observe(Pin("code@1", 1, 2, "rest", "off"), VALUES)
+    live.observe(Assignment("code@1", 1, 2, "rest", "off"), VALUES)
     assert (live.evidence.num_canary, live.evidence.num_control) == (0, 1)
     live.take(replace(in_stage(2), phase="held", version=9))
     assert live.evidence.num_control == 1
@@ -84,18 +85,18 @@ def test_a_request_counts_for_the_stage_it_came_in() -> None:
 
 def test_in_shadow_only_those_count_that_draft() -> None:
     live = live_in(in_stage(0))
-    live.observe(Pin("code@1", 1, 0, "canary", "shadow"), VALUES)
-    live.observe(Pin("code@1", 1, 0, "rest", "off"), VALUES)
+    live.observe(Assignment("code@1", 1, 0, "canary", "shadow"), VALUES)
+    live.observe(Assignment("code@1", 1, 0, "rest", "off"), VALUES)
     assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
 
 
 def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     live = live_in(in_stage(1))
-    plain = Pin("code@1", 1, 1, "rest", "off")
+    plain = Assignment("code@1", 1, 1, "rest", "off")
     for i in range(REFERENCE_REQUESTS - 1):
         live.observe(plain, VALUES)
         if i % 4 == 0:
-            live.observe(Pin("code@1", 1, 1, "canary", "on"), VALUES)
+            live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
     assert look(live.state, live.evidence, live.histories, 1.0, SETTINGS) == (live.state, ())
     live.observe(plain, VALUES)
     after, events = look(live.state, live.evidence, live.histories, 1.0, SETTINGS)
@@ -104,7 +105,7 @@ def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     counted = live.evidence.num_control
     live.take(after)
     assert live.evidence.num_control == counted
-    live.observe(Pin("code@1", 1, 1, "canary", "on"), VALUES)
+    live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
     assert live.evidence.scores["slow"].canary.count == 1
 
 
@@ -122,9 +123,9 @@ default:
     live = LiveRollout(RolloutTarget("code@1", "code", settings, starts_itself=True), in_stage(0))
     draw = random.Random(1)
     for number in range(3000):
-        pin = live.place(f"r{number}")
-        cost = draw.lognormvariate(2.0, 0.4) * (factor if pin.place == "canary" else 1.0)
-        live.observe(pin, {"device_ms_per_token": cost})
+        assignment = live.assign(f"r{number}")
+        cost = draw.lognormvariate(2.0, 0.4) * (factor if assignment.arm == "canary" else 1.0)
+        live.observe(assignment, {"device_ms_per_token": cost})
         if number % 50 == 0:
             live.take(look(live.state, live.evidence, live.histories, 1.0, settings)[0])
     assert live.state.phase == phase
@@ -140,7 +141,7 @@ def test_what_is_taken_back_is_stopped_by_its_run() -> None:
 def test_evidence_of_other_replicas_of_the_same_stage_is_added() -> None:
     one, other = live_in(in_stage(1)), live_in(in_stage(1))
     for live in (one, other):
-        live.observe(Pin("code@1", 1, 1, "canary", "on"), VALUES)
+        live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
     one.others = (other.evidence, live_in(in_stage(0)).evidence)
     assert one.all_evidence.num_canary == 2
 
@@ -149,7 +150,7 @@ def test_a_request_costs_control_little() -> None:
     live = live_in(replace(in_stage(1), references={"slow": 100.0}))
     since = time.thread_time()
     for i in range(200):
-        live.observe(live.place(f"r{i}"), VALUES)
+        live.observe(live.assign(f"r{i}"), VALUES)
     assert (time.thread_time() - since) / 200 < 0.0005
 
 

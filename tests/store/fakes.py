@@ -1,7 +1,9 @@
 """Records to write."""
 
+from prolepsis.core.ended import PromptEnded, RequestAbout
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.store.records import RequestAbout, RequestRecord, request_record
+from prolepsis.store.records import RequestRecord, request_record
 
 STATS = RequestStats(
     num_prompt_tokens=7,
@@ -14,13 +16,13 @@ STATS = RequestStats(
     compute_s=0.3,
     first_token_s=0.2,
     total_s=0.5,
+    device=DeviceSeconds(0.1, 0.2, 0.05, 0.02, 0.01, 0.4),
     mode=EffectiveMode("on", "speculating", 3),
 )
 
 
 def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny") -> RequestRecord:
     about = RequestAbout(
-        request_id=request_id,
         answer_id=request_id,
         tenant=tenant,
         key_id="0123456789ab",
@@ -29,7 +31,17 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
         model=model,
         policy_rule="code",
         policy_version="1@abc",
-        prices_version="2026@abc",
         flags={"speculation": {"variant": "on", "reason": "SPLIT"}},
     )
-    return request_record(about, "finished", STATS, device=DeviceSeconds(0.1, 0.2, 0.05, 0.02, 0.01, 0.4))
+    prompt = PromptEnded(
+        request=GenerateRequest(request_id, (1, 2), SamplingParams()),
+        end="finished",
+        error=None,
+        stats=STATS,
+        has_engine_stats=True,
+        is_cached=False,
+        tokens=(),
+        finish_reasons=("stop",),
+        delivery={},
+    )
+    return request_record(about, prompt, prices_version="2026@abc")

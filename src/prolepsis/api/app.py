@@ -10,7 +10,7 @@ from functools import partial
 from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
-from prolepsis.api.admission.controller import Gate
+from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.connections import check_exposure
@@ -18,8 +18,8 @@ from prolepsis.api.evidence import evidence_routes
 from prolepsis.api.health import status_routes
 from prolepsis.api.openai.routes import generation_routes
 from prolepsis.api.openai.tokenization import tokenization_routes
-from prolepsis.api.output.boundary import Boundary
 from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
+from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import Tokenizer
@@ -28,6 +28,7 @@ from prolepsis.audit.events import Acts
 from prolepsis.audit.requests import RequestAudit
 from prolepsis.audit.routes import audit_routes
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.routes import correctness_routes
 from prolepsis.correctness.runtime import Replays, ReplaySettings
@@ -37,9 +38,8 @@ from prolepsis.cost.runtime import Costs
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
-from prolepsis.rollout.live import Pin
 from prolepsis.rollout.routes import rollout_routes
-from prolepsis.rollout.shadow import ShadowWatch
+from prolepsis.rollout.shadow import ShadowFeature
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, ByHandFile, default_breaker_file
 from prolepsis.safety.drift import DriftBoard
@@ -94,13 +94,19 @@ def build(
     door = door or Door()
     check_exposure(config, door.keys)
     plan = PlanInEffect(door.base_plan, client.apply_plan)
-    gate = Gate(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
+    gate = AdmissionController(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     acts = Acts(store)
     version_of = partial(_version_of, client, policies)
     breaker = _breaker(config, client, plan, metrics, acts)
     watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts, breaker=breaker)
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
     audit = _audit(config, client, tokenizer, store) if store is not None else None
+    recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
+    delivery = DeliveryFeature(metrics.contract)
+    shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
+    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
+    found = (recorder, audit, costs, policies.rollouts if policies else None, shadow, replays, delivery, breaker)
+    features: Sequence[Feature] = [feature for feature in found if feature is not None]
     room = Room(
         config=config,
         client=client,
@@ -109,17 +115,18 @@ def build(
         started=int(time.time()),
         watch=watch,
         policies=policies,
-        recorder=Recorder(store, config.store_sample, costs=costs, audit=audit),
+        recorder=recorder,
         acts=acts,
-        boundary=Boundary(OutputPolicies(output, metrics.contract), metrics.contract),
-        shadow=ShadowWatch(partial(version_of, DRAFT_HEAD)),
-        replays=_replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts),
+        output=OutputPolicies(output, metrics.contract),
+        delivery=delivery,
+        shadow=shadow,
+        replays=replays,
+        features=features,
     )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    features: Sequence[Feature] = (breaker,)
     routes = (*_routes(room, metrics, costs, store), *(route for feature in features for route in feature.routes))
-    app = Application(routes, partial(_while_serving, room, costs, features))
+    app = Application(routes, partial(_while_serving, room))
     app.state.gate = gate
     app.state.watch = watch
     app.state.door_metrics = metrics.door
@@ -132,18 +139,15 @@ def build(
 
 
 @asynccontextmanager
-async def _while_serving(
-    room: Room, costs: Costs, features: Sequence[Feature], _: Application
-) -> AsyncGenerator[None, None]:
+async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, None]:
     """Run what looks at clocks and files beside the requests; close the engine at the end."""
     watch, policies = room.watch, room.policies
     await watch.look(drift=False)
-    for feature in features:
+    for feature in room.features:
         await contained_tick(feature)
-    parts = [room.gate.run(), watch.run(), costs.run()]
-    parts += [policies.run(), policies.rollouts.run()] if policies else []
-    parts += [room.replays.run()] if room.replays.enabled else []
-    parts += [feature.run() for feature in features]
+    parts = [room.gate.run(), watch.run()]
+    parts += [policies.run()] if policies else []
+    parts += [feature.run() for feature in room.features]
     running = [asyncio.create_task(part) for part in parts]
     yield
     for task in running:
@@ -151,7 +155,7 @@ async def _while_serving(
         with suppress(asyncio.CancelledError):
             await task
     room.gate.end_waiting()
-    for feature in features:
+    for feature in room.features:
         await feature.close()
     if watch.flags is not None:
         watch.flags.close()
@@ -230,7 +234,7 @@ def _replays(
     config: ServerConfig,
     client: EngineClient,
     metrics: ReplayMetrics,
-    gate: Gate,
+    gate: AdmissionController,
     *,
     policies: Policies | None,
     kill: KillSwitch,
@@ -244,9 +248,9 @@ def _replays(
             kill.turn(on=True, by=REPLAYS, reason=reason)
             acts.kill_turned(REPLAYS, shown_kill(before), shown_kill(kill.status), on=True)
 
-    def count(pin: Pin, right: bool) -> None:
+    def count(assignment: Assignment, right: bool) -> None:
         if policies is not None:
-            policies.rollouts.observe_more(pin, {"correctness": float(right)})
+            policies.rollouts.observe_more(assignment, {"correctness": float(right)})
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(gate.has_room, config.replay_beside)

@@ -1,21 +1,16 @@
 """From the engine's events to text: one `Choice` per sample, one `Delta` per step that has something to show."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from prolepsis.api.openai.prepared import Showing
-from prolepsis.api.pacing import paced
 from prolepsis.api.tokenizer import Tokenizer, Verbatim
-from prolepsis.core.events import Aborted, Failed, FinishReason, Terminal, TokenLogprobs, Tokens
+from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient
 from prolepsis.engine.text import TextStream
-from prolepsis.web.errors import RequestAborted
 
 if TYPE_CHECKING:
-    from prolepsis.api.output.contract import Contract
+    pass
 
 ShownReason = FinishReason | Literal["content_filter"]
 """Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
@@ -134,71 +129,3 @@ class Choice:
     def _token(self, token_id: int, logprob: float) -> ShownToken:
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return ShownToken(text, max(logprob, LOWEST_LOGPROB))
-
-
-@dataclass(frozen=True, slots=True)
-class Telling:
-    """How one prompt's samples are told: the index of its first choice, what is shown, and whether token by token."""
-
-    first_index: int
-    showing: Showing
-    emit_tokens: bool
-    at_boundary: Callable[[int], "Contract"]
-    """What stands between a choice, by its index, and the client."""
-    see: Callable[[Tokens], None]
-    """Hears of all that is emitted."""
-
-
-async def generate_deltas(
-    client: EngineClient, request: GenerateRequest, tokenizer: Tokenizer, telling: Telling
-) -> AsyncGenerator[Delta | RequestStats, None]:
-    """Yield every sample's deltas, last the request's stats; ending it early aborts the request.
-
-    Raises `UserError` or `EngineError` where the engine refuses or fails the request.
-    """
-    first = telling.first_index
-    choices = [Choice(first + i, request, tokenizer, telling.showing) for i in range(request.n)]
-    contracts = [telling.at_boundary(first + i) for i in range(request.n)]
-    events = client.generate(request)
-    if telling.emit_tokens:
-        events = paced(events)
-    ended = False
-    try:
-        async for event in events:
-            if isinstance(event, Tokens):
-                choice, contract = choices[event.index], contracts[event.index]
-                telling.see(event)
-                delta = choice.take(event)
-                shown = None if delta is None else await contract.take(delta)
-                choice.finished |= contract.stopped
-                if shown is not None:
-                    yield shown
-                if choice.finished and _is_over(choices, contracts, event):
-                    client.abort(request.request_id)
-            else:
-                ended = True
-                stats = _stats_of(event, complete=all(choice.finished for choice in choices))
-                if any(contract.stopped for contract in contracts):  # what came after it is not the client's
-                    num_tokens = sum(contract.num_tokens for contract in contracts)
-                    stats = replace(stats, num_output_tokens=min(stats.num_output_tokens, num_tokens))
-                yield stats
-    finally:
-        if not ended:
-            client.abort(request.request_id)
-        if isinstance(events, AsyncGenerator):
-            await events.aclose()
-
-
-def _is_over(choices: Sequence[Choice], contracts: Sequence["Contract"], event: Tokens) -> bool:
-    """Return whether all is told that will be, with an event of which the engine does not say so."""
-    is_cut = event.finish_reason is None or any(contract.stopped for contract in contracts)
-    return is_cut and all(choice.finished for choice in choices)
-
-
-def _stats_of(event: Terminal, *, complete: bool) -> RequestStats:
-    """Return the stats of a request whose text is `complete`, or raise what ended it before."""
-    if isinstance(event, Failed):
-        raise event.error
-    if isinstance(event, Aborted) and not complete:
-        raise RequestAborted(f"The request was aborted: {event.reason}.")
-    return event.stats

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from prolepsis.api.output.boundary import Boundary
+from prolepsis.api.output.chain import OutputPolicies
+from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.room import Room
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import LossReason
@@ -42,7 +43,7 @@ class ContractReply(Reply):
     delivered: list[DeliveredReply]
 
 
-def contract_reply(boundary: Boundary) -> ContractReply:
+def contract_reply(delivery: DeliveryFeature, output: OutputPolicies) -> ContractReply:
     """Return what is configured, and what came of drafted tokens since the server started."""
     return ContractReply(
         policies=[
@@ -52,7 +53,7 @@ def contract_reply(boundary: Boundary) -> ContractReply:
                 timeout_ms=1000.0 * one.timeout_s,
                 max_held=one.max_held,
             )
-            for one in boundary.policies.loaded
+            for one in output.loaded
         ],
         delivered=[
             DeliveredReply(
@@ -62,7 +63,7 @@ def contract_reply(boundary: Boundary) -> ContractReply:
                 num_delivered=counts.delivered,
                 lost={reason: number for reason, number in counts.lost.items() if number},
             )
-            for (proposer, traffic_class), counts in sorted(boundary.counts.items())
+            for (proposer, traffic_class), counts in sorted(delivery.counts.items())
         ],
     )
 
@@ -191,7 +192,7 @@ def evidence_routes(room: Room) -> Sequence[Route]:
 
     @routes.get("/admin/contract", roles=READERS, summary="Accepted and delivered draft tokens; output policies")
     async def contract() -> ContractReply:
-        return contract_reply(room.boundary)
+        return contract_reply(room.delivery, room.output)
 
     @routes.get(
         "/admin/shadow", roles=READERS, summary="The gain from speculation, estimated from requests in shadow mode"

@@ -3,10 +3,12 @@
 import asyncio
 import heapq
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
+from typing import Self
 
+from prolepsis.api.stream import close
 from prolepsis.core.events import Event, Tokens
 
 MAX_STEP_S = 0.25
@@ -52,52 +54,68 @@ def split(event: Tokens) -> list[Tokens]:
     return parts
 
 
-async def paced(events: AsyncIterator[Event]) -> AsyncGenerator[Event, None]:
-    """Yield `events` token by token at an even pace; what raises or ends them comes after the tokens before it."""
-    arrivals: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
-    reading = asyncio.ensure_future(_read(events, arrivals))
-    try:
-        async for event in _in_time(arrivals):
-            yield event
-    finally:
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
+Arrival = Event | Exception | None
+"""What the reader hands on: an event, what the events failed with, or their end."""
 
 
-async def _read(events: AsyncIterator[Event], arrivals: asyncio.Queue[Event | Exception | None]) -> None:
-    try:
-        async for event in events:
-            arrivals.put_nowait(event)
-        arrivals.put_nowait(None)
-    except Exception as error:  # handed on to whoever reads the stream
-        arrivals.put_nowait(error)
-    finally:
-        if isinstance(events, AsyncGenerator):
-            await events.aclose()
+class Paced:
+    """Events token by token at an even pace; their failure or end comes after the tokens before it.
 
+    The events are read ahead of what has been taken; `observe` sees each when it arrives.
+    """
 
-async def _in_time(arrivals: asyncio.Queue[Event | Exception | None]) -> AsyncGenerator[Event, None]:
-    pacer, order = Pacer(), count()
-    waiting: list[tuple[float, int, Event | Exception | None]] = []
-    while True:
+    def __init__(self, events: AsyncIterator[Event], observe: Callable[[Event], None]) -> None:
+        self._events = events
+        self._observe = observe
+        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+        self._pacer = Pacer()
+        self._order = count()
+        self._waiting: list[tuple[float, int, Arrival]] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        while not self._waiting or self._waiting[0][0] > time.monotonic():
+            await self._wait()
+        item = heapq.heappop(self._waiting)[2]
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def aclose(self) -> None:
+        """Stop reading and close the events."""
+        if self._reading is not None:
+            self._reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reading
+        await close(self._events)
+
+    async def _wait(self) -> None:
+        """Wait until something arrives, or until the first that waits is due."""
         now = time.monotonic()
-        if waiting and waiting[0][0] <= now:
-            item = heapq.heappop(waiting)[2]
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                raise item
-            yield item
-            continue
         try:
-            async with asyncio.timeout(waiting[0][0] - now if waiting else None):
-                arrived = await arrivals.get()
+            async with asyncio.timeout(self._waiting[0][0] - now if self._waiting else None):
+                arrived = await self._arrivals.get()
         except TimeoutError:
-            continue
+            return
         now = time.monotonic()
         if isinstance(arrived, Tokens):
-            for due, part in pacer.take(arrived, now):
-                heapq.heappush(waiting, (due, next(order), part))
+            for due, part in self._pacer.take(arrived, now):
+                heapq.heappush(self._waiting, (due, next(self._order), part))
         else:
-            heapq.heappush(waiting, (pacer.last_due(now), next(order), arrived))
+            heapq.heappush(self._waiting, (self._pacer.last_due(now), next(self._order), arrived))
+
+    async def _read(self) -> None:
+        try:
+            async for event in self._events:
+                self._observe(event)
+                self._arrivals.put_nowait(event)
+            self._arrivals.put_nowait(None)
+        except Exception as error:  # handed on to the reader of the stream
+            self._arrivals.put_nowait(error)

@@ -1,9 +1,11 @@
 """What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.api.admission.controller import Gate
-from prolepsis.api.output.boundary import Boundary
+from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.output.chain import OutputPolicies
+from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.events import Acts
@@ -12,9 +14,10 @@ from prolepsis.core.errors import ModelNotFound
 from prolepsis.correctness.runtime import Replays
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
-from prolepsis.rollout.shadow import ShadowWatch
+from prolepsis.rollout.shadow import ShadowFeature
 from prolepsis.safety.watch import Watch
 from prolepsis.web.caller import Caller
+from prolepsis.web.feature import Feature
 from prolepsis.web.refusals import model_not_allowed
 
 
@@ -23,7 +26,7 @@ class Room:
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
-    gate: Gate
+    gate: AdmissionController
     started: int
     """Unix time in seconds."""
     watch: Watch
@@ -31,9 +34,12 @@ class Room:
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder
     acts: Acts
-    boundary: Boundary
-    shadow: ShadowWatch
+    output: OutputPolicies
+    delivery: DeliveryFeature
+    shadow: ShadowFeature
     replays: Replays
+    features: Sequence[Feature]
+    """All of them, for what every request tells them."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

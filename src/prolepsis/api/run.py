@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from prolepsis.api.admission.controller import Gate
+from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import Door, build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
@@ -192,7 +192,7 @@ class StoppingServer(uvicorn.Server):
         )
         super().__init__(settings)
         self._client = client
-        self._gate: Gate = app.state.gate
+        self._gate: AdmissionController = app.state.gate
         self._shutdown_s = config.shutdown_s
         self._background: set[asyncio.Task[None]] = set()
 

@@ -1,10 +1,10 @@
-"""Several streams read as one."""
+"""Streams of an answer: several read as one, ended when the client leaves, and sent as server-sent events."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,39 +14,62 @@ from prolepsis.web.errors import describe_error
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield what the streams yield as it comes; the first error ends them all."""
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as stream:
-            async for item in stream:
-                yield item
-        return
-    arrivals: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
-    reading = [asyncio.ensure_future(_read(stream, arrivals)) for stream in streams]
-    try:
-        left = len(streams)
-        while left:
-            arrived = await arrivals.get()
+@runtime_checkable
+class Closable(Protocol):
+    """What has to be closed, such as an asynchronous generator."""
+
+    async def aclose(self) -> None: ...
+
+
+async def close(events: AsyncIterator[object]) -> None:
+    """Close an iterator that has to be closed."""
+    if isinstance(events, Closable):
+        await events.aclose()
+
+
+def merged(streams: Sequence[AsyncGenerator[T, None]]) -> "AsyncGenerator[T, None] | Merged[T]":
+    """Return the streams as one."""
+    return streams[0] if len(streams) == 1 else Merged(streams)
+
+
+class Merged(Generic[T]):
+    """Several streams read as one, each item as it comes; the first error ends them all."""
+
+    def __init__(self, streams: Sequence[AsyncGenerator[T, None]]) -> None:
+        self._streams = streams
+        self._num_open = len(streams)
+        self._arrivals: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+        self._reading: list[asyncio.Task[None]] = []
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if not self._reading:
+            self._reading = [asyncio.create_task(self._read(stream)) for stream in self._streams]
+        while self._num_open:
+            arrived = await self._arrivals.get()
             if isinstance(arrived, Exception):
                 raise arrived
-            if arrived is None:
-                left -= 1
-            else:
-                yield arrived[0]
-    finally:
-        for task in reading:
+            if arrived is not None:
+                return arrived[0]
+            self._num_open -= 1
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """End all streams."""
+        for task in self._reading:
             task.cancel()
-        await asyncio.gather(*reading, return_exceptions=True)
+        await asyncio.gather(*self._reading, return_exceptions=True)
 
-
-async def _read(stream: AsyncGenerator[T, None], arrivals: asyncio.Queue[tuple[T] | Exception | None]) -> None:
-    async with aclosing(stream):
-        try:
-            async for item in stream:
-                arrivals.put_nowait((item,))
-            arrivals.put_nowait(None)
-        except Exception as error:  # handed on to whoever reads the merged stream
-            arrivals.put_nowait(error)
+    async def _read(self, stream: AsyncGenerator[T, None]) -> None:
+        async with aclosing(stream):
+            try:
+                async for item in stream:
+                    self._arrivals.put_nowait((item,))
+                self._arrivals.put_nowait(None)
+            except Exception as error:  # handed on to the reader of the merged stream
+                self._arrivals.put_nowait(error)
 
 
 Json = Mapping[str, object]

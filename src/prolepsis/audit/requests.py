@@ -9,20 +9,20 @@ from functools import partial
 from hashlib import sha256
 
 from prolepsis import __version__
-from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.entry import SERVED, AuditEntry, canonical
 from prolepsis.audit.prepared import PendingAct
 from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Proposed, Tokens
-from prolepsis.core.stats import RequestStats
-from prolepsis.correctness.replay import Recording, parse, plain
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.correctness.replay import Recording, parse, plain, recording
 from prolepsis.engine.client import EngineInfo
 from prolepsis.policy.model import Content
-from prolepsis.store.records import RequestAbout, RequestEnd
 from prolepsis.store.writer import Writer
+from prolepsis.web.feature import Feature
 
 RECORDING = "recording"
 """Where such an entry has what is needed to decode the request again."""
@@ -31,15 +31,12 @@ MAX_PENDING_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A request that has ended."""
+class _Served:
+    """A prompt that was answered, and all that its tokens depend on."""
 
     about: RequestAbout
-    end: RequestEnd
-    error: str | None
-    stats: RequestStats
+    prompt: PromptEnded
     recorded: Recording
-    events: Sequence[Tokens]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,10 @@ class _Round:
         return [*self.figures, list(self.tokens), list(self.parents)]
 
 
-class RequestAudit:
+class RequestAudit(Feature):
     """Hands sampled requests to the store's writer, whose thread redacts them and puts the entries together."""
+
+    name = "audit"
 
     def __init__(
         self,
@@ -81,33 +80,48 @@ class RequestAudit:
         self._info = info
         self._sample = sample
         self._content = content
+        self._drawn: dict[str, Content] = {}
+        """By request, for those that run and are to be audited."""
         self._pending = 0
         self._lock = threading.Lock()
 
-    def draw(self, admitted: Admitted) -> Content | None:
-        """Return what is to be kept of a request's content; None where nothing is to be kept of the request."""
-        ruling = admitted.speculation.ruling
-        terms = ruling.terms.audit if ruling else None
-        sample = self._sample if terms is None else terms.percentage / 100.0
-        return (self._content if terms is None else terms.content) if random.random() < sample else None
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Draw whether the request is audited; if so its drafts are kept."""
+        content = self._draw(about)
+        if content is None:
+            return Keep.FIGURES
+        self._drawn[request.request_id] = content
+        return Keep.DRAFTS
 
-    def take(self, ended: Ended, content: Content) -> None:
-        """Queue the entry of a request that has ended; what there is no room for is counted as dropped."""
-        num_tokens = ended.recorded.num_tokens
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Queue the entries of a request's prompts; what there is no room for is counted as dropped."""
+        for prompt in ended.prompts:
+            drawn = self._drawn.pop(prompt.request.request_id, None)
+            content = self._draw(ended.about) if prompt.is_cached else drawn
+            if content is not None:
+                self._take(_Served(ended.about, prompt, recording(prompt.request, prompt.tokens)), content)
+
+    def _draw(self, about: RequestAbout) -> Content | None:
+        """Return what is to be kept of a request's content; None: nothing of the request."""
+        sample = self._sample if about.audit_share is None else about.audit_share
+        return (about.audit_content or self._content) if random.random() < sample else None
+
+    def _take(self, served: "_Served", content: Content) -> None:
+        num_tokens = served.recorded.num_tokens
         with self._lock:
             fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
             self._pending += num_tokens if fits else 0
-        item = PendingAct(partial(self._act, ended, content, self._info()))
+        item = PendingAct(partial(self._act, served, content, self._info()))
         if not fits:
             self._writer.drop(item)
         elif not self._writer.offer(item):
             self._release(num_tokens)
 
-    def _act(self, ended: Ended, content: Content, info: EngineInfo) -> AuditEvent:
+    def _act(self, served: "_Served", content: Content, info: EngineInfo) -> AuditEvent:
         try:
-            return request_act(ended, content, self._tokenizer, info)
+            return request_act(served, content, self._tokenizer, info)
         finally:
-            self._release(ended.recorded.num_tokens)
+            self._release(served.recorded.num_tokens)
 
     def _release(self, num_tokens: int) -> None:
         with self._lock:
@@ -127,39 +141,40 @@ def recorded_in(entry: AuditEntry) -> Recording:
     return parse(after[RECORDING], told.subject)
 
 
-def request_act(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
+def request_act(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
     """Return the entry's act; takes milliseconds for each thousand characters, so not for an event loop."""
-    about = ended.about
+    about, stats = served.about, served.prompt.stats
     versions = {
         "prolepsis": __version__,
         "model": info.model,
         "fingerprint": info.fingerprint,
         "draft_head": info.draft_head or "none",
-        "plan": str(ended.stats.mode.plan_version),
+        "plan": str(stats.mode.plan_version),
     }
     return AuditEvent(
         actor=about.key_id or "developer",
         action=SERVED,
-        subject=about.request_id,
-        after=_told(ended, content, tokenizer, info),
+        subject=served.prompt.request.request_id,
+        after=_told(served, content, tokenizer, info),
         tenant=about.tenant,
         versions=versions | ({"policy": about.policy_version} if about.policy_version else {}),
     )
 
 
-def _told(ended: Ended, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
-    about, stats, recorded = ended.about, ended.stats, ended.recorded
-    salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(ended.events)
+def _told(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
+    about, prompt, recorded = served.about, served.prompt, served.recorded
+    stats, assignment = prompt.stats, about.assignment
+    salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
     told: dict[str, object] = {
-        "end": ended.end,
-        "error": ended.error,
+        "end": "failed" if prompt.end == "refused" else prompt.end,
+        "error": prompt.error,
         "answer_id": about.answer_id,
         "route": about.route,
         "tier": about.tier,
         "rule": about.policy_rule,
-        "traffic_class": about.traffic_class,
-        "rollout_run": about.rollout_run,
-        "arm": about.arm,
+        "traffic_class": prompt.request.traffic_class or None,
+        "rollout_run": assignment.rollout_run if assignment else None,
+        "arm": assignment.arm if assignment else None,
         "flags": about.flags,
         "mode": stats.mode.mode,
         "reason": stats.mode.reason,

@@ -9,7 +9,7 @@ from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import LossReason, Mode, RequestStats
 
-Arm = Literal["canary", "rest", "control"]
+AssignedArm = Literal["canary", "rest", "control"]
 End = Literal[
     "finished",  # with all of its text
     "failed",
@@ -34,7 +34,7 @@ class Assignment:
     rollout_id: str
     run: int
     stage: int
-    arm: Arm
+    arm: AssignedArm
     mode: Mode
     share: float = 0.0
     """Probability with which the request was assigned to a canary that verifies; 0 if there is none."""
@@ -114,4 +114,4 @@ class RequestEnded:
     end: End
     error: str | None
     prompts: tuple[PromptEnded, ...]
-    """Those that reached the engine, in the order of the request."""
+    """Those that began to run, in that order."""

@@ -10,19 +10,18 @@ from uuid import uuid4
 
 import structlog
 
-from prolepsis.api.admission.group import Entry
-from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.share import Share
 from prolepsis.audit.events import Acts
+from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.correctness.mismatch import Found
 from prolepsis.correctness.replay import Outcome, Recording, Replayed, recording, replay
 from prolepsis.engine.client import EngineClient
-from prolepsis.policy.runtime import Ruling
-from prolepsis.rollout.live import Pin
 from prolepsis.telemetry.replays import ReplayDrop, ReplayMetrics, ReplayOutcome
+from prolepsis.web.feature import Feature
 
 LOOK_EVERY_S = 0.05
 """How often a replay looks whether it has to give way; until then its priority keeps it behind all others."""
@@ -50,17 +49,17 @@ class _Served:
     """A request that was served and waits to be decoded again."""
 
     recorded: Recording
-    route: str
-    tenant: str
-    ruling: Ruling | None
+    about: RequestAbout
     mode: EffectiveMode
-    pin: Pin | None
-    """What it counts for; None where it counts for no rollout."""
+    counts: bool
+    """It is evidence for the rollout that it is part of; of a request's prompts the first is."""
     num_tries: int = 0
 
 
-class Replays:
+class Replays(Feature):
     """Holds what waits and what was found. Belongs to one event loop; one replay runs at a time."""
+
+    name = "correctness"
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class Replays:
         has_room: Callable[[], bool],
         *,
         acts: Acts,
-        count: Callable[[Pin, bool], None] | None = None,
+        count: Callable[[Assignment, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
     ) -> None:
         """`has_room`: whether a replay may run now. `count` is told of the arm of each replayed request whether its
@@ -87,6 +86,8 @@ class Replays:
         self._count = count
         self._trip = trip
         self._share = Share(settings.sample)
+        self._drawn: set[str] = set()
+        """Requests that run and are to be replayed."""
         self._queue: deque[_Served] = deque()
         self._num_tokens = 0
         self._arrived = asyncio.Event()
@@ -106,26 +107,27 @@ class Replays:
         compared = sum(self.outcomes[outcome] for outcome in ("match", "near_tie", "structural"))
         return self.outcomes["match"] / compared if compared else None
 
-    @asynccontextmanager
-    async def watched(self, route: str, admitted: Admitted, entry: Entry, *, counts: bool) -> AsyncIterator[None]:
-        """Draw the request of `entry`, and take it up to be decoded again where it has finished with the block.
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Draw whether the request is to be replayed; if so its tokens are kept."""
+        if not self.enabled or not self._share.draw():
+            return Keep.FIGURES
+        self._drawn.add(request.request_id)
+        return Keep.TOKENS
 
-        `counts`: it is evidence for the rollout that it is part of; of an HTTP request's prompts one is.
-        """
-        if not self.enabled or entry.client.stored is not None or not self._share.draw():
-            yield
-            return
-        entry.client.keep()
-        yield
-        finished = entry.client.finished
-        if finished is not None:
-            pin = admitted.speculation.observed if counts else None
-            recorded = recording(entry.request, entry.client.kept)
-            ruling, mode = admitted.speculation.ruling, finished.stats.mode
-            self._put(_Served(recorded, route, admitted.caller.tenant, ruling, mode, pin))
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Queue the prompts that were drawn and have finished."""
+        for number, prompt in enumerate(ended.prompts):
+            request = prompt.request
+            if request.request_id in self._drawn:
+                self._drawn.remove(request.request_id)
+                if prompt.end == "finished" and prompt.has_engine_stats:
+                    recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
+                    self._put(_Served(recorded, ended.about, prompt.stats.mode, counts))
 
     async def run(self) -> None:
         """Decode again what waits, while there is room, until cancelled."""
+        if not self.enabled:
+            return
         try:
             while True:
                 await self._arrived.wait()
@@ -200,8 +202,9 @@ class Replays:
     def _judge(self, served: _Served, replayed: Replayed) -> None:
         outcome = replayed.outcome
         self._ended(outcome)
-        if self._count is not None and served.pin is not None:
-            self._count(served.pin, self._is_right(outcome))
+        assignment = served.about.assignment
+        if self._count is not None and served.counts and assignment is not None:
+            self._count(assignment, self._is_right(outcome))
         if replayed.first is not None:
             self._differed(served, replayed.first)
 
@@ -253,15 +256,15 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 def _found(served: _Served, first: tuple[int, Difference]) -> Found:
     """Return what is told of a request's first difference, given with its sample."""
     sample, difference = first
-    ruling = served.ruling
+    about = served.about
     return Found(
         at=time.time(),
         request_id=served.recorded.request.request_id,
-        tenant=served.tenant,
-        route=served.route,
-        rule=ruling.rule if ruling else None,
-        policy_version=ruling.policy_version if ruling else None,
-        arm=ruling.pin.place if ruling and ruling.pin else None,
+        tenant=about.tenant,
+        route=about.route,
+        rule=about.policy_rule,
+        policy_version=about.policy_version,
+        arm=about.assignment.arm if about.assignment else None,
         mode=served.mode,
         sample=sample,
         position=difference.position,

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from prolepsis.api.openai.prepared import Admitted
 from prolepsis.audit.events import Acts
+from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.comparison import Compared, Comparisons
 from prolepsis.cost.meter import NO_PROPOSER, Contest, Forecast, Pace, RequestCost, Spending
 from prolepsis.cost.prices import Price, PriceFile
-from prolepsis.rollout.live import Pin
 from prolepsis.store.store import Store
 from prolepsis.telemetry.cost import CostMetrics
+from prolepsis.web.feature import Feature
 
-LOOK_EVERY_S = 1.0
 COMPARED_FOR_S = 30.0
 """A comparison is not computed again within: its bounds take some tenths of a second."""
 _NO_TENANT = "default"
@@ -51,8 +50,11 @@ class RolloutCompared:
     groups: tuple[Compared, ...]
 
 
-class Costs:
+class Costs(Feature):
     """Counts every request that an engine decoded and somebody waited for; without a price file there is no money."""
+
+    name = "cost"
+    period_s = 1.0
 
     def __init__(
         self,
@@ -92,45 +94,42 @@ class Costs:
     def memory(self) -> Sequence[ProposerMemory]:
         return self._memory()
 
-    def observe(self, route: str, admitted: Admitted, stats: RequestStats, *, finished: bool) -> None:
-        """Count a request that ended.
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count a request that has ended.
 
-        One that did not finish cost what it cost, and is compared with nothing; so are prompts that share one draw.
+        A request that did not finish cost what it cost and is compared with nothing; the same holds for prompts that
+        share one assignment.
         """
-        if stats.mode.reason == "response_cache" or not stats.device.total:
-            return
-        pin = admitted.speculation.observed
+        about = ended.about
+        for prompt in ended.prompts:
+            if prompt.has_engine_stats and not prompt.is_cached and prompt.stats.device.total:
+                is_compared = prompt.end == "finished" and about.num_prompts == 1
+                self._observe(about, prompt.stats, is_compared=is_compared)
+
+    def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
+        assignment = about.assignment if about.is_evidence else None
         cost = RequestCost(
-            route=route,
-            tenant=admitted.caller.tenant or _NO_TENANT,
+            route=about.route,
+            tenant=about.tenant or _NO_TENANT,
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
-            contest=_contest(pin) if finished and len(admitted.requests) == 1 else None,
-            arm="canary" if pin and pin.place == "canary" else "control",
+            contest=_contest(assignment) if is_compared else None,
+            arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
         self.spending.observe(cost)
         self._comparisons.observe(cost)
-        arm = pin.place if pin else "none"
-        labels = (route, self.spending.known("tenant", cost.tenant), cost.proposer, arm)
+        arm = assignment.arm if assignment else "none"
+        labels = (about.route, self.spending.known("tenant", cost.tenant), cost.proposer, arm)
         self._metrics.request(labels, cost.num_output_tokens, cost.device)
 
-    async def run(self) -> None:
-        """Follow the price file and remember sums, until cancelled."""
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def look(self) -> None:
-        """Look once; what fails is logged, and nothing waits for it."""
-        try:
-            self._metrics.memory(self._memory())
-            self._pace.look(self.spending.total)
-            if self._prices is not None:
-                self._follow(self._prices)
-                await self._keep(self._prices)
-        except Exception:  # contained: requests are served whatever they cost
-            log.exception("costs_not_looked_at")
+    async def tick(self) -> None:
+        """Follow the price file and remember sums."""
+        self._metrics.memory(self._memory())
+        self._pace.look(self.spending.total)
+        if self._prices is not None:
+            self._follow(self._prices)
+            await self._keep(self._prices)
 
     def forecast(self) -> Forecast | None:
         """Return what a month will cost, None in the first minute."""
@@ -177,11 +176,11 @@ def _put(store: Store, version: str, content: str) -> None:
         stored_prices.put(connection, version, content)
 
 
-def _contest(pin: Pin | None) -> Contest | None:
+def _contest(assignment: Assignment | None) -> Contest | None:
     """Return what the request is compared in: only where either arm was possible for it."""
-    if pin is None or not 0.0 < pin.share < 1.0:
+    if assignment is None or not 0.0 < assignment.share < 1.0:
         return None
-    return Contest(pin.rollout_id, pin.run, pin.stage, pin.share)
+    return Contest(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
 
 
 def _main_proposer(stats: RequestStats) -> str:

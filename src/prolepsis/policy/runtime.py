@@ -13,12 +13,12 @@ from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.facts import GENERATION_ROUTES
 from prolepsis.audit.events import Acts
 from prolepsis.core.config import PROPOSER_NAMES
+from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.files import LastGood, Reload
 from prolepsis.core.yaml_document import read_text
 from prolepsis.policy.check import NOTHING_KNOWN, Known, check, usable_policy
 from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms
-from prolepsis.rollout.live import Pin
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flags import FlagDecision
 from prolepsis.web.caller import ROLES
@@ -85,7 +85,7 @@ class Ruling:
     rule: str
     terms: Terms
     policy_version: str
-    pin: Pin | None = None
+    assignment: Assignment | None = None
     """What the rule's rollout gives the request; None where the rule is not rolled out."""
     flags: tuple[FlagDecision, ...] = ()
     """What the flags said that rules ask."""
@@ -144,11 +144,11 @@ class Policies:
         facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
-        pin = None
+        assignment = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
-            pin = self.rollouts.place(name, facts.targeting_key)
-        return Ruling(name, terms, policy.full_version, pin, flags)
+            assignment = self.rollouts.assign(name, facts.targeting_key)
+        return Ruling(name, terms, policy.full_version, assignment, flags)
 
     async def run(self) -> None:
         """Look until cancelled."""

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Literal
 
+from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.policy.explain import position
 from prolepsis.policy.model import Mode, Policy, Terms, plain_match, plain_terms
 from prolepsis.policy.rollout_terms import RolloutSettings
@@ -13,7 +13,6 @@ from prolepsis.rollout.machine import ACTIVE, RolloutState, Stepped, canary_shar
 from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.judge import StageEvidence
 
-Place = Literal["canary", "rest", "control"]
 """The rest runs as the control does until the rollout is on, then as the canary."""
 
 
@@ -30,7 +29,7 @@ class Weights:
         assert self.canary + self.control <= 1.0 + 1e-9, "shares are together at most 1"
 
 
-def arm_of(key: str, rollout_id: str, weights: Weights) -> Place:
+def arm_of(key: str, rollout_id: str, weights: Weights) -> AssignedArm:
     """Return the arm of all requests with `key`.
 
     The canary grows from below and the control stands at the top, so a key that is on the canary at 1 % stays on it at
@@ -88,28 +87,6 @@ Histories = Mapping[str, Histogram]
 """What plain requests showed since the stage began, by what is measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """What one request was given; it keeps it whatever the rollout does, and counts for the stage it came in."""
-
-    rollout_id: str
-    run: int
-    stage: int
-    place: Place
-    mode: Mode
-    share: float = 0.0
-    """Probability with which it went to a canary that verifies; 0 where none does."""
-
-    @property
-    def rollout_run(self) -> str:
-        """The name that the engine stops its requests by."""
-        return run_name(self.rollout_id, self.run)
-
-
-def run_name(rollout_id: str, run: int) -> str:
-    return f"{rollout_id}#{run}"
-
-
 class LiveRollout:
     """Holds state and evidence as frozen values: whoever reads them in a thread sees one moment. One event loop."""
 
@@ -135,42 +112,45 @@ class LiveRollout:
         self.evidence = StageEvidence(state.rollout_id, state.stage, run=state.run)
         self._histories: dict[str, Histogram] = {}
 
-    def place(self, key: str) -> Pin:
+    def assign(self, key: str) -> Assignment:
         """Return what the request with `key` gets now."""
         state, settings = self.state, self.settings
         shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
         verifying = canary_share(state, settings)
         share = settings.stages[state.stage].share if shadow else verifying
-        place = arm_of(key, state.rollout_id, Weights(share, settings.standing_control))
-        mode: Mode = "off" if place != "canary" else "shadow" if shadow else "on"
-        return Pin(state.rollout_id, state.run, state.stage, place, mode, verifying)
+        arm = arm_of(key, state.rollout_id, Weights(share, settings.standing_control))
+        mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
+        return Assignment(state.rollout_id, state.run, state.stage, arm, mode, verifying)
 
-    def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
+    def observe(self, assignment: Assignment, values: Mapping[str, float]) -> None:
         """Count one finished request, given its values by what was measured; less than 0.1 ms."""
-        self._remember(pin, values)
-        arm = self._arm(pin)
+        self._remember(assignment, values)
+        arm = self._arm(assignment)
         if arm is not None:
             self.evidence = self.evidence.observe(self._guardrails, arm, values)
 
-    def observe_more(self, pin: Pin, values: Mapping[str, float]) -> None:
+    def observe_more(self, assignment: Assignment, values: Mapping[str, float]) -> None:
         """Take in what was measured later of a request that is counted already."""
-        self._remember(pin, values)
-        arm = self._arm(pin)
+        self._remember(assignment, values)
+        arm = self._arm(assignment)
         if arm is not None:
             self.evidence = self.evidence.observe_more(self._guardrails, arm, values)
 
-    def _remember(self, pin: Pin, values: Mapping[str, float]) -> None:
-        if pin.mode == "off":
+    def _remember(self, assignment: Assignment, values: Mapping[str, float]) -> None:
+        if assignment.mode == "off":
             for name, value in values.items():
                 self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
 
-    def _arm(self, pin: Pin) -> Arm | None:
+    def _arm(self, assignment: Assignment) -> Arm | None:
         """Return the arm that a request is evidence for; None where it is for none any more."""
-        if not self.evidence.belongs_to(pin.rollout_id, pin.run, pin.stage) or self.state.phase not in ACTIVE:
+        if (
+            not self.evidence.belongs_to(assignment.rollout_id, assignment.run, assignment.stage)
+            or self.state.phase not in ACTIVE
+        ):
             return None
-        if pin.place == "canary":
+        if assignment.arm == "canary":
             return "canary"
-        return "control" if self.settings.stages[pin.stage].kind == "canary" else None
+        return "control" if self.settings.stages[assignment.stage].kind == "canary" else None
 
     @property
     def all_evidence(self) -> StageEvidence:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import structlog
 
 from prolepsis.api.steady_clock import SteadyClock
+from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
 from prolepsis.policy.model import Policy
 from prolepsis.policy.rollout_terms import RolloutSettings
 from prolepsis.rollout.journal import RolloutJournal
-from prolepsis.rollout.live import LiveRollout, Pin, look, referenced, stopped_runs, targets_of
+from prolepsis.rollout.live import LiveRollout, look, referenced, stopped_runs, targets_of
 from prolepsis.rollout.machine import (
     ACTIVE,
     Command,
@@ -24,9 +25,11 @@ from prolepsis.rollout.machine import (
     outcome_on,
     verdict_on,
 )
+from prolepsis.rollout.observation import observed
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict
 from prolepsis.telemetry.rollouts import RolloutMetrics
+from prolepsis.web.feature import Feature
 
 TICK_S = 2.0
 """How often rollouts are looked at."""
@@ -50,12 +53,14 @@ class RolloutView:
     num_control: int
 
 
-class Rollouts:
+class Rollouts(Feature):
     """Holds the rollouts of the policy in use. Belongs to one event loop; what blocks runs in threads.
 
     Where looking at a rollout fails, or nothing can be kept, requests go on by the last state. A rollback takes effect
     all the same and is kept later.
     """
+
+    name = "rollout"
 
     def __init__(
         self,
@@ -104,23 +109,31 @@ class Rollouts:
             self._show(rule, live)
         self._left = tuple(known.values())[-MAX_LEFT:]
 
-    def place(self, rule: str, key: str) -> Pin:
+    def assign(self, rule: str, key: str) -> Assignment:
         """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
-        pin = self._live[rule].place(key)
-        self._metrics.placed(rule, pin.place, pin.mode)
-        return pin
+        assignment = self._live[rule].assign(key)
+        self._metrics.placed(rule, assignment.arm, assignment.mode)
+        return assignment
 
-    def observe(self, pin: Pin, values: Mapping[str, float]) -> None:
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count a request for the rollout that it was part of."""
+        assignment = ended.about.assignment
+        if assignment is not None and ended.about.is_evidence:
+            values = observed(ended)
+            if values is not None:
+                self.observe(assignment, values)
+
+    def observe(self, assignment: Assignment, values: Mapping[str, float]) -> None:
         """Count a finished request, given its values by what was measured; none for one that ended before it could."""
         for live in self._live.values():
-            if live.target.rollout_id == pin.rollout_id:
-                live.observe(pin, values)
+            if live.target.rollout_id == assignment.rollout_id:
+                live.observe(assignment, values)
 
-    def observe_more(self, pin: Pin, values: Mapping[str, float]) -> None:
+    def observe_more(self, assignment: Assignment, values: Mapping[str, float]) -> None:
         """Take in what was measured later of a request that `observe` counted."""
         for live in self._live.values():
-            if live.target.rollout_id == pin.rollout_id:
-                live.observe_more(pin, values)
+            if live.target.rollout_id == assignment.rollout_id:
+                live.observe_more(assignment, values)
 
     async def run(self) -> None:
         """Look at the rollouts until cancelled; keep what was seen at the end."""

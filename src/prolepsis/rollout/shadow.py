@@ -1,12 +1,12 @@
 """What speculation would bring, from requests in shadow: ratios with intervals, the request as the unit."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
-from prolepsis.api.admission.group import Entry
+from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
+from prolepsis.web.feature import Feature
 
 Z = 1.96
 """Standard errors of a 95 % interval."""
@@ -154,20 +154,19 @@ _TELLS: tuple[EffectiveReason, ...] = (
 """Reasons of requests that say what speculation would have brought; others were stopped or stored."""
 
 
-class ShadowWatch:
-    """Gathers them. Belongs to one event loop."""
+class ShadowFeature(Feature):
+    """Gathers the evidence. Belongs to one event loop."""
+
+    name = "shadow"
 
     def __init__(self, version: Callable[[], str] = str) -> None:
         """`version`: of what is drafted with; the evidence belongs to one."""
         self.evidence = ShadowEvidence()
         self._version = version
 
-    @contextmanager
-    def follow(self, entry: Entry) -> Iterator[None]:
-        """Take in the request of `entry`, which has ended when the block is left, if it drafts in shadow."""
-        try:
-            yield
-        finally:
-            ended = entry.client.ended
-            if entry.request.speculation.mode == "shadow" and ended is not None and ended.stats.mode.reason in _TELLS:
-                self.evidence.add(entry.request.traffic_class, ended.stats, self._version())
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Take in the prompts of a request that drafted in shadow."""
+        for prompt in ended.prompts:
+            request, stats = prompt.request, prompt.stats
+            if request.speculation.mode == "shadow" and prompt.has_engine_stats and stats.mode.reason in _TELLS:
+                self.evidence.add(request.traffic_class, stats, self._version())

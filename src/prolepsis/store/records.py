@@ -2,48 +2,15 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
-from prolepsis.core.stats import DeviceSeconds, Mode, ProposerCounts, RequestStats
+from prolepsis.core.ended import End, PromptEnded, RequestAbout
+from prolepsis.core.stats import Mode, ProposerCounts
 from prolepsis.store.database import Database
 from prolepsis.store.tables import request_records
-
-RequestEnd = Literal[
-    "finished",  # with all of its text
-    "failed",
-    "aborted",  # by the server
-    "left",  # the client went away
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestAbout:
-    """Who asked what of whom, and what decided how it was served."""
-
-    request_id: str
-    """The engine's."""
-    answer_id: str
-    """The client's; prompts of one HTTP request share it."""
-    tenant: str
-    key_id: str
-    tier: str
-    route: str
-    model: str
-    policy_rule: str | None = None
-    policy_version: str | None = None
-    traffic_class: str | None = None
-    """Of requests that are alike to whoever watches proposers."""
-    rollout_run: str | None = None
-    """Where the policy's rule is rolled out; and the arm in it."""
-    arm: str | None = None
-    flags: Mapping[str, object] = field(default_factory=dict)
-    """By flag: variant and reason, plain JSON values."""
-    prices_version: str | None = None
-    """VERSION/NAME of the price in use; None: there are no prices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +26,7 @@ class RequestRecord:
     tier: str
     route: str
     model: str
-    terminal: RequestEnd
+    terminal: End
     error: str | None
     """Code of the error where it failed."""
     mode: Mode
@@ -96,20 +63,28 @@ class RequestRecord:
     prices_version: str | None
 
 
-def request_record(
-    about: RequestAbout,
-    terminal: RequestEnd,
-    stats: RequestStats,
-    *,
-    error: str | None = None,
-    device: DeviceSeconds | None = None,
-) -> RequestRecord:
-    """Return the record of a request that ends now; `device` None: its device seconds are not known."""
+def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: str | None = None) -> RequestRecord:
+    """Return the record of a prompt of a request that ends now; `prices_version` names the price in use."""
+    stats, assignment = prompt.stats, about.assignment
+    device = stats.device if prompt.has_engine_stats else None
     return RequestRecord(
         record_id=uuid4().hex,
         ended_at=time.time(),
-        terminal=terminal,
-        error=error,
+        request_id=prompt.request.request_id,
+        answer_id=about.answer_id,
+        tenant=about.tenant,
+        key_id=about.key_id,
+        tier=about.tier,
+        route=about.route,
+        model=about.model,
+        policy_rule=about.policy_rule,
+        policy_version=about.policy_version,
+        traffic_class=prompt.request.traffic_class or None,
+        rollout_run=assignment.rollout_run if assignment else None,
+        arm=assignment.arm if assignment else None,
+        flags=about.flags,
+        terminal="failed" if prompt.end == "refused" else prompt.end,
+        error=prompt.error,
         mode=stats.mode.mode,
         reason=stats.mode.reason,
         plan_version=stats.mode.plan_version,
@@ -133,7 +108,7 @@ def request_record(
         device_propose_s=device.propose if device else None,
         device_host_s=device.host if device else None,
         predicted_plain_s=device.predicted_plain if device else None,
-        **asdict(about),
+        prices_version=prices_version,
     )
 
 

@@ -31,11 +31,11 @@ class Feature:
             await contained_tick(self)
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
-        """Return what the feature needs of a request that starts now, besides its figures."""
+        """Return what the feature needs of a request that the engine gets now; its end is announced in any case."""
         return Keep.FIGURES
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Take in a request that has ended; every request is told once."""
+        """Take in a request that has ended; each one comes once."""
 
     async def close(self) -> None:
         """Release what the feature holds; the application shuts down."""
@@ -47,6 +47,11 @@ async def contained_tick(feature: Feature) -> None:
         await feature.tick()
     except Exception:  # contained: if control fails, requests are served as before
         log.exception("tick_failed", feature=feature.name)
+
+
+def most_kept(features: Sequence[Feature], about: RequestAbout, request: GenerateRequest) -> Keep:
+    """Return the most that any feature needs of a request."""
+    return max((feature.keeps(about, request) for feature in features), default=Keep.FIGURES)
 
 
 def announce_end(features: Sequence[Feature], ended: RequestEnded) -> None:

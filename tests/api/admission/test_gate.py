@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.requests import HTTPConnection
 
-from prolepsis.api.admission.controller import Gate
+from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def waits(gate: Gate, number: int) -> bool:
+def waits(gate: AdmissionController, number: int) -> bool:
     return gate.num_waiting == number
 
 
@@ -241,7 +241,7 @@ class Bare:
 
     def __init__(self, config: ServerConfig) -> None:
         self.clock, self.metrics, self.engine = Clock(), Metrics(), FakeEngine()
-        self.gate = Gate(config, self.engine, self.metrics.door, SpecPlan(version=5), self.clock)
+        self.gate = AdmissionController(config, self.engine, self.metrics.door, SpecPlan(version=5), self.clock)
 
     def caller(self, tenant: str = "t", tier: str = "standard") -> Caller:
         return Caller("k", tenant, frozenset({"client"}), tier)
@@ -250,8 +250,8 @@ class Bare:
     async def inside(self, caller: Caller) -> AsyncIterator[None]:
         http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
         request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
-        with self.gate.receive(http, [request]) as party:
-            async with self.gate.enter(party, 0):
+        with self.gate.admit(http, [request]) as party:
+            async with self.gate.start(party, 0):
                 yield
 
     async def stay(self, caller: Caller, leave: asyncio.Event) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from prolepsis.api.deltas import Choice, Delta
 from prolepsis.api.openai.prepared import Showing
-from prolepsis.api.output.boundary import Boundary, Delivery
 from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
 from prolepsis.api.output.contract import Contract
+from prolepsis.api.output.delivery import Delivery
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -80,8 +80,8 @@ def tell(
     metrics: ContractMetrics | None = None,
 ) -> Told:
     """Return what a client gets of `text`, a token a byte, in steps of so many, all of them drafted and accepted."""
-    boundary, delivery = Boundary(OutputPolicies(policies, metrics), metrics), Delivery()
-    contract = boundary.contract(FACTS, delivery)
+    delivery = Delivery()
+    contract = Contract(OutputPolicies(policies, metrics).chain(FACTS), delivery.lost)
     return asyncio.run(_tell(text, step, stop, contract, delivery))
 
 

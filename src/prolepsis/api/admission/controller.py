@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.fair_queue import FairQueue, Waiting
-from prolepsis.api.admission.group import Entry, Member, Party, Watched
+from prolepsis.api.admission.group import AdmittedRequest, GroupItem, Progress, RequestGroup
 from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LadderSettings, Overload
 from prolepsis.api.admission.rate_limits import Limits, RateLimits, Reservation
 from prolepsis.api.admission.response_cache import ResponseCache, cache_key
 from prolepsis.api.auth.middleware import reply_headers
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.ended import Keep
 from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -40,8 +41,8 @@ class _Turn:
     granted: asyncio.Future[None]
 
 
-class Gate:
-    """Everything that generates goes through `receive` and `enter`. Belongs to one event loop."""
+class AdmissionController:
+    """Everything that generates goes through `admit` and `start`. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -74,9 +75,9 @@ class Gate:
         self.overload = Overload(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
 
     @contextmanager
-    def receive(
+    def admit(
         self, http: HTTPConnection, requests: Sequence[GenerateRequest], *, deterministic: bool = False
-    ) -> Iterator[Party]:
+    ) -> Iterator[RequestGroup]:
         """Let in all `requests` of one HTTP request or none, and charge them once; leave the block when all have ended.
 
         `deterministic`: the same request gives the same tokens (temperature 0, or the caller gave the seed), so its
@@ -85,46 +86,46 @@ class Gate:
         """
         caller = caller_of(http)
         deadline_s = self._deadline(http, requests[0])
-        members = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
-        party = Party(caller, members, deadline_s)
-        reservation = self._let_in(party)
+        items = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
+        group = RequestGroup(caller, items, deadline_s)
+        reservation = self._reserve(group)
         headers = reply_headers(http)
         headers.update(reservation.headers)
-        if any(member.key is not None for member in members):
-            headers[CACHE_HEADER] = "miss" if party.to_run else "hit"
+        if any(item.cache_key is not None for item in items):
+            headers[CACHE_HEADER] = "miss" if group.to_run else "hit"
         self.num_inside += 1
         try:
-            yield party
+            yield group
         finally:
             self.num_inside -= 1
-            self._rates.settle(reservation, party.num_used, self._clock())
+            self._rates.settle(reservation, group.num_used, self._clock())
 
     @asynccontextmanager
-    async def enter(self, party: Party, number: int) -> AsyncIterator[Entry]:
-        """Wait until a request of `party` may run and yield what to ask of whom; leave the block when it has ended.
+    async def start(self, group: RequestGroup, number: int) -> AsyncIterator[AdmittedRequest]:
+        """Wait until a request of `group` may run and yield what to ask of whom; leave the block when it has ended.
 
         Raises `DeadlineExceeded` where the wait was too long.
         """
-        member = party.members[number]
-        request, watched = member.request, member.watched
-        if watched.stored:
-            yield Entry(request, watched)
+        item = group.items[number]
+        request, progress = item.request, item.progress
+        if progress.stored:
+            yield AdmittedRequest(request, progress)
             return
         try:
-            async with self._place(party, member) as waited_s:
-                yield Entry(_as_let_in(party.caller, request, party.deadline_s, waited_s), watched)
+            async with self._place(group, item) as waited_s:
+                yield AdmittedRequest(_as_admitted(group.caller, request, group.deadline_s, waited_s), progress)
         finally:
-            if member.key is not None and watched.finished is not None:
-                self._cache.put(member.key, watched.kept, watched.finished.stats)
+            if item.cache_key is not None and progress.finished is not None:
+                self._cache.put(item.cache_key, progress.kept, progress.finished.stats)
                 self._metrics.cache_bytes.set(self._cache.num_bytes)
 
     def check_open(self, caller: Caller) -> None:
-        """Raise `Refused` where `receive` would now refuse whatever the caller asks; spares what is done before it."""
+        """Raise `Refused` if `admit` would now refuse whatever the caller asks; spares what is done before it."""
         may_be_stored = bool(self._cache.max_bytes)  # such an answer takes no room in the queue
         self._check_open(caller, 0 if may_be_stored else 1, 1)
         self._rates.check(caller, self._clock())
 
-    def receive_small(self, http: HTTPConnection) -> None:
+    def admit_small(self, http: HTTPConnection) -> None:
         """Let in a request that asks nothing of the engine; it counts as a request of no tokens. Raises `Refused`."""
         caller = caller_of(http)
         self._check_open(caller, 0, 1)
@@ -170,12 +171,12 @@ class Gate:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def _let_in(self, party: Party) -> Reservation:
-        number, samples = len(party.to_run), party.members[0].request.n
-        self._check_size(party.caller.tier, number, samples)
+    def _reserve(self, group: RequestGroup) -> Reservation:
+        number, samples = len(group.to_run), group.items[0].request.n
+        self._check_size(group.caller.tier, number, samples)
         try:
-            self._check_open(party.caller, number, samples)
-            return self._rates.reserve(party.caller, party.cost, self._clock())
+            self._check_open(group.caller, number, samples)
+            return self._rates.reserve(group.caller, group.cost, self._clock())
         except Refused as refused:  # a stream answers it by itself, past the error handler
             refusals.count_refusal(refused, self._metrics)
             raise
@@ -238,29 +239,29 @@ class Gate:
             limits.append(int(given) / 1000)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
-    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Member:
+    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> GroupItem:
         """Return the request with its stored answer, or with the client to ask."""
         if not deterministic or not self._cache.max_bytes:
-            return Member(request, Watched(self._client), None)
+            return GroupItem(request, Progress(), None)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
         stored = self._cache.get(key)
         self._metrics.cache.labels("hit" if stored else "miss").inc()
-        return Member(request, Watched(self._client, stored=stored, keep=True), key)
+        return GroupItem(request, Progress(stored, Keep.TOKENS), key)
 
     @asynccontextmanager
-    async def _place(self, party: Party, member: Member) -> AsyncIterator[float]:
+    async def _place(self, group: RequestGroup, item: GroupItem) -> AsyncIterator[float]:
         """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
-        since, caller, cost, request = self._clock(), party.caller, member.cost, member.request
+        since, caller, cost, request = self._clock(), group.caller, item.cost, item.request
         size = min(request.n, self._places)
         waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
-        await self._wait_for_turn(waiting, party.deadline_s)
+        await self._wait_for_turn(waiting, group.deadline_s)
         waited_s = self._clock() - since
         self._metrics.wait.labels(caller.tier).observe(waited_s)
         try:
             yield waited_s
         finally:
             self._taken -= size
-            self._queue.correct(waiting, cost - member.watched.num_used(request))
+            self._queue.correct(waiting, cost - item.progress.num_used(request))
             self._dispatch()
 
     async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
@@ -300,7 +301,9 @@ class Gate:
             turn.granted.set_result(None)
 
 
-def _as_let_in(caller: Caller, request: GenerateRequest, deadline_s: float | None, waited_s: float) -> GenerateRequest:
+def _as_admitted(
+    caller: Caller, request: GenerateRequest, deadline_s: float | None, waited_s: float
+) -> GenerateRequest:
     """Return the request with what is left of its time.
 
     A client's priority orders its own tenant's queue. In the engine, where a better priority preempts whoever runs, it

@@ -1,142 +1,90 @@
-"""One request that was let in: what to ask of which client, and what came of it."""
+"""The prompts of one HTTP request: admitted together or not at all, charged once, each with its own place."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from prolepsis.api.admission.response_cache import Answer, replayed
+from prolepsis.api.admission.response_cache import Answer
+from prolepsis.core.ended import Keep
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
-from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.web.caller import Caller
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Ask `client` for `request`, while inside the gate."""
+class Progress:
+    """What the engine, or the response cache, has shown of one prompt's answer so far."""
 
-    request: GenerateRequest
-    client: "Watched"
-
-
-class Watched:
-    """An `EngineClient` that counts the tokens it passes on, and remembers them where somebody wants that."""
-
-    def __init__(self, client: EngineClient, *, stored: Answer | None = None, keep: bool = False) -> None:
+    def __init__(self, stored: Answer | None = None, keep: Keep = Keep.FIGURES) -> None:
         self.stored = stored
+        self.keep = keep
         self.num_tokens = 0
         self.answered = False
-        """The engine took the request and said something of it."""
+        """The engine took the request and its first event came."""
         self.kept: list[Tokens] = []
         self.ended: Terminal | None = None
-        """How, where the engine or the stored answer has said so."""
-        self._client = client
-        self._keep = keep
-        self._with_drafts = False
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._client.info
+        """The last event, once it came."""
 
     @property
     def finished(self) -> Finished | None:
         return self.ended if isinstance(self.ended, Finished) else None
 
-    def keep(self, *, drafts: bool = False) -> None:
-        """Remember the tokens of what is asked from here on, with the drafts that were verified."""
-        self._keep = True
-        self._with_drafts |= drafts
-
     def num_used(self, request: GenerateRequest) -> int:
-        """Return the tokens that count as used: prompt and answer as far as it came, none of what never ran."""
+        """Return the tokens that count as used: prompt and answer so far; 0 if the request never ran."""
         return len(request.prompt_token_ids) + self.num_tokens if self.answered else 0
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Yield the engine's events, or those of the stored answer."""
+    def see(self, event: Event) -> None:
+        """Take in an event; a stored answer uses no tokens."""
+        if not isinstance(event, Tokens):
+            self.ended = event
         if self.stored is not None:
-            for stored in replayed(self.stored, request.request_id):
-                if not isinstance(stored, Tokens):
-                    self.ended = stored
-                yield stored
             return
-        asked = replace(request, tells_drafts=True) if self._with_drafts else request
-        events: AsyncIterator[Event] = self._client.generate(asked)
-        try:
-            async for event in events:
-                self._see(event)
-                yield event
-        finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
-
-    def abort(self, request_id: str) -> None:
-        self._client.abort(request_id)
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._client.apply_plan(plan)
-
-    def stop_run(self, name: str) -> None:
-        self._client.stop_run(name)
-
-    async def swap_head(self, name: str) -> HeadSwapped:
-        return await self._client.swap_head(name)
-
-    def health(self) -> EngineHealth:
-        return self._client.health()
-
-    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
-        return self._client.proposer_counts()
-
-    def proposer_memory(self) -> Sequence[ProposerMemory]:
-        return self._client.proposer_memory()
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    def _see(self, event: Event) -> None:
         self.answered = True
         if isinstance(event, Tokens):
             self.num_tokens += len(event.token_ids)
-            if self._keep:
+            if self.keep >= Keep.TOKENS:
                 self.kept.append(event)
-        else:
-            self.ended = event
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class AdmittedRequest:
+    """A request that may run now, and its progress."""
+
+    request: GenerateRequest
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class GroupItem:
     """One prompt."""
 
     request: GenerateRequest
-    watched: Watched
-    key: bytes | None
-    """Under which its answer may be stored."""
+    progress: Progress
+    cache_key: bytes | None
+    """The key under which its answer may be stored."""
 
     @property
     def cost(self) -> int:
-        """Tokens it may take: prompt and longest answers; none where the answer is stored."""
+        """Tokens it may take: prompt and longest answers; none if the answer is stored."""
         request = self.request
-        return 0 if self.watched.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
+        return 0 if self.progress.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Party:
+class RequestGroup:
     """All prompts of one caller's HTTP request."""
 
     caller: Caller
-    members: Sequence[Member]
+    items: Sequence[GroupItem]
     deadline_s: float | None
 
     @property
     def cost(self) -> int:
-        return sum(member.cost for member in self.members)
+        return sum(item.cost for item in self.items)
 
     @property
     def num_used(self) -> int:
-        return sum(member.watched.num_used(member.request) for member in self.members)
+        return sum(item.progress.num_used(item.request) for item in self.items)
 
     @property
-    def to_run(self) -> Sequence[Member]:
-        """Those whose answers are not stored."""
-        return [member for member in self.members if not member.watched.stored]
+    def to_run(self) -> Sequence[GroupItem]:
+        """The items whose answers are not stored."""
+        return [item for item in self.items if not item.progress.stored]

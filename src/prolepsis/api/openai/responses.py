@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import count
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.completions import Parts, counting
@@ -110,27 +111,20 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
 
     A failure before the first delta is raised, so that it can have its own status.
     """
-    number = 0
-    async with aclosing(_events(parts, shape)) as events:
-        async for event in events:
-            yield {**event, "sequence_number": number}
-            number += 1
-
-
-async def _events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
+    number = count()
     async with aclosing(parts):
         part = await anext(parts)
-        yield {"type": "response.created", "response": shape.begun()}
-        yield {"type": "response.in_progress", "response": shape.begun()}
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "response": shape.begun(), "sequence_number": next(number)}
         try:
             while isinstance(part, Delta):
                 for event in shape.items.take(part):
-                    yield event
+                    yield {**event, "sequence_number": next(number)}
                 part = await anext(parts)
             kind = "response.incomplete" if shape.items.finish_reason in _CUT else "response.completed"
-            yield {"type": kind, "response": await shape.ended(part)}
+            yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}
         except Exception as error:  # the status is out: the stream itself says what failed
-            yield {"type": "response.failed", "response": shape.failed(error)}
+            yield {"type": "response.failed", "response": shape.failed(error), "sequence_number": next(number)}
 
 
 def _shown_format(body: ResponsesBody) -> Json:

@@ -1,31 +1,23 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
 from collections.abc import Coroutine, Sequence
-from contextlib import aclosing
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from prolepsis.api.admission.group import Party
-from prolepsis.api.deltas import Delta, Telling, generate_deltas
-from prolepsis.api.observation import observed
+from prolepsis.api.answer import answer
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
-from prolepsis.api.openai.completions import Parts, completion_chunks, whole_completion
+from prolepsis.api.openai.completions import completion_chunks, whole_completion
 from prolepsis.api.openai.context import Sent
 from prolepsis.api.openai.prepare import admit_chat, admit_completion
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
 from prolepsis.api.openai.responses import ResponseShape, admit_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
-from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat, summed
-from prolepsis.api.output.boundary import Delivery
-from prolepsis.api.output.policy import AnswerFacts
+from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.api.room import Room
-from prolepsis.api.stream import ClientDisconnected, EventStream, merged, until_disconnect
-from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.errors import RequestRefused
@@ -79,9 +71,9 @@ def generation_routes(room: Room) -> Sequence[Route]:
         admitted = await admit_response(body, context, room)
         shape = ResponseShape(body, admitted, room)
         if admitted.stream:
-            events = response_events(_answer(request, admitted, room), shape)
+            events = response_events(answer(request, admitted, room), shape)
             return EventStream(events, headers=_at_start(admitted), named=True)
-        return await _whole(request, admitted, whole_response(_answer(request, admitted, room), shape))
+        return await _whole(request, admitted, whole_response(answer(request, admitted, room), shape))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
@@ -92,71 +84,10 @@ def generation_routes(room: Room) -> Sequence[Route]:
 
 
 async def _completion(request: Request, admitted: Admitted, room: Room, make_form: MakeFormat) -> Response:
-    parts, form = _answer(request, admitted, room), make_form(admitted.showing)
+    parts, form = answer(request, admitted, room), make_form(admitted.showing)
     if admitted.stream:
         return EventStream(completion_chunks(parts, admitted, room, form), headers=_at_start(admitted))
     return await _whole(request, admitted, whole_completion(parts, admitted, room, form))
-
-
-async def _answer(http: Request, admitted: Admitted, room: Room) -> Parts:
-    """Yield the deltas of all samples, last the stats; an invalid grammar is named as the body calls it."""
-    try:
-        with (
-            observed(room.policies.rollouts if room.policies else None, admitted) as observation,
-            room.gate.receive(http, admitted.requests, deterministic=admitted.deterministic) as party,
-        ):
-            route = http.scope["path"]
-            streams = [_one_prompt(party, i, route, admitted, room) for i in range(len(admitted.requests))]
-            async with aclosing(merged(streams)) as parts:
-                async for part in parts:
-                    observation.see(part)
-                    if isinstance(part, Delta):
-                        yield part
-    except InvalidGrammar as error:
-        error.param = admitted.grammar_field or error.param
-        raise
-    yield summed(observation.stats)
-
-
-async def _one_prompt(party: Party, number: int, route: str, admitted: Admitted, room: Room) -> Parts:
-    """Yield one prompt's answer: everything that asks the engine to generate passes here, whatever the endpoint."""
-    request = admitted.requests[number]
-    answer = _facts(route, admitted, request)
-    async with room.gate.enter(party, number) as entry:
-        delivery = Delivery(whole=not admitted.stream)
-        telling = Telling(
-            number * admitted.n,
-            admitted.showing,
-            admitted.speculation.emit_tokens,
-            lambda index: room.boundary.contract(replace(answer, index=index), delivery),
-            delivery.see,
-        )
-        async with (
-            room.recorder.record(route, admitted, entry, delivery),
-            room.replays.watched(route, admitted, entry, counts=number == 0),
-            aclosing(generate_deltas(entry.client, entry.request, room.tokenizer, telling)) as parts,
-        ):
-            with room.boundary.counting(entry, delivery), room.shadow.follow(entry):  # so records say what is counted
-                async for part in parts:
-                    if isinstance(part, Delta):
-                        yield part
-                        delivery.passed(part)
-                    else:
-                        yield delivery.filled(part)
-
-
-def _facts(route: str, admitted: Admitted, request: GenerateRequest) -> AnswerFacts:
-    caller = admitted.caller
-    return AnswerFacts(
-        request_id=request.request_id,
-        index=0,
-        route=route,
-        tenant=caller.tenant,
-        tier=caller.tier,
-        key_id=caller.key_id,
-        model=admitted.model,
-        structured=request.grammar is not None or admitted.showing.tools,
-    )
 
 
 async def _whole(

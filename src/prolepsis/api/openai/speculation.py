@@ -9,7 +9,6 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.policy.explain import InEffect, Wish, conflict, in_effect
 from prolepsis.policy.runtime import Ruling
-from prolepsis.rollout.live import Pin
 from prolepsis.safety.flags import FlagDecision
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestRefused
@@ -41,18 +40,17 @@ class AskedSpeculation:
     def ruled_by(self) -> str:
         """What headers add of policy, rollout and flag."""
         told = f";rule={self.ruling.rule};policy={self.ruling.policy_version}" if self.ruling else ""
-        if self.ruling and (pin := self.ruling.pin):
-            told += f";rollout={pin.rollout_id};arm={pin.place}"
+        if self.ruling and (assignment := self.ruling.assignment):
+            told += f";rollout={assignment.rollout_id};arm={assignment.arm}"
         flags = (*(self.ruling.flags if self.ruling else ()), *((self.flag,) if self.flag else ()))
         return told + "".join(f";flag={flag.shown}" for flag in flags)
 
     @property
-    def observed(self) -> Pin | None:
-        """What the request counts for in its rule's rollout; None where caller or flag narrow what it gets."""
+    def is_evidence(self) -> bool:
+        """Whether the request counts for its rule's rollout: neither caller nor flag narrows what it was assigned."""
         wish = self.wish
         as_given = wish.mode == "auto" and wish.max_depth is None and wish.proposer is None
-        as_given = as_given and self.choice.off_reason != "flag_off"
-        return self.ruling.pin if self.ruling and as_given else None
+        return as_given and self.choice.off_reason != "flag_off"
 
 
 def asked_speculation(
@@ -81,12 +79,14 @@ def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) ->
     against = conflict(ruling.rule, ruling.terms, asked.wish)
     if against is not None:
         raise RequestRefused(against.message, code="policy_conflict", param=against.param, status=403)
-    terms, pin = ruling.terms, ruling.pin
-    if pin is not None:
-        terms = replace(terms, mode=pin.mode, shadow_percentage=100.0)
+    terms, assignment = ruling.terms, ruling.assignment
+    if assignment is not None:
+        terms = replace(terms, mode=assignment.mode, shadow_percentage=100.0)
     effect = in_effect(ruling.rule, terms, asked.wish, targeting_key)
-    drafts_by_rollout = pin is not None and effect.sources["mode"] == "policy" and effect.mode != "off"
-    choice = replace(_ruled(effect), rollout_run=pin.rollout_run if pin is not None and drafts_by_rollout else "")
+    drafts_by_rollout = assignment is not None and effect.sources["mode"] == "policy" and effect.mode != "off"
+    choice = replace(
+        _ruled(effect), rollout_run=assignment.rollout_run if assignment is not None and drafts_by_rollout else ""
+    )
     return replace(asked, choice=choice, emit_tokens=effect.emit == "token", ruling=ruling)
 
 

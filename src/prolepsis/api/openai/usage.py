@@ -222,8 +222,8 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
     intervals = stats.num_output_tokens - 1
     decode_s = stats.total_s - first if first is not None else None
     ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
-    if ruling and ruling.pin:
-        ruled |= {"rollout": ruling.pin.rollout_id, "arm": ruling.pin.place}
+    if ruling and ruling.assignment:
+        ruled |= {"rollout": ruling.assignment.rollout_id, "arm": ruling.assignment.arm}
     asked = {"policy_flags": [asdict(one) for one in ruling.flags]} if ruling and ruling.flags else {}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {

@@ -7,13 +7,14 @@ import httpx
 import pytest
 
 from prolepsis.api.app import build
-from prolepsis.api.deltas import Delta, ShownReason
-from prolepsis.api.observation import Observation, values_of
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
+from prolepsis.rollout.observation import observed, values_of
 from prolepsis.rollout.runtime import Rollouts, RolloutView
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -56,21 +57,49 @@ def test_every_request_shows_how_far_a_step_got_unless_something_else_kept_it_pl
     assert "acceptance_length" not in values_of([killed])
 
 
+STATS = RequestStats(num_output_tokens=3)
+GRAMMAR = GrammarSpec("regex", "a*")
+
+
+def ended(
+    *reasons: str, grammar: GrammarSpec | None = GRAMMAR, end: End = "finished", is_cached: bool = False
+) -> RequestEnded:
+    prompt = PromptEnded(
+        request=GenerateRequest("r", (1,), SamplingParams(), grammar=grammar),
+        end=end,
+        error=None,
+        stats=STATS,
+        has_engine_stats=True,
+        is_cached=is_cached,
+        tokens=(),
+        finish_reasons=reasons,
+        delivery={},
+    )
+    about = RequestAbout(answer_id="a", tenant="", key_id="", tier="standard", route="/", model="tiny")
+    return RequestEnded(about=about, end=end, error=None, prompts=(prompt,))
+
+
+def validity(shown: RequestEnded) -> float | None:
+    values = observed(shown)
+    assert values is not None
+    return values.get("validity")
+
+
 @pytest.mark.parametrize(("reason", "valid"), [("stop", 1.0), ("length", 0.0)])
-def test_a_form_that_was_cut_short_is_not_valid(reason: Any, valid: float) -> None:
-    observation = Observation(structured=True)
-    observation.see(Delta(0, "{", first=True, finish_reason=reason))
-    observation.see(RequestStats())
-    assert observation.values()["validity"] == valid
-    free = Observation(structured=False)
-    free.see(RequestStats())
-    assert "validity" not in free.values()
+def test_a_form_that_was_cut_short_is_not_valid(reason: str, valid: float) -> None:
+    assert validity(ended(reason)) == valid
+    assert validity(ended(reason, grammar=None)) is None
 
 
 def test_a_stored_answer_shows_nothing() -> None:
-    observation = Observation(structured=False)
-    observation.see(RequestStats(mode=EffectiveMode("off", "response_cache", 0)))
-    assert not observation.decoded
+    assert observed(ended("stop", is_cached=True)) is None
+
+
+@pytest.mark.parametrize(
+    ("end", "values"), [("failed", {"error": 1.0}), ("aborted", {}), ("left", {}), ("refused", None)]
+)
+def test_what_does_not_finish_fails_or_shows_nothing(end: End, values: dict[str, float] | None) -> None:
+    assert observed(ended(end=end)) == values
 
 
 async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
@@ -114,11 +143,5 @@ async def test_a_request_that_is_refused_does_not_count(tmp_path: Path) -> None:
     assert (view.num_canary, view.num_control) == (0, 0)
 
 
-@pytest.mark.parametrize(("reason", "validity"), [("stop", 1.0), ("length", 0.0), ("content_filter", None)])
-def test_an_answer_that_an_output_policy_ended_says_nothing_of_its_form(
-    reason: ShownReason, validity: float | None
-) -> None:
-    observation = Observation(structured=True)
-    observation.see(Delta(0, "", first=True, finish_reason=reason))
-    observation.see(RequestStats(num_output_tokens=3))
-    assert observation.values().get("validity") == validity
+def test_an_answer_that_an_output_policy_ended_says_nothing_of_its_form() -> None:
+    assert validity(ended("content_filter")) is None

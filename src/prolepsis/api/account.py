@@ -1,0 +1,129 @@
+"""One account of an HTTP request while it is answered; what it comes to is `RequestEnded`."""
+
+import asyncio
+from dataclasses import replace
+
+from prolepsis.api.admission.group import AdmittedRequest
+from prolepsis.api.deltas import Delta
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.output.delivery import Delivery
+from prolepsis.core.ended import End, Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.errors import ProlepsisError, UserError
+from prolepsis.core.events import Event, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.web.errors import RequestAborted
+
+
+def classified(error: BaseException) -> tuple[End, str | None]:
+    """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
+    if isinstance(error, RequestAborted):
+        return "aborted", None
+    if isinstance(error, UserError):
+        return "refused", error.code
+    if isinstance(error, ProlepsisError):
+        return "failed", error.code
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "left", None
+    return "failed", type(error).__name__
+
+
+class PromptAccount:
+    """What one prompt's answer has come to so far."""
+
+    def __init__(self, admitted: AdmittedRequest, *, whole: bool) -> None:
+        """`whole`: the answer goes out at its end, or not at all."""
+        self.progress = admitted.progress
+        self.delivery = Delivery(whole=whole)
+        self._request = admitted.request
+        self._finish_reasons: list[str] = []
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def keep(self, level: Keep) -> GenerateRequest:
+        """Keep as much from here on; return the request that makes the engine say so much."""
+        self.progress.keep = max(self.progress.keep, level)
+        return replace(self._request, tells_drafts=True) if level >= Keep.DRAFTS else self._request
+
+    def see(self, event: Event) -> None:
+        """Take in an event when it arrives."""
+        self.progress.see(event)
+        if isinstance(event, Tokens):
+            self.delivery.see(event)
+
+    def sending(self, delta: Delta) -> None:
+        """Take in what is about to go to the client."""
+        if delta.finish_reason is not None:
+            self._finish_reasons.append(delta.finish_reason)
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the answer; a client that leaves after the last token has had all of it."""
+        self.delivery.left()
+        end, code = classified(error)
+        self._end = ("finished" if end == "left" and self.progress.finished else end, code)
+
+    def ended(self) -> PromptEnded:
+        """Return what the answer came to."""
+        progress, last = self.progress, self.progress.ended
+        num_prompt_tokens = len(self._request.prompt_token_ids)
+        came = RequestStats(num_prompt_tokens=num_prompt_tokens, num_output_tokens=progress.num_tokens)
+        return PromptEnded(
+            request=self._request,
+            end=self._end[0],
+            error=self._end[1],
+            stats=self.delivery.filled(last.stats) if last is not None else came,
+            has_engine_stats=last is not None,
+            is_cached=progress.stored is not None,
+            tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
+            finish_reasons=tuple(self._finish_reasons),
+            delivery=self.delivery.by_proposer(last.stats if last is not None else RequestStats()),
+        )
+
+
+class RequestAccount:
+    """What an HTTP request has come to so far, over all of its prompts."""
+
+    def __init__(self, about: RequestAbout, *, whole: bool) -> None:
+        self.about = about
+        self._whole = whole
+        self._prompts: list[PromptAccount] = []
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def begin(self, admitted: AdmittedRequest) -> PromptAccount:
+        """Return the account of a prompt that runs now."""
+        self._prompts.append(PromptAccount(admitted, whole=self._whole))
+        return self._prompts[-1]
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the request."""
+        self._end = classified(error)
+
+    def ended(self) -> RequestEnded:
+        """Return what the request came to."""
+        end, error = self._end
+        return RequestEnded(
+            about=self.about, end=end, error=error, prompts=tuple(prompt.ended() for prompt in self._prompts)
+        )
+
+
+def about(route: str, admitted: Admitted) -> RequestAbout:
+    """Return the sender of a request, and what decided how it is served."""
+    caller, speculation = admitted.caller, admitted.speculation
+    ruling = speculation.ruling
+    audit = ruling.terms.audit if ruling else None
+    flags = (*(ruling.flags if ruling else ()), *((speculation.flag,) if speculation.flag else ()))
+    return RequestAbout(
+        answer_id=admitted.answer_id,
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        tier=caller.tier,
+        route=route,
+        model=admitted.model,
+        num_prompts=len(admitted.requests),
+        policy_rule=ruling.rule if ruling else None,
+        policy_version=ruling.policy_version if ruling else None,
+        assignment=ruling.assignment if ruling else None,
+        is_evidence=speculation.is_evidence,
+        flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in flags},
+        audit_share=audit.percentage / 100.0 if audit else None,
+        audit_content=audit.content if audit else None,
+    )

@@ -1,0 +1,163 @@
+"""The answer to a prepared request: deltas for its client, and one account of it when it has ended."""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+from starlette.requests import HTTPConnection
+
+from prolepsis.api.account import PromptAccount, RequestAccount, about
+from prolepsis.api.admission.group import RequestGroup
+from prolepsis.api.admission.response_cache import Answer, replayed
+from prolepsis.api.deltas import Choice, Delta
+from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.usage import summed
+from prolepsis.api.output.contract import Contract
+from prolepsis.api.output.policy import AnswerFacts
+from prolepsis.api.pacing import Paced
+from prolepsis.api.room import Room
+from prolepsis.api.stream import close, merged
+from prolepsis.core.errors import InvalidGrammar
+from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.web.errors import RequestAborted
+from prolepsis.web.feature import announce_end, most_kept
+
+Parts = AsyncGenerator[Delta | RequestStats, None]
+
+
+async def answer(http: HTTPConnection, admitted: Admitted, room: Room) -> Parts:
+    """Yield the deltas of all samples, last the stats of the whole request; ending it early aborts the request.
+
+    Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
+    once.
+    """
+    account = RequestAccount(about(http.scope["path"], admitted), whole=not admitted.stream)
+    answering, stats = _Answering(admitted, room, account), list[RequestStats]()
+    with room.gate.admit(http, admitted.requests, deterministic=admitted.deterministic) as group:
+        parts = merged([answering.prompt(group, number) for number in range(len(admitted.requests))])
+        try:
+            async for part in parts:
+                if isinstance(part, Delta):
+                    yield part
+                else:
+                    stats.append(part)
+        except BaseException as error:
+            account.fail(error)
+            if isinstance(error, InvalidGrammar):
+                error.param = admitted.grammar_field or error.param
+            raise
+        finally:
+            await parts.aclose()
+            announce_end(room.features, account.ended())
+    yield summed(stats)
+
+
+class _Sample:
+    """One sample on its way to the client: its text, and what the output policies let through."""
+
+    def __init__(self, choice: Choice, contract: Contract) -> None:
+        self.choice = choice
+        self.contract = contract
+
+    async def take(self, event: Tokens) -> Delta | None:
+        """Return what `event` adds for the client."""
+        delta = self.choice.take(event)
+        shown = None if delta is None else await self.contract.take(delta)
+        self.choice.finished |= self.contract.stopped
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """One HTTP request that is answered."""
+
+    admitted: Admitted
+    room: Room
+    account: RequestAccount
+
+    async def prompt(self, group: RequestGroup, number: int) -> Parts:
+        """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
+        client = self.room.client
+        async with self.room.gate.start(group, number) as entry:
+            request, prompt = entry.request, self.account.begin(entry)
+            samples, paced = self._samples(number, request, prompt), self.admitted.speculation.emit_tokens
+            events = self._events(request, prompt, paced=paced)
+            try:
+                async for event in events:
+                    if not paced:
+                        prompt.see(event)
+                    if isinstance(event, Tokens):
+                        sample = samples[event.index]
+                        delta = await sample.take(event)
+                        if delta is not None:
+                            prompt.sending(delta)
+                            yield delta
+                            prompt.delivery.passed(delta)
+                        if sample.choice.finished and _is_over(samples, event):
+                            client.abort(request.request_id)
+                    else:
+                        yield prompt.delivery.filled(_stats_of(event, samples))
+            except BaseException as error:
+                prompt.fail(error)
+                raise
+            finally:
+                if prompt.progress.ended is None:
+                    client.abort(request.request_id)
+                await close(events)
+
+    def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
+        room, first, samples = self.room, number * request.n, list[_Sample]()
+        for index in range(first, first + request.n):
+            chain = room.output.chain(self._facts(request, index)) if room.output.loaded else None
+            contract = Contract(chain, prompt.delivery.lost)
+            samples.append(_Sample(Choice(index, request, room.tokenizer, self.admitted.showing), contract))
+        return samples
+
+    def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
+        about = self.account.about
+        return AnswerFacts(
+            request_id=request.request_id,
+            index=index,
+            route=about.route,
+            tenant=about.tenant,
+            tier=about.tier,
+            key_id=about.key_id,
+            model=about.model,
+            structured=request.grammar is not None or self.admitted.showing.tools,
+        )
+
+    def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:
+        """Return the engine's events, or those of the stored answer; what is paced is observed when it arrives."""
+        stored, room = prompt.progress.stored, self.room
+        if stored is not None:
+            events: AsyncIterator[Event] = _stored(stored, request.request_id)
+        else:
+            events = room.client.generate(prompt.keep(most_kept(room.features, self.account.about, request)))
+        return Paced(events, prompt.see) if paced else events
+
+
+async def _stored(answer: Answer, request_id: str) -> AsyncGenerator[Event, None]:
+    for event in replayed(answer, request_id):
+        yield event
+
+
+def _is_over(samples: Sequence[_Sample], event: Tokens) -> bool:
+    """Return whether the client has had all that it will get, after an event of which the engine does not say so."""
+    is_cut = event.finish_reason is None or any(sample.contract.stopped for sample in samples)
+    return is_cut and all(sample.choice.finished for sample in samples)
+
+
+def _stats_of(event: Terminal, samples: Sequence[_Sample]) -> RequestStats:
+    """Return the stats of a request whose text is complete, or raise what ended it before.
+
+    Tokens after the one at which an output policy stopped an answer are not the client's.
+    """
+    if isinstance(event, Failed):
+        raise event.error
+    if isinstance(event, Aborted) and not all(sample.choice.finished for sample in samples):
+        raise RequestAborted(f"The request was aborted: {event.reason}.")
+    if not any(sample.contract.stopped for sample in samples):
+        return event.stats
+    num_tokens = sum(sample.contract.num_tokens for sample in samples)
+    return replace(event.stats, num_output_tokens=min(event.stats.num_output_tokens, num_tokens))

@@ -1,0 +1,109 @@
+"""Delivery accounting: how many accepted draft tokens reach the client, and why the others do not."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from prolepsis.api.deltas import Delta
+from prolepsis.api.output.contract import Lost
+from prolepsis.core.ended import DeliveredDrafts, RequestEnded
+from prolepsis.core.events import Tokens
+from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.telemetry.contract import ContractMetrics
+from prolepsis.web.feature import Feature
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Accepted draft tokens of one prompt's answers, by proposer, on their way to the client."""
+
+    whole: bool = False
+    """The answer goes out at its end, or not at all."""
+    delivered: Counter[str] = field(default_factory=Counter)
+    lost: Lost = field(default_factory=Counter)
+    emitted: Counter[str] = field(default_factory=Counter)
+    """From the engine's events, for requests whose last event never comes."""
+
+    def see(self, event: Tokens) -> None:
+        for name in event.accepted_by:
+            self.emitted[name] += 1
+
+    def passed(self, delta: Delta) -> None:
+        """The client's side has taken `delta`."""
+        for name in delta.delivered:
+            self.delivered[name] += 1
+
+    def left(self) -> None:
+        """The client went away, or the request failed, before the end."""
+        if self.whole:
+            self.delivered.clear()
+
+    def filled(self, stats: RequestStats) -> RequestStats:
+        """Return the counts with what was delivered and what was not, and why."""
+        if not stats.proposers and not self.emitted:
+            return stats
+        counts = {name: _with_emitted(stats.proposers.get(name), number) for name, number in self.emitted.items()}
+        counts = {**stats.proposers, **counts}
+        lost: Counter[LossReason] = Counter()
+        for (_, reason), number in self.lost.items():
+            lost[reason] += number
+        lost["ended"] = sum(count.num_cut for count in counts.values())
+        lost["left"] = sum(count.num_accepted for count in counts.values())
+        lost["left"] -= self.delivered.total() + lost["stop_string"] + lost["policy"]
+        proposers = {name: replace(count, num_delivered=self.delivered[name]) for name, count in counts.items()}
+        return replace(stats, proposers=proposers, lost={reason: n for reason, n in lost.items() if n > 0})
+
+    def by_proposer(self, stats: RequestStats) -> dict[str, DeliveredDrafts]:
+        """Return what was delivered and lost of each proposer's drafts, given the engine's counts."""
+        return {name: self._of(name, counts) for name, counts in self.filled(stats).proposers.items()}
+
+    def _of(self, name: str, counts: ProposerCounts) -> DeliveredDrafts:
+        delivered = counts.num_delivered or 0
+        lost: dict[LossReason, int] = {reason: n for (who, reason), n in self.lost.items() if who == name}
+        left = counts.num_accepted - delivered - sum(lost.values())
+        lost |= {"ended": counts.num_cut, "left": max(0, left)}
+        return DeliveredDrafts(counts.num_accepted + counts.num_cut, delivered, lost)
+
+
+def _with_emitted(counts: ProposerCounts | None, number: int) -> ProposerCounts:
+    """Return the engine's counts; where it has not told them, what its events say."""
+    return counts if counts is not None else ProposerCounts(num_accepted=number)
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """Draft tokens of ended requests: accepted by verification, delivered, and lost by reason."""
+
+    verified: int = 0
+    delivered: int = 0
+    lost: Counter[LossReason] = field(default_factory=Counter)
+
+
+class DeliveryFeature(Feature):
+    """Counts by proposer and traffic class, of which there are few. Belongs to one event loop."""
+
+    name = "delivery"
+
+    def __init__(self, metrics: ContractMetrics) -> None:
+        self._metrics = metrics
+        self._counts: dict[tuple[str, str], DeliveryCounts] = {}
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], DeliveryCounts]:
+        return self._counts
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count what was delivered of a request."""
+        for prompt in ended.prompts:
+            for name, drafts in prompt.delivery.items():
+                self._count((name, prompt.request.traffic_class), drafts)
+
+    def _count(self, key: tuple[str, str], drafts: DeliveredDrafts) -> None:
+        counts = self._counts.setdefault(key, DeliveryCounts())
+        counts.verified += drafts.num_verified
+        counts.delivered += drafts.num_delivered
+        counts.lost.update(drafts.lost)
+        self._metrics.verified.labels(*key).inc(drafts.num_verified)
+        self._metrics.delivered.labels(*key).inc(drafts.num_delivered)
+        for reason, number in drafts.lost.items():
+            self._metrics.lost.labels(*key, reason).inc(number)

@@ -1,0 +1,70 @@
+"""What a request that has ended shows to the rollout that it was part of."""
+
+from collections.abc import Mapping, Sequence
+
+from prolepsis.core.ended import PromptEnded, RequestEnded
+from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
+
+_STOPPED: tuple[EffectiveReason, ...] = (
+    "killed",
+    "plan_off",
+    "overload_plain",
+    "overload_batch_waits",
+    "overload_low_refused",
+)
+"""Reasons that have nothing to do with the rule: how far drafts would have got is not known."""
+
+
+def observed(ended: RequestEnded) -> Mapping[str, float] | None:
+    """Return what a request shows, by what is measured; None: it does not count.
+
+    A request that its client left, or that a shutdown ended, counts for its arm and shows nothing. A request that was
+    refused does not count, nor does one with a stored answer.
+    """
+    if ended.end == "refused":
+        return None
+    if ended.end == "failed":
+        return {"error": 1.0}
+    if ended.end != "finished":
+        return {}
+    prompts = ended.prompts
+    if not prompts or any(prompt.is_cached for prompt in prompts):
+        return None
+    values = values_of([prompt.stats for prompt in prompts])
+    return values | {"validity": float(_is_whole(prompts))} if _is_structured(prompts) else values
+
+
+def _is_structured(prompts: Sequence[PromptEnded]) -> bool:
+    """Return whether the answers had to have a form, and kept it or not by their own doing."""
+    stopped = any("content_filter" in prompt.finish_reasons for prompt in prompts)
+    return not stopped and any(prompt.request.grammar is not None for prompt in prompts)
+
+
+def _is_whole(prompts: Sequence[PromptEnded]) -> bool:
+    return not any("length" in prompt.finish_reasons for prompt in prompts)
+
+
+def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
+    """Return a request's values by `control.metrics.Value`, from the counts of its prompts; the longest time in ms."""
+    values: dict[str, float] = {"error": 0.0, "latency_ms": 1000.0 * max(s.total_s for s in stats)}
+    counts: list[ProposerCounts] = [c for s in stats for c in (*s.proposers.values(), *s.shadow.values())]
+    drafted = sum(c.num_draft_tokens for c in counts)
+    if drafted:
+        values["acceptance"] = sum(c.num_accepted for c in counts) / drafted
+    num_steps = sum(s.num_steps for s in stats)
+    if num_steps and not any(s.mode.reason in _STOPPED for s in stats):
+        values["acceptance_length"] = sum(s.num_output_tokens for s in stats) / num_steps
+    firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
+    if firsts:
+        values["first_token_ms"] = 1000.0 * max(firsts)
+    between = [
+        (s.total_s - s.first_token_s) / (s.num_output_tokens - 1)
+        for s in stats
+        if s.first_token_s is not None and s.num_output_tokens > 1
+    ]
+    if between:
+        values["latency_per_token_ms"] = 1000.0 * max(between)
+    num_tokens, device_s = sum(s.num_output_tokens for s in stats), sum(s.device.total for s in stats)
+    if num_tokens and device_s:
+        values["device_ms_per_token"] = 1000.0 * device_s / num_tokens
+    return values
