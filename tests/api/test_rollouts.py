@@ -247,7 +247,7 @@ async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -
     assert house.state.phase == "gate"
     await house.rollouts.command(rollout_id, "promote", "by me: looks good")
     assert (house.state.phase, house.state.stage) == ("running", 1)
-    await house.rollouts.command(rollout_id, "roll_back", "by me")
+    await house.rollouts.command(rollout_id, "rollback", "by me")
     assert house.told == [
         ("started", "shadow"),
         ("gate_reached", "shadow"),

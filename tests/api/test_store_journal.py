@@ -41,7 +41,7 @@ def test_a_state_is_kept_with_its_events_only_over_the_one_before_it(replica: Co
     assert theirs.states() == {"r1": started}
     assert theirs.swap(promoted, events)
     assert not ours.swap(promoted, events)
-    assert not ours.swap(by_hand(started, "roll_back", 20.0), events)
+    assert not ours.swap(by_hand(started, "rollback", 20.0), events)
     assert ours.states() == ours.states() == {"r1": promoted}
     assert list(ours.events("r1")) == list(events)
     assert list(ours.events("r2")) == []

@@ -1,8 +1,8 @@
 """`prolepsis audit replay` here and by a server; `audit show|export|verify --url`."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,12 +46,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     structlog.reset_defaults()
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["audit", *words])
+def run(*words: str, start: object = None) -> Result:
+    """Run a command; one that starts an engine starts it by `start`."""
+    return CliRunner().invoke(app, ["audit", *words], obj=start)
 
 
-def loads(monkeypatch: pytest.MonkeyPatch, *, fingerprint: str = "fp") -> None:
-    """Let commands that start an engine start the small one."""
+def small(*, fingerprint: str = "fp") -> Callable[[object], AbstractAsyncContextManager[Running]]:
+    """Return what starts the small engine."""
 
     @asynccontextmanager
     async def running(settings: object) -> AsyncIterator[Running]:
@@ -60,7 +61,7 @@ def loads(monkeypatch: pytest.MonkeyPatch, *, fingerprint: str = "fp") -> None:
         yield Running(client)
         await client.close()
 
-    monkeypatch.setattr("prolepsis.cli.engine.running", running)
+    return running
 
 
 async def recorded(store: Store, *, flawed: bool = False) -> AuditEntry:
@@ -81,38 +82,35 @@ async def wrong(store: Store) -> AuditEntry:
     return await recorded(store, flawed=True)
 
 
-def test_a_record_is_decoded_again_here(right: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads(monkeypatch)
+def test_a_record_is_decoded_again_here(right: AuditEntry) -> None:
     assert right.told is not None
     for name in (str(right.seq), right.told.subject):
-        done = run("replay", name, "--json")
+        done = run("replay", name, "--json", start=small())
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
         assert (found["outcome"], found["num_tokens"], found["request_id"]) == ("match", 40, right.told.subject)
 
 
-def test_a_difference_has_status_1(wrong: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads(monkeypatch)
-    done = run("replay", str(wrong.seq))
+def test_a_difference_has_status_1(wrong: AuditEntry) -> None:
+    done = run("replay", str(wrong.seq), start=small())
     assert done.exit_code == 1, done.output
     assert "structural" in done.stdout
 
 
-def test_another_model_is_refused_unless_asked_for(right: AuditEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads(monkeypatch, fingerprint="another")
-    refused = run("replay", str(right.seq))
+def test_another_model_is_refused_unless_asked_for(right: AuditEntry) -> None:
+    another = small(fingerprint="another")
+    refused = run("replay", str(right.seq), start=another)
     assert refused.exit_code == 2
     assert "entry 1 is of table (fp), loaded is table (another)" in refused.stderr
-    assert run("replay", str(right.seq), "--any-model").exit_code == 0
+    assert run("replay", str(right.seq), "--any-model", start=another).exit_code == 0
 
 
-def test_what_cannot_be_replayed_is_said(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads(monkeypatch)
+def test_what_cannot_be_replayed_is_said(store: Store) -> None:
     with store.database.write() as connection:
         chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
-    other = run("replay", "1")
+    other = run("replay", "1", start=small())
     assert (other.exit_code, "it is of plan.applied" in other.stderr) == (2, True)
-    missing = run("replay", "nobody")
+    missing = run("replay", "nobody", start=small())
     assert (missing.exit_code, "there is no audit entry 'nobody'" in missing.stderr) == (2, True)
 
 

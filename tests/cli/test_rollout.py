@@ -45,7 +45,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
     [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
     assert (listed["rule"], listed["phase"], listed["num_stages"], listed["share"]) == ("code", "off", 3, 0.0)
     name = listed["id"]
-    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote",), ("roll-back",)):
+    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote",), ("rollback",)):
         result = rollout(words[0], name, *words[1:])
         assert result.exit_code == 0, result.output
     assert "rolled_back" in rollout("list").stdout

@@ -15,7 +15,7 @@ MEANINGFUL = {
     "hold": {"running", "gate"},
     "resume": {"held"},
     "promote": {"running", "gate", "held"},
-    "roll_back": {"running", "gate", "held", "on"},
+    "rollback": {"running", "gate", "held", "on"},
 }
 
 
@@ -63,7 +63,7 @@ def test_promoting_by_hand_asks_for_no_verdict(phase: Phase) -> None:
 
 
 def test_rolling_back_takes_everything_back_and_starting_again_is_another_run() -> None:
-    back = by_hand(replace(running_in(2), phase="on"), "roll_back", 1.0)
+    back = by_hand(replace(running_in(2), phase="on"), "rollback", 1.0)
     assert canary_share(back, SETTINGS) == 0.0
     again = by_hand(back, "start", 5.0)
     assert (again.phase, again.stage, again.run, again.stage_since) == ("running", 0, 2, 5.0)

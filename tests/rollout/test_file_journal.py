@@ -24,7 +24,7 @@ def test_a_state_is_kept_with_its_events_only_over_the_one_before_it(journal: Ro
     assert journal.swap(started, ())
     assert journal.swap(promoted, events)
     assert not journal.swap(promoted, events)
-    assert not journal.swap(by_hand(started, "roll_back", 20.0), events)
+    assert not journal.swap(by_hand(started, "rollback", 20.0), events)
     assert journal.states() == {"r1": promoted}
     assert list(journal.events("r1")) == list(events)
     assert list(journal.events("r2")) == []
@@ -49,7 +49,7 @@ def test_of_two_servers_one_is_first_and_the_other_sees_it(tmp_path: Path) -> No
     one, other = FileJournal(tmp_path), FileJournal(tmp_path)
     assert one.swap(started, ())
     assert other.states() == {"r1": started}
-    assert other.swap(by_hand(started, "roll_back", 1.0), ())
+    assert other.swap(by_hand(started, "rollback", 1.0), ())
     assert not one.swap(by_hand(started, "promote", 1.0), ())
     assert one.states()["r1"].phase == "rolled_back"
 
@@ -62,7 +62,7 @@ def test_a_line_that_was_cut_off_was_never_in_effect(tmp_path: Path, torn: bytes
         file.write(torn)
     again = FileJournal(tmp_path)
     assert again.states() == {"r1": started}
-    back = by_hand(started, "roll_back", 1.0)
+    back = by_hand(started, "rollback", 1.0)
     assert again.swap(back, ())
     assert FileJournal(tmp_path).states() == {"r1": back}
 
@@ -74,10 +74,10 @@ def test_a_full_disk_keeps_what_there_was(tmp_path: Path, monkeypatch: pytest.Mo
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda descriptor, text, at: real(descriptor, text[:20], at))
     with pytest.raises(OSError, match="disk is full"):
-        journal.swap(by_hand(started, "roll_back", 1.0), ())
+        journal.swap(by_hand(started, "rollback", 1.0), ())
     monkeypatch.undo()
     assert journal.states() == FileJournal(tmp_path).states() == {"r1": started}
-    assert journal.swap(by_hand(started, "roll_back", 1.0), ())
+    assert journal.swap(by_hand(started, "rollback", 1.0), ())
 
 
 def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:

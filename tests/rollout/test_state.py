@@ -34,7 +34,7 @@ def test_what_is_not_a_state_is_refused() -> None:
 
 def test_of_two_replicas_that_step_at_once_one_is_stored() -> None:
     stored = by_hand(NEW, "start", 0.0)
-    ours, theirs = step(stored, counts(0, 0.0), 20.0, SETTINGS)[0], by_hand(stored, "roll_back", 20.0)
+    ours, theirs = step(stored, counts(0, 0.0), 20.0, SETTINGS)[0], by_hand(stored, "rollback", 20.0)
     assert ours.follows(stored)
     assert theirs.follows(stored)
     assert not theirs.follows(ours)

@@ -48,7 +48,7 @@ def test_what_is_inconclusive_waits_then_is_held_or_rolled_back() -> None:
     held, [event] = step(running_in(1), little, 100.0, SETTINGS)
     assert (held.phase, event.kind, event.reason) == ("held", "held", "no verdict in time")
     assert canary_share(held, SETTINGS) == 0.05
-    rolled, [event] = step(running_in(1), little, 100.0, replace(SETTINGS, on_inconclusive="roll_back"))
+    rolled, [event] = step(running_in(1), little, 100.0, replace(SETTINGS, on_inconclusive="rollback"))
     assert (rolled.phase, event.kind, event.reason) == ("rolled_back", "rolled_back", "no verdict in time")
 
 

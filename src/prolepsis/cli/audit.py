@@ -13,6 +13,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry, Told
 from prolepsis.audit.verify import Anchor, Verified, parse_anchor
 from prolepsis.audit.verify import verify as verify_entries
+from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -25,7 +26,6 @@ from prolepsis.cli.output import (
     print_json,
     print_table,
 )
-from prolepsis.cli.servers import Key, ask
 from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError, InvalidParameter
 
@@ -166,6 +166,7 @@ def export(
 
 @app.command(epilog=EPILOG)
 def replay(
+    context: typer.Context,
     entry: Annotated[str, typer.Argument(metavar="ID", help="number of an entry, or the request's id")],
     *,
     store: StoreOption = None,
@@ -187,8 +188,9 @@ def replay(
             message = f"there is no audit entry {entry[:128]!r}; allowed: a number, or the id of a request that has one"
             raise InvalidParameter(message, param="entry")
         from prolepsis.cli.audit_replay import replayed_here
+        from prolepsis.cli.engine import running
 
-        document = replayed_here(found, settings_here(model=model), any_model=any_model)
+        document = replayed_here(found, settings_here(model=model), context.obj or running, any_model=any_model)
     if as_json:
         print_json(document)
     else:

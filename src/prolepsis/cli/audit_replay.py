@@ -1,31 +1,35 @@
-"""Decodes a request of the audit log again, with an engine of this process."""
+"""Replays a request of the audit log with an engine in this process."""
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.requests import recorded_in
 from prolepsis.audit.routes import replay_reply
 from prolepsis.cli.config import Settings
+from prolepsis.cli.engine import Running
 from prolepsis.core.errors import ConfigError
 from prolepsis.correctness.replay import Recording, replay
 from prolepsis.engine.client import EngineClient
 
+StartEngine = Callable[[Settings], AbstractAsyncContextManager[Running]]
 
-def replayed_here(entry: AuditEntry, settings: Settings, *, any_model: bool) -> dict[str, Any]:
-    """Return what a replay shows, as a server's /admin/audit/ID/replay does.
 
-    Raises `InvalidParameter` where the entry holds no tokens, `ConfigError` where they are of another model, unless
-    that is asked for.
+def replayed_here(entry: AuditEntry, settings: Settings, start: StartEngine, *, any_model: bool) -> dict[str, Any]:
+    """Return the result of a replay, in the form of a server's /admin/audit/ID/replay.
+
+    Raises `InvalidParameter` if the entry holds no tokens, `ConfigError` if they are of another model and `any_model`
+    is false.
     """
-    recorded = recorded_in(entry)
-    return asyncio.run(_replayed(entry, recorded, settings, any_model=any_model))
+    return asyncio.run(_replayed(entry, recorded_in(entry), start(settings), any_model=any_model))
 
 
-async def _replayed(entry: AuditEntry, recorded: Recording, settings: Settings, *, any_model: bool) -> dict[str, Any]:
-    from prolepsis.cli.engine import running
-
-    async with running(settings) as engine:
+async def _replayed(
+    entry: AuditEntry, recorded: Recording, started: AbstractAsyncContextManager[Running], *, any_model: bool
+) -> dict[str, Any]:
+    async with started as engine:
         if not any_model:
             check_model(entry, engine.client)
         found = await replay(engine.client, recorded, "replay")
@@ -34,12 +38,12 @@ async def _replayed(entry: AuditEntry, recorded: Recording, settings: Settings, 
 
 
 def check_model(entry: AuditEntry, client: EngineClient) -> None:
-    """Raise `ConfigError` where the entry was made with another model, tokenizer or forward than is loaded."""
+    """Raise `ConfigError` if the entry was made with another model, tokenizer or forward than the loaded one."""
     given, here = entry.versions.get("fingerprint"), client.info.fingerprint
     if given != here:
         model = entry.versions.get("model")
         message = (
-            f"entry {entry.seq} is of {model} ({given}), loaded is {client.info.model} ({here}), whose tokens may "
-            "differ for that alone; --model names another, --any-model compares all the same"
+            f"entry {entry.seq} is of {model} ({given}), loaded is {client.info.model} ({here}); its tokens may differ "
+            "for that reason alone: choose a model with --model, or compare anyway with --any-model"
         )
         raise ConfigError(message, param="model")

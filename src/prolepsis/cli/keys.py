@@ -3,15 +3,16 @@
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prolepsis.api.auth.key_file import KeyFile, KeyRecord, default_key_file, new_key
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_facts, print_json, print_table, stdout
 from prolepsis.core.errors import ConfigError
-from prolepsis.web.caller import ROLES
+
+if TYPE_CHECKING:
+    from prolepsis.api.auth.key_file import KeyFile, KeyRecord
 
 app = command_group("Create, list and revoke API keys.")
 
@@ -24,18 +25,25 @@ _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(day
 
 @app.command(epilog=EPILOG)
 def create(  # noqa: PLR0917  # typer names its options after parameters
-    tenant: Annotated[str, typer.Option(help="nothing of one tenant is visible to another")] = "default",
-    tier: Annotated[TierOption, typer.Option(help="share of the engine, and what gives way first")] = "standard",
+    tenant: Annotated[str, typer.Option(help="tenants see nothing of one another")] = "default",
+    tier: Annotated[
+        TierOption, typer.Option(help="decides the share of the engine and who is shed first")
+    ] = "standard",
     role: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(ROLES)}; may be repeated; default: client")
+        list[str] | None,
+        typer.Option(help="client, viewer, operator, auditor or admin; may be repeated; default: client"),
     ] = None,
-    model: Annotated[list[str] | None, typer.Option(help="may be repeated; default: all models")] = None,
-    expires_in: Annotated[str | None, typer.Option(help="such as 12h or 90d; default: never")] = None,
-    comment: Annotated[str, typer.Option("--note", help="for whoever lists the keys")] = "",
+    model: Annotated[
+        list[str] | None, typer.Option(help="model that the key may use; may be repeated; default: all")
+    ] = None,
+    expires_in: Annotated[str | None, typer.Option(help="lifetime such as 12h or 90d; default: unlimited")] = None,
+    comment: Annotated[str, typer.Option("--note", help="shown by `keys list`")] = "",
     keys_file: KeysFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a key and show it, once: only its hash is kept. A running server takes it within a second."""
+    """Create a key and print it once: only its hash is stored. Running servers accept it within a second."""
+    from prolepsis.api.auth.key_file import new_key
+
     file = _file(keys_file)
     expires = None if expires_in is None else _expiry(expires_in)
     record, key = new_key(
@@ -68,28 +76,32 @@ def list_keys(keys_file: KeysFile = None, as_json: AsJson = False) -> None:
 def revoke(
     key_id: Annotated[str, typer.Argument(metavar="ID", help="as `keys list` shows it")], keys_file: KeysFile = None
 ) -> None:
-    """Delete a key. A running server refuses it within a second."""
+    """Delete a key. Running servers refuse it within a second."""
     file = _file(keys_file)
     record = file.remove(key_id)
     print_facts([("revoked", record.id), ("tenant", record.tenant), ("file", file.path)])
 
 
-def _file(given: Path | None) -> KeyFile:
+def _file(given: Path | None) -> "KeyFile":
+    from prolepsis.api.auth.key_file import KeyFile, default_key_file
+
     return KeyFile(settings_here(keys_file=given).server.keys_file or default_key_file())
 
 
 def _expiry(text: str) -> datetime:
     match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
     if match is None:
-        raise ConfigError(f"--expires-in is {text!r}; allowed: a number and m, h or d, such as 90d", param="expires_in")
+        raise ConfigError(
+            f"--expires-in is {text!r}; allowed: a number with m, h or d, such as 90d", param="expires_in"
+        )
     return datetime.now(UTC).replace(microsecond=0) + int(match[1]) * _UNITS[match[2]]
 
 
-def _shown(key: KeyRecord) -> dict[str, object]:
+def _shown(key: "KeyRecord") -> dict[str, object]:
     return key.model_dump(mode="json", exclude={"hash"})
 
 
-def _state(key: KeyRecord) -> str:
+def _state(key: "KeyRecord") -> str:
     if key.expires is None:
         return "never"
     return f"{key.expires:%Y-%m-%d %H:%M}" + (" (expired)" if key.expired(datetime.now(UTC)) else "")

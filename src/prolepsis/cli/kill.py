@@ -1,4 +1,4 @@
-"""`prolepsis kill`: the kill switch of the servers on this machine, or of one that is named by its URL."""
+"""`prolepsis kill`: the kill switch of all servers on this machine, or of one server."""
 
 import getpass
 from datetime import UTC, datetime
@@ -7,34 +7,34 @@ from typing import Annotated, Any
 
 import typer
 
+from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
-from prolepsis.cli.servers import Key, ask
 from prolepsis.core.errors import ConfigError
 from prolepsis.safety.kill_switch import NEVER, KillFile, KillState, default_kill_file
 
-app = command_group("Stop all speculation of the servers here, or of one by its URL, between two steps, until told.")
+app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
 File = Annotated[Path | None, typer.Option("--kill-file", help="default: kill.json in the user's data directory")]
-Url = Annotated[str | None, typer.Option(help="of one server, which is told instead of the file; it keeps its own")]
-Reason = Annotated[str, typer.Option(help="for the log, and for whoever looks later")]
+Url = Annotated[str | None, typer.Option(help="address of one server; default: the kill file, for all servers here")]
+Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
 
 
 @app.command(epilog=EPILOG)
 def on(reason: Reason = "", kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Stop speculation: servers decode plainly from the next step on, after a restart too, until it is turned off."""
+    """Stop speculation from the next step on, also after a restart, until the switch is turned off."""
     _turn(_where(kill_file, url), key, as_json, on=True, reason=reason)
 
 
 @app.command(epilog=EPILOG)
 def off(reason: Reason = "", kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Let servers speculate again, as policies and flags say."""
+    """Allow speculation again, as far as policies and flags allow it."""
     _turn(_where(kill_file, url), key, as_json, on=False, reason=reason)
 
 
 @app.command(epilog=EPILOG)
 def status(kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Say how it stands: in the file, or with --url what a server makes of it, flags included."""
+    """Show the state in the kill file, or with --url the state of a server including its flags."""
     where = _where(kill_file, url)
     if isinstance(where, str):
         _show_served(ask(where, key, "GET", "/admin/kill"), as_json)
@@ -50,7 +50,7 @@ def _turn(where: KillFile | str, key: str | None, as_json: bool, *, on: bool, re
     where.write(state)
     _show(where, state, as_json)
     if not as_json:
-        note(f"{where.path} is written; servers that look at it follow within a second")
+        note(f"wrote {where.path}; servers that use this file follow within a second")
 
 
 def _show(file: KillFile, state: KillState, as_json: bool) -> None:
@@ -61,20 +61,20 @@ def _show(file: KillFile, state: KillState, as_json: bool) -> None:
 
 
 def _show_served(status: dict[str, Any], as_json: bool) -> None:
-    """Show what a server says: it may be on by a flag while the operator's switch is off."""
+    """Show the state of a server; a flag may keep speculation off while the operator's switch is off."""
     if as_json:
         print_json(status)
         return
     _print(KillState.model_validate(status["operator"]), on=status["on"])
     if status["sources"]:
-        note(f"kept on by: {', '.join(status['sources'])}")
+        note(f"turned on by: {', '.join(status['sources'])}")
     for problem in (status["fault"], status.get("not_kept")):
         if problem:
             warn(problem)
 
 
 def _print(state: KillState, *, on: bool) -> None:
-    since = "" if state == NEVER else f", since {state.at:%Y-%m-%d %H:%M:%S %Z} by {state.by or 'somebody'}"
+    since = "" if state == NEVER else f", since {state.at:%Y-%m-%d %H:%M:%S %Z} by {state.by or 'unknown'}"
     why = f": {state.reason}" if state.reason else ""
     stdout().print(f"{'on' if on else 'off'}{since}{why}", soft_wrap=True, markup=False)
 

@@ -1,4 +1,4 @@
-"""The `prolepsis` command: a table of commands, each imported only when it runs, and the one place that ends errors."""
+"""The `prolepsis` command: a table of commands, each imported when it runs, and the place where errors end."""
 
 from importlib import import_module
 from typing import Annotated, Any
@@ -11,31 +11,31 @@ from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, p
 from prolepsis.core.errors import ProlepsisError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP, in OpenAI's shape."),
-    "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt as it comes."),
-    "bench": ("prolepsis.cli.bench.command:bench", "Measure ways of decoding side by side."),
-    "exact": ("prolepsis.cli.exact:exact", "Prove on your own prompts that speculation changes nothing."),
-    "profile": ("prolepsis.cli.profile:profile", "Measure and store what a pass costs here; show the self-check."),
+    "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+    "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
+    "bench": ("prolepsis.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
+    "exact": ("prolepsis.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
+    "profile": ("prolepsis.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
-    "kill": ("prolepsis.cli.kill:app", "Stop all speculation of the servers here or at a URL, and let it go on."),
-    "breaker": ("prolepsis.cli.breaker:app", "See and set the breakers of a running server."),
-    "plan": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and take back policies."),
-    "rollout": ("prolepsis.cli.rollout:app", "See and steer the rollouts of a running server."),
-    "correctness": ("prolepsis.cli.correctness:correctness", "Show what a server found decoding requests again."),
-    "cost": ("prolepsis.cli.cost:app", "See what requests cost and what speculation saves."),
-    "contract": ("prolepsis.cli.contract:contract", "Show what of the accepted tokens reached clients."),
-    "shadow": ("prolepsis.cli.shadow:shadow", "Show what speculation would bring, from requests in shadow."),
-    "drift": ("prolepsis.cli.drift:app", "See how proposers fare against how they fared."),
+    "kill": ("prolepsis.cli.kill:app", "Stop all speculation on this machine or on one server, and allow it again."),
+    "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
+    "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
+    "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
+    "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
+    "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
+    "contract": ("prolepsis.cli.admin:contract", "Show how many accepted draft tokens reached clients."),
+    "shadow": ("prolepsis.cli.admin:shadow", "Show what speculation would gain, from requests in shadow mode."),
+    "drift": ("prolepsis.cli.admin:drift", "Show changes of the acceptance of proposers."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
-    "store": ("prolepsis.cli.store:app", "Look after the store of records, plans and the audit log."),
-    "train": ("prolepsis.cli.train:app", "Train draft heads and draft models from the target's own text."),
-    "models": ("prolepsis.cli.models:app", "Fetch, list and show models."),
+    "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
+    "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
+    "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
 }
 """Name -> (module:function or Typer application, one line of help)."""
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is to run, and turns every `ProlepsisError` into one line and an exit status."""
+    """Imports a command when it runs, and turns every `ProlepsisError` into one line and an exit status."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -73,19 +73,19 @@ def root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Take the flags that stand before a command."""
+    """Take the flags in front of a command."""
 
 
-def _stand_in() -> None:
-    """Stand in the table of commands for one that is not imported yet; never called."""
+def _placeholder() -> None:
+    """Stand for a command that is not imported yet; never called."""
 
 
 for _name, (_target, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_stand_in)
+    app.command(_name, help=_help)(_placeholder)
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command and return it as the command-line parser wants it."""
+    """Import the module of a command and return the command."""
     target, _ = COMMANDS[name]
     module, _, attribute = target.partition(":")
     value = getattr(import_module(module), attribute)

@@ -1,16 +1,16 @@
-"""`prolepsis plan`: check, compare and explain policies without a server; the versions of one are beside."""
+"""`prolepsis policy`: check, compare and explain policies without a server, and the versions that a server has."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prolepsis.cli import policy_versions as plan_versions
+from prolepsis.cli.admin import HERE, POLICY_HISTORY, Key, Url, add_verbs, ask, print_reply
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.forecasts import RuleForecast, forecasts, show_forecasts
 from prolepsis.cli.output import (
     EPILOG,
     FAILED,
@@ -25,23 +25,37 @@ from prolepsis.cli.output import (
 )
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.validation import Finding
-from prolepsis.core.yaml_document import located
+from prolepsis.core.yaml_document import Document, located, read_text
 from prolepsis.policy.check import check as check_policy
 from prolepsis.policy.explain import Change, Explanation
 from prolepsis.policy.explain import diff as diff_policies
 from prolepsis.policy.explain import explain as explain_request
 from prolepsis.policy.model import Policy, plain_terms
 from prolepsis.policy.reading import InvalidPolicy, read_policy
-from prolepsis.policy.runtime import KNOWN
 
 if TYPE_CHECKING:
     from prolepsis.cli.policy_request import Sample
+from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 
-app = command_group("Policies: which requests may speculate, and how. Check, compare, explain, apply, take back.")
+app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
-"""Terms that a caller's wish does not touch."""
+"""Terms that callers cannot change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleForecast:
+    """The forecast of one stage of a rule's rollout."""
+
+    rule: str
+    stage: Forecast
+
+    def plain(self) -> dict[str, object]:
+        """Return it as JSON shows it, in seconds; null if no verdict is expected."""
+        wait = self.stage.wait
+        least, most = (None, None) if wait is None else (_finite(wait.least_s), _finite(wait.most_s))
+        return {"rule": self.rule, "stage": self.stage.stage, "least_s": least, "most_s": most}
 
 
 @app.command(epilog=EPILOG)
@@ -49,20 +63,21 @@ def check(
     file: PolicyPath,
     strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
     requests_per_s: Annotated[
-        float, typer.Option(min=0.001, help="requests a second that match a rule, to tell how long its rollout takes")
+        float,
+        typer.Option(min=0.001, help="requests a second that match a rule, for the forecasts"),
     ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Say everything that is wrong with a policy or odd about it; status 1 where it cannot be used.
+    """Show every error and warning of a policy; exit status 1 if the policy cannot be used.
 
-    Rollouts are told with the time that each stage is expected to take.
+    For rollouts, show the time that each stage is expected to take.
     """
     try:
         policy, document = read_policy(file)
     except InvalidPolicy as error:
         _show_findings(file, None, error.findings, (), as_json=as_json)
         raise typer.Exit(FAILED) from None
-    findings = sorted(located(check_policy(policy, KNOWN), document), key=lambda one: one.line or 0)
+    findings = sorted(_findings(policy, document), key=lambda one: one.line or 0)
     is_right = all(one.severity != "error" for one in findings)
     expected = forecasts(policy, requests_per_s, settings_here().server.replay_sample) if is_right else []
     _show_findings(file, policy, findings, expected, as_json=as_json)
@@ -76,7 +91,7 @@ def check(
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="policy in YAML")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="policy in YAML")],
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="status 1 where anything differs")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="exit with status 1 if anything differs")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show which rules were added, removed, moved or changed, field by field, with presets filled in."""
@@ -94,27 +109,27 @@ def diff(
 @app.command(epilog=EPILOG)
 def explain(  # noqa: PLR0917  # typer names its options after parameters
     file: PolicyPath,
-    request: Annotated[Path, typer.Option(help="body of a request as OpenAI shapes it, in JSON; - reads stdin")],
-    route: Annotated[str | None, typer.Option(help="path of the endpoint; default: as the body's shape says")] = None,
-    tenant: Annotated[str, typer.Option(help="the caller's")] = "default",
-    tier: Annotated[str, typer.Option(help="the caller's")] = "standard",
+    request: Annotated[Path, typer.Option(help="JSON file with the body of an OpenAI request; - reads standard input")],
+    route: Annotated[str | None, typer.Option(help="path of the endpoint; default: known from the body")] = None,
+    tenant: Annotated[str, typer.Option(help="tenant of the caller")] = "default",
+    tier: Annotated[str, typer.Option(help="tier of the caller")] = "standard",
     key: Annotated[str, typer.Option(help="public part of the caller's API key")] = "",
-    role: Annotated[list[str] | None, typer.Option(help="the caller's; may be repeated; default: client")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="role of the caller; may be repeated; default: client")] = None,
     header: Annotated[list[str] | None, typer.Option(help="'NAME: VALUE'; may be repeated")] = None,
     at: Annotated[str | None, typer.Option(help="ISO time with its zone; default: now")] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="length of the prompt; default: not known, unless it is token ids")
+        int | None, typer.Option(min=1, help="length of the prompt; default: unknown, except for token ids")
     ] = None,
     request_id: Annotated[
-        str | None, typer.Option(help="what shares of requests are drawn by; default: not drawn")
+        str | None, typer.Option(help="decides whether a rule for a share of requests applies; default: it does not")
     ] = None,
     flags: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="flags that rules ask, in flagd's format; default: all are false"),
+        typer.Option(metavar="FILE", help="feature flags of the rules, in flagd's format; default: all are false"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for a sample request which rule matches, why the others do not, and what takes effect."""
+    """Show for a sample request which rule matches, why the others do not, and what takes effect."""
     from prolepsis.cli import policy_request as plan_request
 
     policy = _usable(file)
@@ -132,17 +147,92 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
         rows = [[one.key, _shown(one.value), one.variant or "-", one.reason, one.error] for one in said]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
     elif policy.flag_names:
-        note(f"taken as false: {', '.join(policy.flag_names)}; --flags FILE asks them")
+        note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
 
 
-for _command in (plan_versions.apply, plan_versions.history, plan_versions.show, plan_versions.rollback):
-    app.command(epilog=EPILOG)(_command)
+Expect = Annotated[
+    int | None,
+    typer.Option(min=0, metavar="VERSION", help="fail if another version is in use; default: the one in use now"),
+]
+Reason = Annotated[str, typer.Option("--reason", help="recorded with the version and in the audit log")]
+
+
+@app.command(epilog=EPILOG)
+def apply(  # noqa: PLR0917  # typer names its options after parameters
+    file: PolicyPath,
+    expect: Expect = None,
+    reason: Reason = "",
+    url: Url = HERE,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store a policy as a new version; all servers on the store use it within a second.
+
+    The server checks it first. A policy with an error is refused, and nothing changes.
+    """
+    text = read_text(file, "policy")
+    body = {"text": text, "expect": _expected(url, key, expect), "reason": reason}
+    _show_changed(ask(url, key, "PUT", "/admin/policy", body), as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def rollback(  # noqa: PLR0917  # typer names its options after parameters
+    to: Annotated[int, typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")],
+    expect: Expect = None,
+    reason: Reason = "",
+    url: Url = HERE,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Use the text of an earlier version again, as a new version."""
+    body = {"to": to, "expect": _expected(url, key, expect), "reason": reason}
+    _show_changed(ask(url, key, "POST", "/admin/policy/rollback", body), as_json=as_json)
+
+
+add_verbs(app, [POLICY_HISTORY])
+
+
+@app.command(epilog=EPILOG)
+def show(
+    version: Annotated[int | None, typer.Argument(min=1, metavar="VERSION", help="default: the one in use")] = None,
+    url: Url = HERE,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the text of a version; without VERSION, show which policy the server uses and where it comes from."""
+    if version is None:
+        print_reply(ask(url, key, "GET", "/admin/policy"), as_json=as_json)
+        return
+    document = ask(url, key, "GET", f"/admin/policy/versions/{version}")
+    if as_json:
+        print_json(document)
+    else:
+        print(document["text"], end="")
+
+
+def _expected(url: str, key: str | None, expect: int | None) -> int:
+    """Return the version to replace: the expected one, or the one in use now."""
+    if expect is not None:
+        return expect
+    return int(ask(url, key, "GET", "/admin/policy")["version"] or 0)
+
+
+def _show_changed(changed: dict[str, Any], *, as_json: bool) -> None:
+    print_reply(changed, as_json=as_json)
+    if not as_json:
+        note("all servers on the store use it within a second")
+
+
+def _findings(policy: Policy, document: Document) -> list[Finding]:
+    from prolepsis.policy.runtime import KNOWN
+
+    return located(check_policy(policy, KNOWN), document)
 
 
 def _usable(file: Path) -> Policy:
-    """Return a policy whose shape is right; what else is wrong with it is a warning here."""
+    """Return the policy of a file; its errors other than those of shape become warnings."""
     policy, document = read_policy(file)
-    for finding in located(check_policy(policy, KNOWN), document):
+    for finding in _findings(policy, document):
         if finding.severity == "error":
             warn(finding.in_file(str(file)))
     return policy
@@ -186,7 +276,7 @@ def _show_changes(old: Policy, new: Policy, changes: list[Change]) -> None:
     if rows:
         print_table(f"{old.full_version} -> {new.full_version}", ["", "rule", "field", "old", "new"], rows)
     if not any(change.effective for change in changes):
-        stdout().print("nothing that takes effect differs")
+        stdout().print("no difference takes effect")
 
 
 def _document(explanation: Explanation, sample: "Sample") -> dict[str, object]:
@@ -228,9 +318,9 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
     shown += [[name, _shown(terms[name]), "policy"] for name in _BOUNDS if name in terms]
     print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
     if explanation.terms.rollout is not None:
-        note("rolled out: until it is on, a share of the requests gets this and the rest is plain")
+        note("this rule is rolled out: until the rollout is complete, only a share of the requests gets this")
     if sample.facts.prompt_tokens is None:
-        note("the prompt's length is not known here; --prompt-tokens says it")
+        note("the length of the prompt is unknown; give it with --prompt-tokens")
 
 
 def _shown(value: object) -> str:
@@ -246,3 +336,42 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items() if inner is not None) + "}"
     return str(value)
+
+
+def forecasts(policy: Policy, requests_per_s: float, replay_sample: float) -> list[RuleForecast]:
+    """Return how long each stage of each rollout takes; the policy has no errors."""
+    return [
+        RuleForecast(name, stage)
+        for name, terms in policy.named_terms()
+        if terms.rollout is not None
+        for stage in forecast(
+            terms.rollout.settings(terms.guardrails, terms.shadow_percentage), requests_per_s, replay_sample
+        )
+    ]
+
+
+def show_forecasts(expected: Sequence[RuleForecast], requests_per_s: float) -> None:
+    """Print the forecasts as a table, with their assumptions."""
+    rows = [[one.rule, one.stage.stage, _text(one.stage)] for one in expected]
+    print_table(f"expected time to pass, at {requests_per_s:g} requests/s", ["rule", "stage", "four of five"], rows)
+    note(f"assumed: {ASSUMED}")
+
+
+def _text(stage: Forecast) -> str:
+    if stage.wait is None:
+        return "no guardrail decides: manual only"
+    least, most = stage.wait.least_s, stage.wait.most_s
+    return f"{_duration(least)} to {_duration(most)}"
+
+
+def _duration(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "never"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _finite(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else round(seconds, 1)

@@ -1,4 +1,4 @@
-"""A sample request for `prolepsis plan explain`: read as the server reads it, without a tokenizer."""
+"""A sample request for `prolepsis policy explain`: read as the server reads it, without a tokenizer."""
 
 import asyncio
 import json

@@ -128,7 +128,7 @@ class RolloutSettings:
     """Highest probability that a harmful canary is promoted."""
     standing_control: float = 0.05
     """Share of keys that never get the canary."""
-    on_inconclusive: Literal["hold", "roll_back"] = "hold"
+    on_inconclusive: Literal["hold", "rollback"] = "hold"
     consecutive_error_limit: int = 5
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ class RolloutTerms(Part):
     """After this long without a verdict: `on_inconclusive`."""
     gate: Gate = "manual"
     """Who starts it and promotes to the next step: an operator, or the guardrails."""
-    on_inconclusive: Literal["hold", "roll_back"] = "hold"
+    on_inconclusive: Literal["hold", "rollback"] = "hold"
 
     def settings(self, guardrails: Sequence[GuardrailTerms], shadow_percentage: float) -> RolloutSettings:
         """Return the stages: a shadow stage where acceptance can decide one, then the steps."""

@@ -223,7 +223,7 @@ def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: Rol
         return _hold(state, stage, now, verdict.reason, verdict)
     if lasted < stage.maximum_s:
         return state, ()
-    end = _roll_back if settings.on_inconclusive == "roll_back" else _hold
+    end = _roll_back if settings.on_inconclusive == "rollback" else _hold
     return end(state, stage, now, "no verdict in time", verdict)
 
 
@@ -244,13 +244,13 @@ def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: V
     return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
-Command = Literal["start", "hold", "resume", "promote", "roll_back"]
+Command = Literal["start", "hold", "resume", "promote", "rollback"]
 _ALLOWED: dict[Command, tuple[Phase, ...]] = {
     "start": ("off", "rolled_back"),
     "hold": ("running", "gate"),
     "resume": ("held",),
     "promote": ACTIVE,
-    "roll_back": (*ACTIVE, "on"),
+    "rollback": (*ACTIVE, "on"),
 }
 
 
@@ -278,7 +278,7 @@ def _after(state: RolloutState, what: Command, now: float) -> tuple[Kind, Rollou
         return "started", state.changed("running").at_stage(0, now, run=state.run + 1)
     if what == "hold":
         return "held", replace(state.changed("held"), held_at=now, resumes_to=state.phase)
-    if what == "roll_back":
+    if what == "rollback":
         return "rolled_back", state.changed("rolled_back")
     if state.held_at is None:
         return "resumed", replace(state.changed("running"), stage_since=now)

@@ -88,7 +88,7 @@ class RolloutHistoryReply(RolloutReply):
     """Oldest first."""
 
 
-RolloutCommandName = Literal["start", "hold", "resume", "promote", "roll-back"]
+RolloutCommandName = Literal["start", "hold", "resume", "promote", "rollback"]
 
 
 def shown(view: RolloutView) -> RolloutReply:
@@ -183,7 +183,7 @@ def rollout_routes(room: Room) -> Sequence[Route]:
             raise RequestRefused(message, code="unknown_command", param="command", status=404)
         who = caller.key_id or "the developer"
         reason = f"by {who}: {body.reason}" if body.reason else f"by {who}"
-        view = await _rollouts(room).command(rollout_id, cast(Command, command.replace("-", "_")), reason)
+        view = await _rollouts(room).command(rollout_id, cast(Command, command), reason)
         return shown(view)
 
     return routes.all

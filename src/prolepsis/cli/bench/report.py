@@ -9,7 +9,6 @@ from prolepsis.cli.bench.measure import Outcome, Run, Schedule
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineInfo
-from prolepsis.train.synthesis import loop_end
 
 ALL = "all"
 NOT_LOOPING = "not looping"
@@ -147,6 +146,8 @@ def rate(run: Run, outcomes: Sequence[Outcome]) -> float:
 
 def _looping(runs: Sequence[Run]) -> frozenset[str]:
     """Return the prompts whose plain output ends in a loop, in the first plain run."""
+    from prolepsis.train.synthesis import loop_end
+
     plain = next((run for run in runs if run.contender == PLAIN), None)
     return frozenset(o.prompt_id for o in plain.outcomes if loop_end(o.token_ids) is not None) if plain else frozenset()
 

@@ -1,4 +1,4 @@
-"""`prolepsis plan apply|history|show|rollback` against a server that runs."""
+"""`prolepsis policy apply|history|show|rollback` against a server that runs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,11 +21,11 @@ from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.store.databases import opened, sqlite_setting
 
-Plan = Callable[..., Result]
+Policy = Callable[..., Result]
 
 
 @pytest.fixture
-def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
@@ -34,42 +34,42 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plan]:
         upgrade(database)
         rollouts = Rollouts(MemoryJournal(), engine.stop_run, Metrics().rollouts, model="tiny")
         with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
-            yield lambda *words: CliRunner().invoke(app, ["plan", *words, "--url", running.url])
+            yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
     structlog.reset_defaults()
 
 
-def test_from_apply_to_rollback(plan: Plan, tmp_path: Path) -> None:
+def test_from_apply_to_rollback(policy: Policy, tmp_path: Path) -> None:
     (tmp_path / "off.yaml").write_text("default: {mode: off}\n")
     (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
-    assert json.loads(plan("show", "--json").stdout)["version"] == 0
-    first = plan("apply", "off.yaml", "--expect", "0", "--reason", "ticket 7")
+    assert json.loads(policy("show", "--json").stdout)["version"] == 0
+    first = policy("apply", "off.yaml", "--expect", "0", "--reason", "ticket 7")
     assert first.exit_code == 0, first.output
-    second = json.loads(plan("apply", "on.yaml", "--json").stdout)
+    second = json.loads(policy("apply", "on.yaml", "--json").stdout)
     assert second["version"] == 2
-    assert plan("rollback", "1", "--expect", "2").exit_code == 0
-    listed = json.loads(plan("history", "--json").stdout)
+    assert policy("rollback", "1", "--expect", "2").exit_code == 0
+    listed = json.loads(policy("history", "--json").stdout)
     assert [(one["version"], one["reason"]) for one in listed["versions"]] == [
         (3, "rolled back to version 1"),
         (2, ""),
         (1, "ticket 7"),
     ]
-    shown = plan("history").stdout
+    shown = policy("history").stdout
     assert "ticket 7" in shown
     assert "in use" in shown
-    assert plan("show", "2").stdout == "default: {mode: on}\n"
-    assert json.loads(plan("show", "3", "--json").stdout)["text"] == "default: {mode: off}\n"
-    assert "store" in plan("show").stdout
+    assert policy("show", "2").stdout == "default: {mode: on}\n"
+    assert json.loads(policy("show", "3", "--json").stdout)["text"] == "default: {mode: off}\n"
+    assert "store" in policy("show").stdout
 
 
-def test_what_is_refused_is_said(plan: Plan, tmp_path: Path) -> None:
+def test_what_is_refused_is_said(policy: Policy, tmp_path: Path) -> None:
     (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
     (tmp_path / "bad.yaml").write_text("default: {mode: warp}\n")
-    bad = plan("apply", "bad.yaml")
+    bad = policy("apply", "bad.yaml")
     assert bad.exit_code == 2
     assert "policy:1: default.mode is 'warp'" in bad.stderr
-    assert plan("apply", "on.yaml").exit_code == 0
-    late = plan("apply", "on.yaml", "--expect", "0")
+    assert policy("apply", "on.yaml").exit_code == 0
+    late = policy("apply", "on.yaml", "--expect", "0")
     assert late.exit_code == 2
     assert "409: the plan in use is version 1 by developer, not version 0" in late.stderr
-    assert "stored: 1 to 1" in plan("rollback", "5").stderr
-    assert "cannot be read" in plan("apply", "none.yaml").stderr
+    assert "stored: 1 to 1" in policy("rollback", "5").stderr
+    assert "cannot be read" in policy("apply", "none.yaml").stderr

@@ -1,4 +1,4 @@
-"""`prolepsis plan`: check, diff and explain."""
+"""`prolepsis policy`: check, diff and explain."""
 
 import json
 from pathlib import Path
@@ -21,37 +21,37 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(*arguments: str | Path, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["plan", *map(str, arguments)], input=stdin)
+def policy(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["policy", *map(str, arguments)], input=stdin)
 
 
 def explained(*flags: str, body: object = CHAT, file: Path = EXAMPLE) -> dict[str, object]:
-    result = plan("explain", file, "--request", "-", "--json", *flags, stdin=json.dumps(body))
+    result = policy("explain", file, "--request", "-", "--json", *flags, stdin=json.dumps(body))
     assert result.exit_code == 0, result.output
     document: dict[str, object] = json.loads(result.stdout)
     return document
 
 
 def test_the_example_is_right() -> None:
-    result = plan("check", "--strict", "--json", EXAMPLE)
+    result = policy("check", "--strict", "--json", EXAMPLE)
     assert (result.exit_code, json.loads(result.stdout)["findings"]) == (0, [])
-    assert plan("check", EXAMPLE).exit_code == 0
+    assert policy("check", EXAMPLE).exit_code == 0
 
 
 def test_check_says_where_and_fails(here: Path) -> None:
     (here / "p.yaml").write_text("rules:\n- name: a\n  match: {tier: premum}\n  rollout: {step_weights: [1, 50]}\n")
-    result = plan("check", "p.yaml", "--json")
+    result = policy("check", "p.yaml", "--json")
     assert result.exit_code == 1
     findings = json.loads(result.stdout)["findings"]
     assert [(one["severity"], one["line"], one["path"]) for one in findings] == [
         ("error", 3, "rules[0].match.tier"),
         ("error", 4, "rules[0].rollout"),
     ]
-    shown = plan("check", "p.yaml")
+    shown = policy("check", "p.yaml")
     assert "did you mean 'premium'?" in shown.stdout
 
     (here / "p.yaml").write_text("rulez: 3\n")
-    result = plan("check", "p.yaml", "--json")
+    result = policy("check", "p.yaml", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout) == {
         "file": "p.yaml",
@@ -62,13 +62,13 @@ def test_check_says_where_and_fails(here: Path) -> None:
 
 def test_strict_counts_warnings(here: Path) -> None:
     (here / "p.yaml").write_text("default: {shadow_percentage: 5}\n")
-    assert plan("check", "p.yaml").exit_code == 0
-    assert plan("check", "p.yaml", "--strict").exit_code == 1
+    assert policy("check", "p.yaml").exit_code == 0
+    assert policy("check", "p.yaml", "--strict").exit_code == 1
 
 
 @pytest.mark.parametrize("arguments", [["check", "none.yaml"], ["diff", "none.yaml", "none.yaml"]])
 def test_a_file_that_is_not_there_is_status_2(arguments: list[str]) -> None:
-    result = plan(*arguments)
+    result = policy(*arguments)
     assert result.exit_code == 2
     assert "cannot be read" in result.stderr
 
@@ -77,15 +77,15 @@ def test_diff_shows_fields(here: Path) -> None:
     (here / "new.yaml").write_text(
         EXAMPLE.read_text().replace("num_speculative_tokens: 12", "num_speculative_tokens: 3")
     )
-    result = plan("diff", EXAMPLE, "new.yaml", "--json")
+    result = policy("diff", EXAMPLE, "new.yaml", "--json")
     assert result.exit_code == 0
     [change] = json.loads(result.stdout)["changes"]
     assert (change["rule"], change["field"], change["old"], change["new"]) == ("json", "num_speculative_tokens", 12, 3)
-    shown = plan("diff", EXAMPLE, "new.yaml", "--exit-code")
+    shown = policy("diff", EXAMPLE, "new.yaml", "--exit-code")
     assert shown.exit_code == 1
     assert "num_speculative_tokens" in shown.stdout
-    same = plan("diff", EXAMPLE, EXAMPLE, "--exit-code")
-    assert (same.exit_code, same.stdout.strip()) == (0, "nothing that takes effect differs")
+    same = policy("diff", EXAMPLE, EXAMPLE, "--exit-code")
+    assert (same.exit_code, same.stdout.strip()) == (0, "no difference takes effect")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_explain_says_why_and_what() -> None:
     assert (effect["mode"], effect["num_speculative_tokens"]) == ("shadow", 4)
     assert effect["sources"]["num_speculative_tokens"] == "caller"
 
-    shown = plan("explain", EXAMPLE, "--request", "-", "--tenant", "bank", stdin=json.dumps(CHAT))
+    shown = policy("explain", EXAMPLE, "--request", "-", "--tenant", "bank", stdin=json.dumps(CHAT))
     assert shown.exit_code == 0
     assert "in effect, by rule regulated" in shown.stdout
 
@@ -148,7 +148,7 @@ def test_explain_says_what_would_be_refused() -> None:
     assert needs_role["in_effect"] is None
     pinned = explained("--tenant", "bank", "--role", "operator", body=asking)
     assert "'regulated' assignments it to off" in str(pinned["refused"])
-    shown = plan("explain", EXAMPLE, "--request", "-", stdin=json.dumps(asking))
+    shown = policy("explain", EXAMPLE, "--request", "-", stdin=json.dumps(asking))
     assert "refused" in shown.stdout
 
 
@@ -163,11 +163,11 @@ def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
     assert (said["variant"], said["reason"], said["value"]) == ("on", "TARGETING_MATCH", True)
     theirs = explained(*here_flags, "--tenant", "other", file=here / "p.yaml")
     assert theirs["rule"] == "default"
-    shown = plan("explain", "p.yaml", "--request", "-", *here_flags, stdin=json.dumps(CHAT))
+    shown = policy("explain", "p.yaml", "--request", "-", *here_flags, stdin=json.dumps(CHAT))
     assert "flag is not given; asked: new-drafts" in shown.stdout
     assert "TARGETING_MATCH" in shown.stdout or "DEFAULT" in shown.stdout
-    without = plan("explain", "p.yaml", "--request", "-", stdin=json.dumps(CHAT))
-    assert "taken as false: new-drafts; --flags FILE asks them" in without.stderr
+    without = policy("explain", "p.yaml", "--request", "-", stdin=json.dumps(CHAT))
+    assert "assumed to be false: new-drafts; --flags FILE evaluates them" in without.stderr
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
     ],
 )
 def test_bad_input_is_status_2(flags: tuple[str, ...], body: object, said: str) -> None:
-    result = plan("explain", EXAMPLE, "--request", "-", *flags, stdin=json.dumps(body))
+    result = policy("explain", EXAMPLE, "--request", "-", *flags, stdin=json.dumps(body))
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr

@@ -59,4 +59,4 @@ def test_shadow(run: Run) -> None:
     assert (one["traffic_class"], one["num_requests"]) == (TRAFFIC_CLASS, 1)
     shown = run("shadow").stdout
     assert "suffix" in shown
-    assert "0.500" in shown, "3 of 6"
+    assert "50%" in shown, "3 of 6"

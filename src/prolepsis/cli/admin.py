@@ -1,0 +1,283 @@
+"""Commands that show and control a running server: each is one request to its admin API, and the reply is printed."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+
+from prolepsis.cli.documents import Columns, print_document
+from prolepsis.cli.flags import take_signature
+from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group, print_json, warn
+from prolepsis.core.errors import ConfigError, InvalidParameter
+
+HERE = "http://127.0.0.1:8000"
+Url = Annotated[str, typer.Option(help="address of the server")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PROLEPSIS_API_KEY",
+        help="API key; role viewer to look, operator to change, auditor to read the audit log",
+    ),
+]
+_TIMEOUT_S = 30.0
+_WARNINGS = ("fault", "not_kept", "warnings")
+"""Fields of replies that say what is wrong; a text, a list of texts or nothing."""
+
+
+def ask(
+    url: str,
+    key: str | None,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> Any:
+    """Return the server's reply; raises `InvalidParameter` with the server's error, `ConfigError` without a server."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=timeout_s)
+        document = reply.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"no server answers at {url}: {error}", param="url") from None
+    if reply.status_code != 200:
+        raise InvalidParameter(f"{reply.status_code}: {_message(document)}")
+    return document
+
+
+def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, as_json: bool) -> None:
+    """Print a reply: as JSON, or as lines and tables with its warnings on standard error."""
+    if as_json:
+        print_json(document)
+        return
+    print_document({name: value for name, value in document.items() if name not in _WARNINGS}, columns or {})
+    for name in _WARNINGS:
+        found = document.get(name) or ()
+        for message in [found] if isinstance(found, str) else found:
+            warn(message)
+
+
+def _succeeds(_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command: the request that it makes, and how the reply is printed."""
+
+    name: str
+    request: str
+    """Method and path; a parameter in braces goes into the path, the others go into the body."""
+    help: str
+    parameters: tuple[inspect.Parameter, ...] = ()
+    columns: Columns = field(default_factory=dict)
+    fails: Callable[[Any], bool] = _succeeds
+    """Whether the exit status after this reply is 1."""
+
+
+def command(verb: Verb) -> Callable[..., None]:
+    """Return the function that the command line runs for `verb`."""
+    method, path = verb.request.split()
+
+    def run(url: str, key: str | None, *, as_json: bool, **given: str) -> None:
+        in_path = {name: quote(given.pop(name), safe="") for name in list(given) if f"{{{name}}}" in path}
+        body = None if method == "GET" else given
+        document = ask(url, key, method, path.format(**in_path), body)
+        print_reply(document, verb.columns, as_json=as_json)
+        if verb.fails(document):
+            raise typer.Exit(FAILED)
+
+    run.__name__, run.__doc__ = verb.name, verb.help
+    common = (_parameter("url", Url, HERE), _parameter("key", Key, None), _parameter("as_json", AsJson, False))
+    take_signature(run, run, [*verb.parameters, *common])
+    return run
+
+
+def add_verbs(app: typer.Typer, verbs: Sequence[Verb]) -> typer.Typer:
+    """Add the commands of `verbs` to a group and return the group."""
+    for verb in verbs:
+        app.command(verb.name, epilog=EPILOG)(command(verb))
+    return app
+
+
+def _parameter(name: str, annotation: Any, default: object = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _argument(name: str, help_text: str, metavar: str | None = None) -> inspect.Parameter:
+    return _parameter(name, Annotated[str, typer.Argument(metavar=metavar, help=help_text)])
+
+
+def _message(document: Any) -> str:
+    """Return the message of an error; a server of another kind may reply in any form."""
+    match document:
+        case {"error": {"message": str(message)}}:
+            return message
+    return str(document)[:200]
+
+
+_BREAKERS = ("proposer", "traffic_class", "state", "acceptance", "judged drafts=judged", "spent", "gained")
+
+breaker = add_verbs(
+    command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."),
+    [
+        Verb(
+            "list",
+            "GET /admin/breakers",
+            "List the breakers with recent figures: acceptance of first tokens, tokens spent and gained.",
+            columns={"breakers": _BREAKERS},
+        ),
+        Verb(
+            "set",
+            "PUT /admin/breakers",
+            "Set one breaker manually. It keeps the state, also after a restart, until it is set to closed.",
+            (
+                _argument("proposer", "as `breaker list` shows it"),
+                _argument("traffic_class", "as `breaker list` shows it", "TRAFFIC_CLASS"),
+                _argument("state", "forced_open, forced_closed or metrics_only; closed: automatic again"),
+            ),
+        ),
+    ],
+)
+
+drift = add_verbs(
+    command_group("Show drift of acceptance by proposer and traffic class, and restart its detection."),
+    [
+        Verb(
+            "show",
+            "GET /admin/drift",
+            "Show acceptance and the state of drift detection for each proposer and traffic class.",
+            columns={
+                "streams": (
+                    *("proposer", "traffic_class", "status", "acceptance", "recent=recent_acceptance"),
+                    *("overestimated", "judged drafts=num_judged", "version"),
+                )
+            },
+        ),
+        Verb(
+            "reset",
+            "POST /admin/drift/reset",
+            "Restart the detection for one proposer: after a known change of its traffic, or after an alarm.",
+            (
+                _argument("proposer", "as `drift show` names it"),
+                _argument("traffic_class", "as `drift show` names it", "TRAFFIC_CLASS"),
+            ),
+        ),
+    ],
+)
+
+_ROLLOUT_ID = _argument("rollout_id", "as `rollout list` shows it", "ID")
+_REASON = _parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
+_VERDICT = {
+    "verdict.guardrails": (
+        *("guardrail=name", "outcome", "dry_run", "estimate", "lower", "upper", "allowed"),
+        *("canary=num_canary", "control=num_control"),
+    ),
+    "events": ("at", "event=kind", "stage", "reason"),
+}
+
+
+def _steer(name: str, help_text: str) -> Verb:
+    return Verb(name, f"POST /admin/rollouts/{{rollout_id}}/{name}", help_text, (_ROLLOUT_ID, _REASON), _VERDICT)
+
+
+rollout = add_verbs(
+    command_group("Show and control the rollouts of a running server."),
+    [
+        Verb(
+            "list",
+            "GET /admin/rollouts",
+            "List the rollouts of the policy in use.",
+            columns={
+                "rollouts": (
+                    *("id", "phase", "stage", "share", "canary=num_canary", "control=num_control"),
+                    *("verdict=verdict.outcome", "reason=verdict.reason"),
+                )
+            },
+        ),
+        Verb(
+            "show",
+            "GET /admin/rollouts/{rollout_id}",
+            "Show one rollout: its stage, the verdict of its guardrails, and its events.",
+            (_ROLLOUT_ID,),
+            _VERDICT,
+        ),
+        _steer("start", "Start a rollout, or start it again after it was rolled back."),
+        _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
+        _steer("resume", "Continue a rollout that is held."),
+        _steer("promote", "Go to the next stage now, whatever the verdict is."),
+        _steer("rollback", "Roll back: new requests at once, requests in flight with their next step."),
+    ],
+)
+
+correctness = command(
+    Verb(
+        "correctness",
+        "GET /admin/correctness",
+        "Show how many replayed requests match plain decoding; exit status 1 if one differs by more than rounding.",
+        columns={
+            "differences": ("at", "request_id", "route", "mode", "position", "kind", "margin", "tolerance"),
+        },
+        fails=lambda document: bool(document["outcomes"]["structural"]),
+    )
+)
+
+contract = command(
+    Verb(
+        "contract",
+        "GET /admin/contract",
+        "Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
+        columns={
+            "policies": ("name", "on_fault", "timeout_ms", "max_held"),
+            "delivered": ("proposer", "traffic_class", "accepted=num_verified", "delivered=num_delivered", "lost"),
+        },
+    )
+)
+
+shadow = command(
+    Verb(
+        "shadow",
+        "GET /admin/shadow",
+        "Show the expected acceptance and speedup, estimated from requests in shadow mode, and what that costs.",
+        columns={
+            "traffic_classes": (
+                *("traffic_class", "requests=num_requests", "tokens=num_tokens", "expected_speedup"),
+                "cost of shadow=cost",
+            ),
+            "traffic_classes.proposers": (
+                *("traffic_class", "proposer", "drafts=num_drafts", "acceptance_rate", "time saved=saved"),
+            ),
+        },
+    )
+)
+
+_SPENT = (
+    *("value", "requests=num_requests", "tokens=num_output_tokens", "device s=total_device_s"),
+    *("device s per token=device_s_per_token", "amount", "prefill=device_s.prefill", "plain=device_s.plain"),
+    *("verify=device_s.verify", "propose=device_s.propose", "host=device_s.host"),
+)
+
+COST = Verb(
+    "show",
+    "GET /admin/cost",
+    "Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
+    columns={
+        **dict.fromkeys(("by_route", "by_tenant", "by_proposer"), _SPENT),
+        "rollouts.groups": (
+            *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
+            *("saved_by_prediction", "device_s_per_token", "control_device_s_per_token"),
+        ),
+        "memory": ("proposer", "weights", "kv", "index", "total", "amount_per_hour"),
+    },
+)
+
+POLICY_HISTORY = Verb(
+    "history",
+    "GET /admin/policy/versions",
+    "List the versions of the policy, the newest first, with author and reason.",
+    columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
+)

@@ -1,0 +1,104 @@
+"""Prints JSON documents for people: single values as lines, lists of objects as tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prolepsis.cli.output import print_facts, print_table, shown_time
+
+Columns = Mapping[str, Sequence[str]]
+"""The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH."""
+
+_TIMES = ("at", "since")
+_PERCENTAGES = ("share", "rate", "holdout")
+_ESTIMATE = (("value", "estimate"), ("low", "lower"), ("high", "upper"))
+"""Keys of an estimate and of its bounds."""
+_GROUPED = 10_000
+"""Whole numbers from here on are written with commas."""
+
+
+def print_document(document: Mapping[str, Any], columns: Columns) -> None:
+    """Print `document`, the tables in the order of its fields."""
+    printed = _Printed(columns)
+    printed.collect(document)
+    if printed.facts:
+        print_facts(printed.facts)
+    for path, rows in printed.tables:
+        names = columns.get(path) or tuple(rows[0])
+        cells = [[_cell(row, name.rpartition("=")[2]) for name in names] for row in rows]
+        print_table(_label(path), [_label(name.partition("=")[0]) for name in names], cells)
+
+
+@dataclass(slots=True)
+class _Printed:
+    """The lines and tables of a document."""
+
+    columns: Columns
+    facts: list[tuple[str, object]] = field(default_factory=list)
+    tables: list[tuple[str, Sequence[Mapping[str, Any]]]] = field(default_factory=list)
+
+    def collect(self, document: Mapping[str, Any], prefix: str = "") -> None:
+        for name, value in document.items():
+            path = f"{prefix}{name}"
+            nested = [inner for inner in self.columns if inner.startswith(f"{path}.") and isinstance(value, list)]
+            if path in self.columns:
+                self.tables.append((path, value or ()))
+            elif isinstance(value, list) and value and isinstance(value[0], dict) and not nested:
+                self.tables.append((path, value))
+            elif isinstance(value, dict) and not _is_one_value(value):
+                self.collect(value, f"{path}.")
+            elif not nested:
+                self.facts.append((_label(path), _shown(name, value)))
+            for inner in nested:
+                rows = [{**row, **one} for row in value for one in row[inner.removeprefix(f"{path}.")]]
+                self.tables.append((inner, rows))
+
+
+def _is_one_value(value: Mapping[str, Any]) -> bool:
+    """Whether an object fits on one line: an estimate with its bounds, or numbers by name."""
+    return all(one is None or isinstance(one, int | float) for one in value.values())
+
+
+def _label(path: str) -> str:
+    return " ".join(part.removeprefix("num_") for part in path.split(".")).replace("_", " ")
+
+
+def _cell(row: Mapping[str, Any], path: str) -> str:
+    value: Any = row
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return _shown(path.rpartition(".")[2], value)
+
+
+def _shown(name: str, value: Any) -> str:
+    """Return the text of a value; the field's name tells times and shares from other numbers."""
+    match value:
+        case None | "":
+            text = "-"
+        case bool():
+            text = "yes" if value else "no"
+        case int() | float():
+            text = _shown_number(name, value)
+        case list():
+            text = ", ".join(_shown(name, one) for one in value) or "none"
+        case Mapping():
+            text = _shown_mapping(name, value)
+        case _:
+            text = str(value)
+    return text
+
+
+def _shown_number(name: str, value: float) -> str:
+    if name in _TIMES or name.endswith("_at"):
+        return shown_time(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= _GROUPED else str(value)
+    return f"{100 * value:.4g}%" if name.endswith(_PERCENTAGES) else f"{value:.4g}"
+
+
+def _shown_mapping(name: str, value: Mapping[str, Any]) -> str:
+    """Return an estimate as 'VALUE (LOW to HIGH)', other numbers each with its name."""
+    estimate, low, high = (value.get(key, value.get(other)) for key, other in _ESTIMATE)
+    if value.keys() & {"value", "estimate"}:
+        return _shown(name, estimate) + ("" if low is None else f" ({_shown(name, low)} to {_shown(name, high)})")
+    return ", ".join(f"{_label(key)} {_shown(key, one)}" for key, one in value.items()) or "none"
