@@ -7,23 +7,35 @@ import pytest
 
 from prolepsis.cli.output import print_json
 from prolepsis.cli.profile import Profile, document, show
+from prolepsis.core.requests import SamplingDefaults
 from prolepsis.spec.cost import CostCurve
+
+SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue")
 
 
 def found(fallback: str | None = None) -> Profile:
     curve = CostCurve((1, 8), (64, 512), ((8.0, 10.0), (10.0, 11.0)))
-    return Profile("tiny", "lean (torch)", fallback, 2, "strict", "self-check", Path("curve.json"), curve)
+    return Profile("tiny", "lean (torch)", fallback, 2, "strict", "self-check", SAMPLING, Path("curve.json"), curve)
 
 
 def test_document_is_json_with_one_time_for_each_point(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(document(found()))
     read = json.loads(capsys.readouterr().out)
     assert read["curve"] == {"rows": [1, 8], "contexts": [64, 512], "ms": [[8.0, 10.0], [10.0, 11.0]]}
+    assert (read["default_sampling"]["temperature"], read["default_sampling"]["source"]) == (0.2, "catalogue")
     assert (read["exactness"], read["fallback"], read["file"]) == ("strict", None, "curve.json")
 
 
 def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     show(found("no C++ compiler on this machine"))
     text = capsys.readouterr().out
-    for part in ("lean (torch)", "no C++ compiler", "strict", "8.00 (1.00x)", "10.00 (1.25x)", "11.00 (1.10x)"):
+    for part in (
+        "lean (torch)",
+        "no C++ compiler",
+        "strict",
+        "8.00 (1.00x)",
+        "10.00 (1.25x)",
+        "11.00 (1.10x)",
+        "temperature 0.2",
+    ):
         assert part in text

@@ -15,7 +15,7 @@ from prolepsis import __version__
 from prolepsis.api.openai.usage import Json
 from prolepsis.api.room import Room
 from prolepsis.core.events import Finished, Tokens
-from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.requests import GenerateRequest, SamplingDefaults, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
 from prolepsis.web.caller import SignedIn
@@ -93,6 +93,8 @@ class Model(Reply):
     owned_by: str
     root: str
     max_model_len: int
+    default_sampling: SamplingDefaults
+    """Of requests that leave sampling parameters out."""
 
 
 class ModelList(Reply):
@@ -197,6 +199,7 @@ def _model(name: str, room: Room) -> Model:
         owned_by="prolepsis",
         root=info.model,
         max_model_len=info.max_model_len,
+        default_sampling=info.default_sampling,
     )
 
 

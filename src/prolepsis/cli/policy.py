@@ -131,11 +131,14 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
     from prolepsis.cli import policy_request as plan_request
+    from prolepsis.models.files.store import default_sampling
 
     policy = _usable(file)
     caller = plan_request.sample_caller(tenant, tier, key, role or ["client"])
     origin = plan_request.Origin(caller, route, plan_request.read_headers(header or ()), _time(at))
-    sample = plan_request.read_sample(request, origin, prompt_tokens, request_id)
+    sample = plan_request.read_sample(
+        request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id
+    )
     said = plan_request.ask_flags(flags, policy.flag_names, sample.facts) if flags else ()
     sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in said if one.value)))
     explanation = explain_request(policy, sample.facts, sample.wish)

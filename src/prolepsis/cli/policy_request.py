@@ -13,12 +13,13 @@ from typing import cast, get_args
 from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.context import RequestContext
-from prolepsis.api.openai.facts import GENERATION_ROUTES, request_facts
+from prolepsis.api.openai.facts import GENERATION_ROUTES, request_facts, sampling_params
 from prolepsis.api.openai.responses_bodies import ResponsesBody, to_chat
 from prolepsis.api.openai.speculation import asked_speculation
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import RequestFacts
+from prolepsis.core.requests import SamplingDefaults
 from prolepsis.policy.explain import NO_WISH, Wish
 from prolepsis.safety.flags import FlagDecision, FlagFileProvider, Flags
 from prolepsis.web.body_reader import parse_body
@@ -73,7 +74,9 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
     return headers
 
 
-def read_sample(file: Path, origin: Origin, prompt_tokens: int | None, request_id: str | None) -> Sample:
+def read_sample(
+    file: Path, origin: Origin, defaults: SamplingDefaults, prompt_tokens: int | None, request_id: str | None
+) -> Sample:
     """Return the request in `file` (- reads stdin); raises `ConfigError` that says what is wrong with it."""
     raw = _bytes(file)
     try:
@@ -87,7 +90,14 @@ def read_sample(file: Path, origin: Origin, prompt_tokens: int | None, request_i
     except (RequestRefused, UserError) as error:
         raise ConfigError(f"request {file}: {error}", param="request") from None
     counted = prompt_tokens or _num_prompt_tokens(body)
-    facts = request_facts(body, context, prompt_tokens=counted, time=origin.time, targeting_key=request_id)
+    facts = request_facts(
+        body,
+        sampling_params(body, defaults),
+        context,
+        prompt_tokens=counted,
+        time=origin.time,
+        targeting_key=request_id,
+    )
     return Sample(facts, wish, refused)
 
 

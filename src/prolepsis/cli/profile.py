@@ -1,6 +1,6 @@
 """`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ from prolepsis.cli.flags import configured
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import AsJson, note, print_facts, print_json, print_table, quiet_logs
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.requests import SamplingDefaults
 
 if TYPE_CHECKING:
     from prolepsis.spec.cost import CostCurve
@@ -27,6 +28,8 @@ class Profile:
     threads: int
     exactness: str
     exactness_reason: str
+    default_sampling: SamplingDefaults
+    """Of requests that leave sampling parameters out."""
     file: Path
     """Where the curve is kept; the engine reads it at its next start."""
     curve: "CostCurve"
@@ -70,6 +73,7 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         threads=threads,
         exactness=exactness.mode,
         exactness_reason=exactness.reason,
+        default_sampling=loaded.default_sampling,
         file=file,
         curve=cost_curve(loaded.model, file, fresh=fresh),
     )
@@ -79,7 +83,7 @@ def document(found: Profile) -> dict[str, object]:
     """Return the profile as programs read it; `ms[i][j]` is a pass of `rows[i]` tokens at `contexts[j]`."""
     facts = {name: getattr(found, name) for name in Profile.__slots__ if name != "curve"}
     curve = {"rows": found.curve.rows, "contexts": found.curve.contexts, "ms": found.curve.profiled}
-    return {**facts, "curve": curve}
+    return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve}
 
 
 def show(found: Profile) -> None:
@@ -88,6 +92,7 @@ def show(found: Profile) -> None:
     if found.fallback:
         facts.append(("not faster, as", found.fallback))
     facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
+    facts.append(("default sampling", _sampling(found.default_sampling)))
     print_facts([*facts, ("cost curve", found.file)])
     first = found.curve.profiled[0]
     rows = [
@@ -99,3 +104,8 @@ def show(found: Profile) -> None:
     ]
     contexts = [f"context {context}" for context in found.curve.contexts]
     print_table("milliseconds a pass", ["rows", *contexts], rows)
+
+
+def _sampling(defaults: SamplingDefaults) -> str:
+    values = {name: value for name, value in asdict(defaults).items() if name != "source"}
+    return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {defaults.source})"

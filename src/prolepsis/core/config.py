@@ -61,6 +61,10 @@ class EngineConfig(BaseModel):
         description="time that drafting in shadow may take, as a share of the model's; requests beyond are put off; 0: "
         "all of them, 1: none",
     )
+    default_sampling: Literal["model", "openai"] = Field(
+        default="model",
+        description="sampling parameters that a client leaves out: those the model's makers recommend, or OpenAI's",
+    )
     suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
 
 

@@ -103,6 +103,29 @@ class SamplingParams:
             raise InvalidParameter("stop holds an empty string; allowed: non-empty strings", param="stop")
 
 
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values of the sampling parameters that a client leaves out; without arguments, those of OpenAI's API."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    source: str = "openai"
+    """Who recommends them: openai, generation_config.json, or catalogue (of known models)."""
+
+    def validate(self) -> None:
+        """Raise `InvalidParameter` for the first value outside its range."""
+        SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+        ).validate(0)
+
+
 _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("temperature", "0 to 2", lambda v: 0 <= v <= 2),
     ("top_k", "0 (off) or more", lambda v: v >= 0),

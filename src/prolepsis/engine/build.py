@@ -201,6 +201,7 @@ def _described(
         exactness_reason=exactness.reason,
         proposers=proposers.names,
         draft_head=bay.label,
+        default_sampling=target.default_sampling,
     )
 
 

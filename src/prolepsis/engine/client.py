@@ -1,12 +1,12 @@
 """The seam between whoever asks for tokens and the engine room."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SamplingDefaults
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
 
@@ -25,6 +25,8 @@ class EngineInfo:
     proposers: tuple[str, ...]
     draft_head: str | None = None
     """NAME@VERSION of the draft head in use."""
+    default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Of requests that leave sampling parameters out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """From a configuration to a model that runs: which forward, where, and why."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -9,7 +9,8 @@ import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.store import resolve
+from prolepsis.core.requests import SamplingDefaults
+from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
@@ -31,6 +32,8 @@ class LoadedModel:
     """Of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
     """Of tokenizer and weights, whatever forward runs them: what draft heads are trained for."""
+    default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Of requests that leave sampling parameters out."""
     fallback: str | None = None
     """Why a slower forward than the best for this device runs the model, or None."""
 
@@ -51,7 +54,14 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     if fallback is not None:
         log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
     parts = (tokenizer.fingerprint, weights_identity(path))
-    return LoadedModel(model, tokenizer, _short_hash(*parts, model.info.forward), _short_hash(*parts), fallback)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=_short_hash(*parts, model.info.forward),
+        identity=_short_hash(*parts),
+        default_sampling=default_sampling(config, name),
+        fallback=fallback,
+    )
 
 
 def pick_device(asked: str) -> torch.device:

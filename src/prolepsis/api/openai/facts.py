@@ -1,11 +1,13 @@
-"""A request as policies see it: facts of its body, its headers and its caller."""
+"""A request's sampling parameters, and the request as policies see it: facts of its body, headers and caller."""
 
 import math
+import secrets
 from datetime import datetime
 
 from prolepsis.api.openai.bodies import STRUCTURED_FORMS, ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.core.facts import RequestFacts, stated_language
+from prolepsis.core.requests import SamplingDefaults, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
@@ -14,8 +16,29 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 """No rule may depend on what they hold."""
 
 
+def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: int | None = None) -> SamplingParams:
+    """Fill in `defaults` where the body leaves parameters out; `max_tokens` follows when the prompt is tokenised."""
+    return SamplingParams(
+        temperature=_given(body.temperature, defaults.temperature),
+        top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
+        top_p=_given(body.top_p, defaults.top_p),
+        min_p=_given(body.min_p, defaults.min_p),
+        repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_given(body.presence_penalty, 0.0),
+        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
+        min_tokens=body.min_tokens or 0,
+        stop=tuple(body.stop or ()),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        logprobs=logprobs,
+    )
+
+
 def request_facts(
     body: GenerationBody,
+    params: SamplingParams,
     context: RequestContext,
     *,
     prompt_tokens: int | None,
@@ -40,13 +63,13 @@ def request_facts(
         n=body.n or 1,
         prompt_tokens=prompt_tokens,
         max_tokens=_max_tokens(body),
-        temperature=_given(body.temperature, 1.0),
-        top_p=_given(body.top_p, 1.0),
-        top_k=max(0, body.top_k or 0),
-        min_p=_given(body.min_p, 0.0),
-        repetition_penalty=_given(body.repetition_penalty, 1.0),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
         language=stated_language(body.metadata, headers),
         headers=headers,
         time=time,

@@ -1,6 +1,5 @@
 """From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
 
-import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from uuid import uuid4
@@ -9,7 +8,7 @@ from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
-from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts
+from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.api.openai.prepared import Admitted, Showing
 from prolepsis.api.openai.speculation import AskedSpeculation, asked_speculation, under_flag, under_policy
 from prolepsis.api.room import Room
@@ -46,7 +45,9 @@ async def admit_chat(body: ChatBody, context: RequestContext, room: Room, *, fie
     speculation = _check_common(body, context, room)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
-    params = _sampling_params(body, (body.top_logprobs or 0) if body.logprobs else None)
+    params = sampling_params(
+        body, room.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
+    )
     max_tokens = _chat_max_tokens(body)
     _check_params(params, max_tokens, room.client.info)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -76,8 +77,8 @@ async def admit_completion(body: CompletionBody, context: RequestContext, room: 
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
         raise InvalidParameter(message, param="n")
-    params = _sampling_params(body, body.logprobs)
     info = room.client.info
+    params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
     form = constraint(asked_form(body))
     prompts = []
@@ -155,7 +156,7 @@ async def _admit(
     lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
     now = room.policies.now() if room.policies is not None else datetime.now(UTC)
-    facts = request_facts(body, context, prompt_tokens=longest, time=now, targeting_key=own)
+    facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
     ruling = await _ruling(facts, room)
     if ruling is not None:
         speculation = under_policy(speculation, ruling, own)
@@ -227,27 +228,3 @@ def _fitting(prompt: _Prompt, field: str, min_tokens: int, max_model_len: int) -
             param=field,
         )
     return max_model_len - length if prompt.max_tokens is None else answer
-
-
-def _sampling_params(body: GenerationBody, logprobs: int | None) -> SamplingParams:
-    """Fill in the defaults; `max_tokens` is set later, when the prompt's length is known."""
-    return SamplingParams(
-        temperature=_given(body.temperature, 1.0),
-        top_k=max(0, body.top_k or 0),
-        top_p=_given(body.top_p, 1.0),
-        min_p=_given(body.min_p, 0.0),
-        repetition_penalty=_given(body.repetition_penalty, 1.0),
-        presence_penalty=_given(body.presence_penalty, 0.0),
-        frequency_penalty=_given(body.frequency_penalty, 0.0),
-        logit_bias=tuple(sorted((body.logit_bias or {}).items())),
-        min_tokens=body.min_tokens or 0,
-        stop=tuple(body.stop or ()),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        ignore_eos=bool(body.ignore_eos),
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        logprobs=logprobs,
-    )
-
-
-def _given(value: float | None, default: float) -> float:
-    return default if value is None else value

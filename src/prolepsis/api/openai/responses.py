@@ -40,6 +40,7 @@ class ResponseShape:
         self.items = ResponseItems(admitted.showing)
         self._admitted = admitted
         self._room = room
+        params = admitted.requests[0].params
         self._frame: Json = {
             "id": admitted.answer_id,
             "object": "response",
@@ -52,12 +53,12 @@ class ResponseShape:
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": params.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": _shown_choice(body),
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": params.top_p,
             "truncation": "disabled",
             "user": body.user,
         }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.generation_config import generation_eos, token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -36,20 +37,7 @@ class Checkpoint:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text: of the configuration and of generation_config.json where there is one."""
-        found = _as_ids(self.config.eos_token_id)
-        file = self.source / "generation_config.json"
-        if file.is_file():
-            try:
-                found += _as_ids(json.loads(file.read_text()).get("eos_token_id"))
-            except (ValueError, AttributeError) as error:
-                raise ModelLoadError(f"{file} is not a JSON object: {error}") from error
-        return tuple(dict.fromkeys(found))
-
-
-def _as_ids(value: int | list[int] | None) -> list[int]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+        return tuple(dict.fromkeys([*token_ids(self.config.eos_token_id), *generation_eos(self.source)]))
 
 
 def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:

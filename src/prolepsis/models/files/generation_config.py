@@ -1,0 +1,61 @@
+"""What generation_config.json of a model folder says: tokens that end a text, and recommended sampling parameters."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.requests import SamplingDefaults
+
+FILE = "generation_config.json"
+_PARAMETERS: dict[str, Callable[[Any], Any]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "repetition_penalty": float,
+}
+
+
+def generation_eos(folder: Path) -> list[int]:
+    """Return the tokens that end a text; empty where the file is missing or names none."""
+    return token_ids(_read(folder).get("eos_token_id"))
+
+
+def generation_sampling(folder: Path) -> SamplingDefaults | None:
+    """Return the sampling parameters that the file recommends; None where it is missing or names none.
+
+    Raises `ModelLoadError` for a value that sampling cannot take.
+    """
+    document = _read(folder)
+    named: dict[str, Any] = {name: value for name in _PARAMETERS if (value := document.get(name)) is not None}
+    if not named:
+        return None
+    try:
+        values = {name: _PARAMETERS[name](value) for name, value in named.items()}
+        found = SamplingDefaults(**values, source=FILE)
+        found.validate()
+    except (TypeError, ValueError, InvalidParameter) as error:
+        raise ModelLoadError(f"{folder / FILE}: {error}") from error
+    return found
+
+
+def token_ids(value: object) -> list[int]:
+    """Return the token ids that a configuration states as a number, a list or nothing."""
+    if value is None:
+        return []
+    return [int(token) for token in value] if isinstance(value, list | tuple) else [int(str(value))]
+
+
+def _read(folder: Path) -> dict[str, object]:
+    file = folder / FILE
+    if not file.is_file():
+        return {}
+    try:
+        document = json.loads(file.read_text())
+    except ValueError as error:
+        raise ModelLoadError(f"{file} is not a JSON object: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelLoadError(f"{file} is not a JSON object")
+    return document
