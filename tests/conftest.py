@@ -12,6 +12,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:  # a run of a few tests imports what they need
+    from prolepsis.models.load import LoadedModel
     from prolepsis.store.database import Database
 
 DEFAULT_MODEL = "test_default_model"
@@ -29,6 +30,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         return DEFAULT_MODEL if DEFAULT_MODEL in path else path
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
@@ -44,6 +46,19 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROLEPSIS_DATA", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(scope="session")
+def loaded() -> "LoadedModel":
+    """The default model; skips where it is not on this machine."""
+    from prolepsis.core.errors import ModelError
+    from prolepsis.models.load import load_model
+    from tests.default_model import CONFIG
+
+    try:
+        return load_model(CONFIG)
+    except ModelError as error:
+        pytest.skip(f"the default model is not here: {error}")
 
 
 @pytest.fixture(scope="session")

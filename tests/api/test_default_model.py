@@ -8,18 +8,16 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-import torch
 
 from prolepsis.api.app import build
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.errors import ModelError
+from prolepsis.core.config import ServerConfig
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.load import LoadedModel
 from prolepsis.telemetry.metrics import Metrics
+from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model
-CONFIG = EngineConfig(max_model_len=1024)
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -89,16 +87,8 @@ async def answers(loaded: LoadedModel) -> tuple[dict[str, list[dict[str, Any]]],
         await client.close()
 
 
-def test_tools_and_forms_over_http() -> None:
-    threads = torch.get_num_threads()
-    try:
-        loaded = load_model(CONFIG)
-    except ModelError as error:
-        pytest.skip(f"the default model is not here: {error}")
-    try:
-        found, exactness = asyncio.run(answers(loaded))
-    finally:
-        torch.set_num_threads(threads)
+def test_tools_and_forms_over_http(loaded: LoadedModel) -> None:
+    found, exactness = asyncio.run(answers(loaded))
     for name, (plain, fast, stream) in found.items():
         assert stream == fast, name
         if exactness == "strict":

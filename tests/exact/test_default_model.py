@@ -19,7 +19,7 @@ from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
-from tests.exact.conftest import CONFIG
+from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model
 NUM_TOKENS = 32
@@ -67,15 +67,16 @@ def requests_of(prompts: list[tuple[int, ...]], *, speculate: bool) -> list[Gene
         GenerateRequest(f"{speculate}-{i}-{k}", prompt, kind, scope=f"{speculate}", speculation=choice)
         for i, prompt in enumerate(prompts)
         for k, kind in enumerate(KINDS)
+        if k % 2 == i % 2  # prompts of a category are neighbours: together they meet all kinds
     ]
 
 
-def test_thousands_of_mixed_tokens_equal_plain_decoding(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
+def test_mixed_requests_equal_plain_decoding(loaded: LoadedModel, prompts: list[tuple[int, ...]]) -> None:
     if "native" not in loaded.model.info.forward:
         pytest.skip(f"{loaded.model.info.forward} is not held to bitwise equality")
     plain = answers(loaded, requests_of(prompts, speculate=False), limit=16)
     speculated = answers(loaded, requests_of(prompts, speculate=True)[::-1], limit=7)
-    assert sum(map(len, plain.tokens)) >= 3_000
+    assert sum(map(len, plain.tokens)) >= 1_500
     assert speculated.num_accepted > 60
     assert speculated.tokens[::-1] == plain.tokens
 
@@ -87,16 +88,19 @@ def test_greedy_equals_transformers_in_float32_but_at_near_ties(
     ours = answers(loaded, requests, limit=4).tokens
     model, sampler = float32_model(), Sampler(loaded.model.info.vocab_size, loaded.model.info.eos_token_ids)
     for prompt, found in zip(prompts, ours, strict=False):
-        theirs = generate(model, prompt, 32)
-        at = first_difference(found[:32], theirs)
-        if at is None:
-            continue
-        context = torch.tensor([[*prompt, *theirs[:at]]])
-        with torch.no_grad():
-            logits = model(input_ids=context).logits[0, -1].float()
-        row = SamplingRow(GREEDY, 0, at)
-        verdict = classify(logits, row, (theirs[at], found[at]), sampler)
-        assert verdict.kind == "near_tie", f"token {at}: {verdict}"
+        logits = logits_of(model, prompt, found)
+        theirs = logits.argmax(-1).tolist()
+        at = first_difference(found, theirs)
+        if at is not None:
+            verdict = classify(logits[at], SamplingRow(GREEDY, 0, at), (theirs[at], found[at]), sampler)
+            assert verdict.kind == "near_tie", f"token {at}: {verdict}"
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
+    """Return [len(answer), vocab]: row i decides on token i of the answer, after those before it."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([[*prompt, *answer[:-1]]])).logits
+    return logits[0, len(prompt) - 1 :].float()
 
 
 def float32_model() -> PreTrainedModel:
@@ -106,10 +110,3 @@ def float32_model() -> PreTrainedModel:
     model.tie_weights()
     assert isinstance(model, PreTrainedModel)
     return model.eval()
-
-
-def generate(model: PreTrainedModel, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
-    limits = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens, "eos_token_id": None, "pad_token_id": 0}
-    with torch.no_grad():
-        out = model.generate(torch.tensor([prompt]), do_sample=False, **limits)
-    return tuple(out[0, len(prompt) :].tolist())

@@ -13,7 +13,7 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel
-from tests.exact.conftest import CONFIG
+from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model
 SCHEMA = {
