@@ -62,6 +62,14 @@ def loaded() -> "LoadedModel":
 
 
 @pytest.fixture(scope="session")
+def strict(loaded: "LoadedModel") -> bool:
+    """Whether speculation with the default model is to equal plain decoding to the bit, by the engine's self-check."""
+    from prolepsis.engine.exactness import decide
+
+    return decide(loaded.model, "auto").mode == "strict"
+
+
+@pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of SQLite with the schema and nothing in it, for copies."""
     from prolepsis.store.migrate import upgrade

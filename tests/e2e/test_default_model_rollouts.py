@@ -28,7 +28,7 @@ def client_of(loaded: LoadedModel) -> WatchedClient:
 
 
 def requests_of(loaded: LoadedModel) -> list[dict[str, object]]:
-    prompts = [prompt.token_ids for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)]
+    prompts = [prompt.token_ids for prompt in encode_prompts(load_prompts(None)[::2], loaded.tokenizer)]
     return [dict(body) for body in bodies(prompts, loaded.model.info.name, NUM_TOKENS)]
 
 

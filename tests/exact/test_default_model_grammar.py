@@ -34,7 +34,7 @@ SPECS = {
 KINDS = (SamplingParams(temperature=0.0, max_tokens=96), SamplingParams(temperature=1.0, seed=5, max_tokens=96))
 
 
-async def answers(loaded: LoadedModel) -> tuple[dict[str, tuple[Answer, Answer]], str]:
+async def answers(loaded: LoadedModel) -> dict[str, tuple[Answer, Answer]]:
     prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Describe Anna, who is 31, as data."}])
     client = ThreadEngineClient(assemble(CONFIG, loaded))
     found: dict[str, tuple[Answer, Answer]] = {}
@@ -46,14 +46,13 @@ async def answers(loaded: LoadedModel) -> tuple[dict[str, tuple[Answer, Answer]]
                 found[f"{name}{i}"] = await ask(client, plain), await ask(client, source)
         with pytest.raises(InvalidGrammar):
             await ask(client, GenerateRequest("bad", tuple(prompt), KINDS[0], grammar=GrammarSpec("regex", "(")))
-        return found, client.info.exactness
+        return found
     finally:
         await client.close()
 
 
-def test_answers_are_valid_and_the_same_with_speculation(loaded: LoadedModel) -> None:
-    found, exactness = asyncio.run(answers(loaded))
-    for name, (plain, speculated) in found.items():
+def test_answers_are_valid_and_the_same_with_speculation(loaded: LoadedModel, strict: bool) -> None:
+    for name, (plain, speculated) in asyncio.run(answers(loaded)).items():
         text = loaded.tokenizer.decode(speculated.token_ids)
         if name.startswith("json"):
             jsonschema.validate(json.loads(text), SCHEMA)
@@ -62,5 +61,5 @@ def test_answers_are_valid_and_the_same_with_speculation(loaded: LoadedModel) ->
             assert text in ("positive", "neutral", "negative")
         else:
             assert [part.isdigit() for part in text.split("-")] == [True] * 3
-        if exactness == "strict":
+        if strict:
             assert speculated.token_ids == plain.token_ids
