@@ -95,7 +95,7 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
             entries = list(chain.entries(connection))
         assert verify(entries).faults == ()
         assert [entry.action for entry in entries] == ["policy.applied", "policy.applied", "policy.rolled_back"]
-        told = entries[2].told
+        told = entries[2].details
         assert told is not None
         assert isinstance(told.before, dict)
         assert isinstance(told.after, dict)

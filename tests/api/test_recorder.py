@@ -19,20 +19,20 @@ from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flags import FlagFileProvider
-from prolepsis.store import records
 from prolepsis.store.records import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.test_observation import POLICY
-from tests.safety.flags.files import flag, write
+from tests.safety.flag_files import flag, write
+from tests.store.fakes import append, latest_records
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().store)
+    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().registry)
     assert opened is not None
     yield opened
     opened.close()
@@ -55,7 +55,7 @@ async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient
 def recorded(store: Store) -> list[RequestRecord]:
     assert store.writer.flush(20.0)
     with store.database.read() as connection:
-        return records.latest(connection, 10)
+        return latest_records(connection, 10)
 
 
 async def test_a_finished_request_is_recorded_with_its_figures(
@@ -170,7 +170,7 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
             await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
 
     asyncio.run(ask())
-    store.record_act(AuditEvent(actor="ann", action="a"))
+    append(store, AuditEvent(actor="ann", action="a"))
     assert len(recorded(store)) == 1
     with store.database.read() as connection:
         assert chain.head(connection)[0] == 1

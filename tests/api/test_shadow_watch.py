@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 
 from prolepsis.core.config import ServerConfig
-from tests.api.test_watch import Named, Slow
 from tests.fakes import Room
 from tests.load.house import House, serving
+from tests.safety.test_serving import Named, Slow
 
 TRAFFIC_CLASS = "completions/standard/free/short"
 

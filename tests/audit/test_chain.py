@@ -13,7 +13,7 @@ from prolepsis.store.database import Database
 APPEND = """
 import sys
 from prolepsis.audit import chain
-from prolepsis.audit.entry import AuditEvent
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.database import Database
 from prolepsis.store.database import store_url
 database = Database(store_url(sys.argv[1]))
@@ -45,8 +45,8 @@ def test_entries_follow_each_other_and_say_what_was_done(database: Database) -> 
         assert chain.newest(connection, 10, tenant="acme") == [first]
         assert chain.head(connection) == (2, second.digest)
     assert (first.seq, first.previous, second.previous) == (1, START_OF_CHAIN, first.digest)
-    assert first.told is not None
-    assert first.told.after == {"version": 2, "rules": ["Grüße", None, 0.1, "inf"]}
+    assert first.details is not None
+    assert first.details.after == {"version": 2, "rules": ["Grüße", None, 0.1, "inf"]}
     assert first.versions == {"policy": "2@abc"}
 
 
@@ -67,9 +67,9 @@ def test_nothing_is_stored_as_it_was_told(database: Database) -> None:
     )
     with database.write() as connection:
         [entry] = chain.append(connection, [act])
-    assert entry.told is not None
-    assert entry.told.subject == "mail to [EMAIL]"
-    assert entry.told.after == {"[EMAIL]": "[SECRET]"}
+    assert entry.details is not None
+    assert entry.details.subject == "mail to [EMAIL]"
+    assert entry.details.after == {"[EMAIL]": "[SECRET]"}
     with database.read() as connection:
         assert list(chain.entries(connection)) == [entry]
         assert verify(chain.entries(connection)).faults == ()
@@ -92,7 +92,7 @@ def test_processes_that_append_at_once_make_one_chain(connect: Callable[[], Data
         entries = list(chain.entries(connection))
         verified = verify(entries, head=Anchor(*chain.head(connection)))
     assert (verified.num_entries, verified.faults) == (20, ())
-    actors = [entry.told.actor for entry in entries if entry.told]
+    actors = [entry.details.actor for entry in entries if entry.details]
     assert actors.count("a") == actors.count("b") == 10
 
 

@@ -6,14 +6,14 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from prolepsis.audit import chain
+from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.verify import Anchor, Verified, parse_anchor, verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
 from prolepsis.store.database import Database
-from prolepsis.store.store import forget_tenant
 from prolepsis.store.tables import audit_entries, audit_head
-from tests.store.fakes import record
+from tests.store.fakes import latest_records, record
 
 OTHER = {
     "seq": 77,
@@ -28,7 +28,7 @@ OTHER = {
     "before": '{"mode":"on"}',
     "after": "not even JSON",
     "salt": "0" * 64,
-    "told_digest": "0" * 64,
+    "details_digest": "0" * 64,
     "previous": "0" * 64,
     "digest": "0" * 64,
 }
@@ -125,9 +125,9 @@ def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None
     found = verified(written, anchor)
     assert (found.num_entries, found.num_erased, found.faults) == (6, 3, ())
     with written.read() as connection:
-        assert [kept.tenant for kept in records.latest(connection, 10)] == ["other"]
+        assert [kept.tenant for kept in latest_records(connection, 10)] == ["other"]
         shown = [entry.plain() for entry in chain.entries(connection)]
-        assert [entry["told"] is None for entry in shown] == [True, False, True, False, True, False]
+        assert [entry["details"] is None for entry in shown] == [True, False, True, False, True, False]
         assert "acme" not in str(shown)
     again = forget_tenant(written, "acme", "ann")
     assert (again.num_records, again.entry.erases) == (0, ())
@@ -135,9 +135,9 @@ def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None
 
 
 def test_erasing_without_an_entry_that_says_so_is_found(written: Database) -> None:
-    told = ("actor", "tenant", "subject", "before", "after", "salt")
+    details = ("actor", "tenant", "subject", "before", "after", "salt")
     with written.write() as connection:
-        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(dict.fromkeys(told)))
+        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(dict.fromkeys(details)))
     [fault] = verified(written).faults
     assert fault.seq == 2
     assert "erased" in fault.what

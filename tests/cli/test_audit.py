@@ -76,7 +76,7 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
         connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
     done = run("audit", "verify")
     assert done.exit_code == 1
-    assert "entry 2 tells something else" in done.stderr
+    assert "entry 2 has other details" in done.stderr
 
 
 @pytest.mark.usefixtures("database")
@@ -116,4 +116,4 @@ def test_pruning_deletes_records_and_is_on_record() -> None:
     assert plain("store", "prune", "--days", "1")["request_records_deleted"] == 0
     assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 2
     [_, last] = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)
-    assert last["told"]["after"] == {"days": 0.0, "request_records": 2}
+    assert last["details"]["after"] == {"days": 0.0, "request_records": 2}

@@ -13,18 +13,17 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.events import opened_store
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.store.store import Store
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
-from tests.api.test_replays import BODY, table
-from tests.api.test_request_audit import ASKED, ask, kept
+from tests.audit.test_requests import ASKED, ask, kept
+from tests.correctness.test_runtime import BODY, table
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     monkeypatch.setenv("PROLEPSIS_STORE", setting)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
-    with opened_store(ServerConfig(store=setting), Metrics()) as opened:
+    with opened_store(ServerConfig(store=setting), Metrics().registry) as opened:
         assert opened is not None
         yield opened
     structlog.reset_defaults()
@@ -83,12 +82,12 @@ async def wrong(store: Store) -> AuditEntry:
 
 
 def test_a_record_is_decoded_again_here(right: AuditEntry) -> None:
-    assert right.told is not None
-    for name in (str(right.seq), right.told.subject):
+    assert right.details is not None
+    for name in (str(right.seq), right.details.subject):
         done = run("replay", name, "--json", start=small())
         assert done.exit_code == 0, done.output
         found = json.loads(done.stdout)
-        assert (found["outcome"], found["num_tokens"], found["request_id"]) == ("match", 40, right.told.subject)
+        assert (found["outcome"], found["num_tokens"], found["request_id"]) == ("match", 40, right.details.subject)
 
 
 def test_a_difference_has_status_1(wrong: AuditEntry) -> None:

@@ -16,7 +16,7 @@ from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
-from tests.api.test_costs import BODY, BOOK, Charging
+from tests.cost.test_runtime import BODY, BOOK, Charging
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
 
 def test_history_lists_the_books_that_were_used(here: Path) -> None:
     url = f"sqlite:///{here / 'store.sqlite'}"
-    store = open_store(url, Metrics().store)
+    store = open_store(url, Metrics().registry)
     assert store is not None
     with store.database.write() as connection:
         book = PriceFile(here / "prices.yaml").value

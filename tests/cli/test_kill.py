@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.core.config import ServerConfig
-from prolepsis.safety.kill_switch import KillFile
+from prolepsis.safety.kill_switch import kill_file
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
@@ -33,13 +33,13 @@ def test_on_status_off(home: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("on, since 20")
     assert done.stdout.endswith(": odd drafts\n")
-    state = KillFile(home / "kill.json").read()
+    state = kill_file(home / "kill.json").read()
     assert (state.on, state.reason) == (True, "odd drafts")
     assert state.by
     shown = json.loads(kill("status", "--json").stdout)
     assert (shown["on"], shown["file"]) == (True, str(home / "kill.json"))
     assert kill("off").exit_code == 0
-    assert not KillFile(home / "kill.json").read().on
+    assert not kill_file(home / "kill.json").read().on
 
 
 def test_the_configured_file_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_a_server_is_told_by_its_url(home: Path, server: Served) -> None:
     assert done.stdout.startswith("on, since 20")
     assert done.stdout.endswith(" by developer: odd drafts\n")
     assert server.engine.plans[-1].reason == "killed"
-    assert KillFile(home / "its.json").read().on
+    assert kill_file(home / "its.json").read().on
     assert not (home / "kill.json").exists()
     status = json.loads(kill("status", "--url", server.url, "--json").stdout)
     assert (status["on"], status["sources"]) == (True, ["operator"])

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.drift import DriftAlarm, DriftBoard, Kind
+from prolepsis.safety.drift import DriftAlarm, DriftStreams, Kind
 
 LOOK_S = 0.2
 JUDGED_PER_S = 40
@@ -79,7 +79,7 @@ class Watched:
 
 def watch(traffic: Traffic, seconds: float) -> Watched:
     """Return what the board says of `traffic`."""
-    board, alarms, num_judged = DriftBoard(), list[DriftAlarm](), 0
+    board, alarms, num_judged = DriftStreams(), list[DriftAlarm](), 0
     for now, reading in traffic.readings(seconds):
         alarms += board.observe([reading], lambda _: "1", now)
         num_judged = reading.num_judged

@@ -19,7 +19,7 @@ import httpx
 
 from prolepsis.api.app import build
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.events import Acts
+from prolepsis.audit.log import AuditLog
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.plan import SpecPlan
@@ -29,7 +29,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import StoreJournal
 from prolepsis.rollout.machine import RolloutEvent
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.safety.flags import FlagFileProvider
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
@@ -160,22 +160,22 @@ async def running_server(
     settings: dict[str, Any] = {"kill_file": folder / "kill.json", "breaker_file": folder / "breakers.json"}
     settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
     server = ServerConfig(**(settings | config))
-    store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.store)
+    store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.registry)
     made = RunningServer(httpx.AsyncClient(), store=store)
     policies, flags = None, None
     if policy is not None and store is not None:
         (folder / "policy.yaml").write_text(policy)
         (folder / "flags.yaml").write_text(FLAGS)
-        acts = Acts(store)
+        emit = AuditLog(store.writer).record
 
         def tell(event: RolloutEvent) -> None:
             made.events.append((time.monotonic(), event))
-            acts.rollout_changed(event)
+            emit(audit_event(event))
 
         made.rollouts = Rollouts(
             StoreJournal(store.database), client.stop_run, metrics.rollouts, model=client.info.model, tell=tell
         )
-        policies = Policies(open_policy(folder / "policy.yaml"), client.info.proposers, made.rollouts, acts=acts)
+        policies = Policies(open_policy(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFileProvider(folder / "flags.yaml")
     app = build(server, client, tokenizer, metrics, policies=policies, flags=flags, store=store)
     try:

@@ -1,9 +1,16 @@
-"""Records to write."""
+"""Records to write, and what was written."""
 
+from sqlalchemy import Connection, select
+
+from prolepsis.audit import chain
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.ended import PromptEnded, RequestAbout
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.store.records import RequestRecord, request_record
+from prolepsis.store.store import Store
+from prolepsis.store.tables import request_records
 
 STATS = RequestStats(
     num_prompt_tokens=7,
@@ -45,3 +52,18 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
         delivery={},
     )
     return request_record(about, prompt, prices_version="2026@abc")
+
+
+def latest_records(connection: Connection, limit: int, tenant: str | None = None) -> list[RequestRecord]:
+    """Return the records that ended last, the newest first."""
+    query = select(request_records).order_by(request_records.c.ended_at.desc()).limit(limit)
+    if tenant is not None:
+        query = query.where(request_records.c.tenant == tenant)
+    return [RequestRecord(**row) for row in connection.execute(query).mappings()]
+
+
+def append(store: Store, event: AuditEvent) -> AuditEntry:
+    """Write an event to the audit log now."""
+    with store.database.write() as connection:
+        [entry] = chain.append(connection, [event])
+    return entry

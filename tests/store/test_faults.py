@@ -20,7 +20,7 @@ from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.store.databases import ask_server, cut_off, database_name, opened, postgresql_setting, sqlite_setting
-from tests.store.fakes import record
+from tests.store.fakes import append, record
 from tests.store.test_writer import QUICK, num_stored, wait_until
 
 KILLED = """
@@ -29,19 +29,19 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.store import open_store
 from prolepsis.store.writer import WriterSettings
 from prolepsis.telemetry.metrics import Metrics
-from tests.store.fakes import record
+from tests.store.fakes import append, record
 
-store = open_store(sys.argv[1], Metrics().store, WriterSettings(linger_s=0.0))
+store = open_store(sys.argv[1], Metrics().registry, WriterSettings(linger_s=0.0))
 while True:
     for _ in range(7):
         store.writer.offer(record())
-    entry = store.record_act(AuditEvent(actor="ann", action="plan.applied"))
+    entry = append(store, AuditEvent(actor="ann", action="plan.applied"))
     print(entry.seq, store.writer.health().written.get("request", 0), flush=True)
 """
 
 
 def started(setting: str) -> Store:
-    store = open_store(setting, Metrics().store, QUICK)
+    store = open_store(setting, Metrics().registry, QUICK)
     assert store is not None
     return store
 
@@ -55,11 +55,11 @@ def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_bac
         assert store.writer.offer(record())
     wait_until(lambda: not store.writer.health().ok)
     with pytest.raises(StoreUnavailable):
-        store.record_act(AuditEvent(actor="ann", action="kill.on"))
+        append(store, AuditEvent(actor="ann", action="kill.on"))
     give_back()
     assert store.writer.flush(30.0)
     assert store.writer.health().ok
-    store.record_act(AuditEvent(actor="ann", action="kill.on"))
+    append(store, AuditEvent(actor="ann", action="kill.on"))
     assert num_stored(store.database) == (4, 1)
     assert store.writer.health().dropped == {}
     store.close()
@@ -75,7 +75,7 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
     with postgresql_setting() as setting:
         store = started(setting)
         ask_server(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database_name(setting)}'")
-        assert store.record_act(AuditEvent(actor="ann", action="kill.on")).seq == 1
+        assert append(store, AuditEvent(actor="ann", action="kill.on")).seq == 1
         store.close()
 
 

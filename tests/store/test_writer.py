@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from prolepsis.audit import chain
-from prolepsis.audit.prepared import PendingAct
+from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.verify import verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
@@ -18,7 +18,7 @@ from prolepsis.store.writer import Writer, WriterSettings
 from prolepsis.telemetry.metrics import Metrics
 from tests.store.fakes import record
 
-QUICK = WriterSettings(linger_s=0.01, first_retry_s=0.01, longest_retry_s=0.02)
+QUICK = WriterSettings(linger_s=0.01, first_retry_s=0.01, max_retry_s=0.02)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def start(connect: Callable[[], Database]) -> Iterator[Callable[..., Writer]]:
     writers: list[Writer] = []
 
     def make(settings: WriterSettings = QUICK, metrics: Metrics | None = None) -> Writer:
-        writers.append(Writer(connect(), (metrics or Metrics()).store, settings))
+        writers.append(Writer(connect(), (metrics or Metrics()).registry, settings))
         return writers[-1]
 
     yield make
@@ -44,7 +44,7 @@ def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], 
     writer = start(replace(QUICK, linger_s=60.0), metrics)
     for _ in range(5):
         assert writer.offer(record())
-    assert writer.offer(AuditEvent(actor="ann", action="policy.reloaded"))
+    assert writer.offer(QueuedEvent(AuditEvent(actor="ann", action="policy.reloaded")))
     assert writer.flush(20.0)
     assert num_stored(database) == (5, 1)
     health = writer.health()
@@ -64,14 +64,14 @@ def test_acts_that_take_long_hold_up_no_other_writer(start: Callable[..., Writer
         made.append(number)
         return AuditEvent(actor="ann", action="request.served", after="ann@example.org")
 
-    writer = start(replace(QUICK, max_pending=2))
+    writer = start(replace(QUICK, max_slow=2))
     for number in range(5):
-        assert writer.offer(PendingAct(partial(make, number)))
+        assert writer.offer(QueuedEvent(partial(make, number)))
     assert writer.flush(30.0)
     assert made == [0, 1, 2, 3, 4]
     with database.read() as connection:
         entries = list(chain.entries(connection))
-    assert [entry.told.after for entry in entries if entry.told] == ["[EMAIL]"] * 5
+    assert [entry.details.after for entry in entries if entry.details] == ["[EMAIL]"] * 5
     assert verify(entries).faults == ()
 
 
@@ -96,11 +96,11 @@ def test_an_act_is_made_once_however_often_it_is_tried_and_one_that_cannot_be_is
 
     monkeypatch.setattr(chain, "append", failing)
     writer = start()
-    assert writer.offer(PendingAct(partial(make, "good")))
+    assert writer.offer(QueuedEvent(partial(make, "good")))
     assert writer.flush(30.0)
     assert made == ["good"]
-    assert writer.offer(PendingAct(partial(make, "bad")))
-    assert writer.offer(AuditEvent(actor="ann", action="a"))
+    assert writer.offer(QueuedEvent(partial(make, "bad")))
+    assert writer.offer(QueuedEvent(AuditEvent(actor="ann", action="a")))
     assert writer.flush(30.0)
     assert (writer.health().written, writer.health().dropped) == ({"audit": 2}, {"audit": 1})
 
@@ -109,7 +109,7 @@ def test_two_writers_share_a_database(start: Callable[..., Writer], database: Da
     writers = [start(), start()]
     for i in range(40):
         writers[i % 2].offer(record())
-        writers[i % 2].offer(AuditEvent(actor=str(i), action="a"))
+        writers[i % 2].offer(QueuedEvent(AuditEvent(actor=str(i), action="a")))
     assert all(writer.flush(20.0) for writer in writers)
     assert num_stored(database) == (40, 40)
 
@@ -129,7 +129,7 @@ def test_an_item_that_the_database_refuses_does_not_stop_the_others(
 def test_old_records_are_deleted_while_serving(start: Callable[..., Writer], database: Database) -> None:
     with database.write() as connection:
         records.add(connection, [replace(record(), ended_at=time.time() - 100.0), record()])
-    start(replace(QUICK, retention_s=50.0, tend_every_s=0.01))
+    start(replace(QUICK, retention_s=50.0, maintain_every_s=0.01))
     wait_until(lambda: num_stored(database)[0] == 1)
 
 
@@ -148,7 +148,7 @@ def test_while_the_database_is_away_offers_go_on_and_what_is_lost_is_counted(emp
     url = store_url(empty)
     assert url is not None
     database, metrics = Gone(url), Metrics()
-    writer = Writer(database, metrics.store, replace(QUICK, max_queued=10, max_batch=4))
+    writer = Writer(database, metrics.registry, replace(QUICK, max_queued=10, max_batch=4))
     writer.offer(record())
     wait_until(lambda: not writer.health().ok)
     started = time.perf_counter()
@@ -174,7 +174,7 @@ def test_closing_drops_what_cannot_be_written_and_counts_it(empty: str) -> None:
     url = store_url(empty)
     assert url is not None
     database = Gone(url)
-    writer = Writer(database, Metrics().store, replace(QUICK, max_batch=2, first_retry_s=30.0, longest_retry_s=30.0))
+    writer = Writer(database, Metrics().registry, replace(QUICK, max_batch=2, first_retry_s=30.0, max_retry_s=30.0))
     for _ in range(5):
         writer.offer(record())
     writer.close(0.2)
@@ -188,7 +188,7 @@ def test_closing_tries_once_more_before_it_drops(empty: str) -> None:
     url = store_url(empty)
     assert url is not None
     database = Gone(url)
-    writer = Writer(database, Metrics().store, replace(QUICK, first_retry_s=60.0, longest_retry_s=60.0))
+    writer = Writer(database, Metrics().registry, replace(QUICK, first_retry_s=60.0, max_retry_s=60.0))
     writer.offer(record())
     wait_until(lambda: not writer.health().ok)
     database.away = False

@@ -9,6 +9,7 @@ from functools import partial
 
 from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
+from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.auth.keys import Keys
@@ -24,9 +25,10 @@ from prolepsis.api.recorder import Recorder
 from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIds, Traces
-from prolepsis.audit.events import Acts
+from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import RequestAudit
 from prolepsis.audit.routes import audit_routes
+from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
@@ -41,15 +43,14 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.shadow import ShadowFeature
 from prolepsis.safety.breaker import Breakers, BreakerSettings
-from prolepsis.safety.breaker_runtime import BreakerFeature, ByHandFile, default_breaker_file
-from prolepsis.safety.drift import DriftBoard
+from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
+from prolepsis.safety.drift import DriftStreams
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.safety.feature_flags import FeatureFlags
-from prolepsis.safety.kill_switch import KillFile, KillSwitch, default_kill_file
-from prolepsis.safety.routes import kill_routes, shown_kill
+from prolepsis.safety.kill_switch import KillSwitch, kill_file
+from prolepsis.safety.routes import kill_routes
 from prolepsis.safety.watch import PlanInEffect, Watch
 from prolepsis.store.store import Store
-from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.web.errors import install_error_handlers
@@ -95,16 +96,16 @@ def build(
     check_exposure(config, door.keys)
     plan = PlanInEffect(door.base_plan, client.apply_plan)
     gate = AdmissionController(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
-    acts = Acts(store)
+    emit = AuditLog(store.writer if store else None).record
     version_of = partial(_version_of, client, policies)
-    breaker = _breaker(config, client, plan, metrics, acts)
-    watch = _watch(config, client, plan, metrics.control, flags, version_of=version_of, acts=acts, breaker=breaker)
-    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, acts=acts)
-    audit = _audit(config, client, tokenizer, store) if store is not None else None
+    breaker = _breaker(config, client, plan, metrics.registry, emit)
+    watch = _watch(config, client, plan, metrics.registry, flags, version_of=version_of, emit=emit, breaker=breaker)
+    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
+    audit = _request_audit(config, client, tokenizer, store) if store is not None else None
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     delivery = DeliveryFeature(metrics.contract)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
-    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, acts=acts)
+    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, emit=emit)
     found = (recorder, audit, costs, policies.rollouts if policies else None, shadow, replays, delivery, breaker)
     features: Sequence[Feature] = [feature for feature in found if feature is not None]
     room = Room(
@@ -116,7 +117,7 @@ def build(
         watch=watch,
         policies=policies,
         recorder=recorder,
-        acts=acts,
+        emit=emit,
         output=OutputPolicies(output, metrics.contract),
         delivery=delivery,
         shadow=shadow,
@@ -177,7 +178,7 @@ def _routes(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> 
     )
 
 
-def _audit(config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, store: Store) -> RequestAudit:
+def _request_audit(config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, store: Store) -> RequestAudit:
     sample, content = config.audit_sample, config.audit_content
     return RequestAudit(store.writer, tokenizer, lambda: client.info, sample=sample, content=content)
 
@@ -193,28 +194,26 @@ def _watch(
     config: ServerConfig,
     client: EngineClient,
     plan: PlanInEffect,
-    metrics: ControlMetrics,
+    registry: CollectorRegistry,
     provider: FeatureProvider | None,
     *,
     version_of: Callable[[str], str],
-    acts: Acts,
+    emit: Emit,
     breaker: BreakerFeature,
 ) -> Watch:
-    """Return what may turn speculation off; a kill switch that is on has been applied."""
-    file = KillFile(config.kill_file or default_kill_file())
-    kill = KillSwitch(file, lambda on: plan.kill(on=on), metrics)
-    flags = None if provider is None else FeatureFlags(provider, metrics)
+    """Return the kill switch, flags and drift; a kill switch that is on has been applied."""
+    kill = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), registry, emit=emit)
+    flags = None if provider is None else FeatureFlags(provider, registry)
     drift = None
     if config.drift == "on":
-        opens = config.drift_cliff == "open_breaker"
-        on_cliff = partial(breaker.trip, reason="cliff") if opens else None
-        board, told = DriftBoard(), acts.drift_noticed
-        drift = DriftWatch(board, client.proposer_counts, version_of, metrics, tell=told, on_cliff=on_cliff)
+        on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+        counts = client.proposer_counts
+        drift = DriftWatch(DriftStreams(), counts, version_of, registry, emit=emit, on_cliff=on_cliff)
     return Watch(kill, flags, drift)
 
 
 def _breaker(
-    config: ServerConfig, client: EngineClient, plan: PlanInEffect, metrics: Metrics, acts: Acts
+    config: ServerConfig, client: EngineClient, plan: PlanInEffect, registry: CollectorRegistry, emit: Emit
 ) -> BreakerFeature:
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
@@ -222,11 +221,11 @@ def _breaker(
     return BreakerFeature(
         None if config.breaker == "off" else breakers,
         client.proposer_counts,
-        plan.leave_out,
-        metrics.registry,
-        file=ByHandFile(config.breaker_file or default_breaker_file()),
+        plan.disable,
+        registry,
+        file=breaker_file(config.breaker_file),
         proposers=lambda: client.info.proposers,
-        emit=acts.emit,
+        emit=emit,
     )
 
 
@@ -238,15 +237,13 @@ def _replays(
     *,
     policies: Policies | None,
     kill: KillSwitch,
-    acts: Acts,
+    emit: Emit,
 ) -> Replays:
     """Return what decodes requests again; what it finds counts for rollouts, and may turn the kill switch on."""
 
     def trip(reason: str) -> None:
-        before = kill.status
-        if not before.operator.on:
+        if not kill.status.operator.on:
             kill.turn(on=True, by=REPLAYS, reason=reason)
-            acts.kill_turned(REPLAYS, shown_kill(before), shown_kill(kill.status), on=True)
 
     def count(assignment: Assignment, right: bool) -> None:
         if policies is not None:
@@ -254,4 +251,4 @@ def _replays(
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(gate.has_room, config.replay_beside)
-    return Replays(client, settings, metrics, has_room, acts=acts, count=count, trip=trip)
+    return Replays(client, settings, metrics, has_room, emit=emit, count=count, trip=trip)

@@ -8,10 +8,11 @@ from pydantic import Field
 from prolepsis.api.output.chain import OutputPolicies
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.room import Room
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import LossReason
 from prolepsis.rollout.shadow import Estimate, ShadowEvidence
-from prolepsis.safety.drift import Key, Status, Stream
+from prolepsis.safety.drift import DriftStream, Key, Status
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -105,14 +106,14 @@ def drift_reply(watch: DriftWatch | None) -> DriftReply:
     return DriftReply(enabled=watch is not None, streams=streams)
 
 
-def stream_reply(key: Key, stream: Stream, watch: DriftWatch) -> DriftStreamReply:
+def stream_reply(key: Key, stream: DriftStream, watch: DriftWatch) -> DriftStreamReply:
     return DriftStreamReply(
         proposer=key[0],
         traffic_class=key[1],
         version=stream.version,
         status=stream.status,
         acceptance=stream.acceptance,
-        recent_acceptance=stream.recent,
+        recent_acceptance=stream.recent_acceptance,
         overestimated=stream.overestimated,
         num_judged=stream.num_judged,
         seconds=round(watch.seconds_of(stream), 1),
@@ -214,8 +215,8 @@ def evidence_routes(room: Room) -> Sequence[Route]:
             message = f"nothing is known of {body.proposer!r} in {body.traffic_class!r}; GET /admin/drift has what is"
             raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
         shown = stream_reply(key, before, watch).model_dump()
-        fresh = watch.reset(*key)
-        room.acts.drift_reset(caller.actor, *key, shown)
+        fresh = watch.reset(key)
+        room.emit(AuditEvent(actor=caller.actor, action="drift.reset", subject=" ".join(key), before=shown))
         return stream_reply(key, fresh, watch)
 
     return routes.all

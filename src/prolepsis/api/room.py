@@ -8,7 +8,7 @@ from prolepsis.api.output.chain import OutputPolicies
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.events import Acts
+from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
 from prolepsis.correctness.runtime import Replays
@@ -33,7 +33,7 @@ class Room:
     policies: Policies | None
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder
-    acts: Acts
+    emit: Emit
     output: OutputPolicies
     delivery: DeliveryFeature
     shadow: ShadowFeature

@@ -21,20 +21,22 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import announce, check_exposure, check_tls, door_protocol
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.events import Acts, opened_store
+from prolepsis.audit.log import AuditLog
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import data_directory
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.policy.runtime import Policies, PolicySource, open_policy
 from prolepsis.policy.stored_policy import StoredPolicy
 from prolepsis.rollout.file_journal import FileJournal
 from prolepsis.rollout.journal import RolloutJournal, StoreJournal
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.rollout.machine import RolloutEvent
+from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.safety.feature_flags import flag_provider
-from prolepsis.store.store import Store
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
@@ -77,16 +79,16 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
-        with opened_store(config, metrics) as store:
+        with opened_store(config, metrics.registry) as store:
             source = file or (StoredPolicy(store.database) if store else None)
             journal = _journal(config, store) if source else None
             engine = start_engine(engine_config, metrics)
-            acts = Acts(store)
-            acts.started(engine.client.info, engine_config, config)
+            emit = AuditLog(store.writer if store else None).record
+            emit(_started(engine.client.info, engine_config, config))
             policies = None
             if source and journal:
-                rollouts = _rollouts(journal, engine.client, metrics, acts)
-                policies = _policies(source, rollouts, config, engine.client, acts, asks_flags=flags is not None)
+                rollouts = _rollouts(journal, engine.client, metrics, emit)
+                policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config,
@@ -104,7 +106,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             announce(config, keys)
             with _signals_end_quietly():
                 _run(server, listener, server_config)
-            acts.stopped()
+            emit(AuditEvent(actor=SERVER, action="server.stopped"))
 
 
 def _policies(
@@ -112,17 +114,25 @@ def _policies(
     rollouts: Rollouts,
     config: ServerConfig,
     client: EngineClient,
-    acts: Acts,
+    emit: Emit,
     *,
     asks_flags: bool,
 ) -> Policies:
     replays = config.replay_sample > 0.0
-    return Policies(source, client.info.proposers, rollouts, acts=acts, flags=asks_flags, replays=replays)
+    return Policies(source, client.info.proposers, rollouts, emit=emit, flags=asks_flags, replays=replays)
 
 
-def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, acts: Acts) -> Rollouts:
-    model, told = client.info.model, acts.rollout_changed
-    return Rollouts(journal, client.stop_run, metrics.rollouts, model=model, tell=told)
+def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
+    def record(event: RolloutEvent) -> None:
+        emit(audit_event(event))
+
+    return Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=record)
+
+
+def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
+    """Return the event that says what serves, and with which configuration."""
+    after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json")}
+    return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
 
 
 def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:

@@ -1,8 +1,8 @@
 """Audit entries and their digests.
 
-The chain runs over what says nothing about anybody: number, time, action, versions and the salted digest of the told
-part. So the told part of an entry can be erased, and the chain still verifies; the salt goes with it, so that nobody
-can find out by guessing what it was.
+The chain covers fields without personal data: number, time, action, versions and the salted digest of the details. So
+the details of an entry can be erased, and the chain still verifies. The salt is erased with them, so that guesses
+cannot be checked.
 """
 
 import json
@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
+from prolepsis.audit.redaction import redacted, redacted_text, storable
+from prolepsis.core.audit_event import AuditEvent
+
 SERVED = "request.served"
-"""Action of the entries that keep a request."""
+"""Action of the entries of served requests."""
 START_OF_CHAIN = "0" * 64
-"""What the first entry has as the digest of the one before."""
+"""The previous digest of the first entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What is erased on demand."""
+class Details:
+    """The part of an entry that can be erased."""
 
     actor: str
     tenant: str
@@ -42,17 +45,17 @@ class AuditEntry:
     action: str
     versions: Mapping[str, str]
     erases: tuple[int, ...]
-    """Numbers of the entries whose told part was erased with this one."""
-    told: Told | None
+    """Numbers of the entries whose details were erased with this one."""
+    details: Details | None
     """None: erased."""
-    told_digest: str
+    details_digest: str
     previous: str
     """Digest of the entry before."""
     digest: str
 
     def expected_digest(self) -> str:
-        """Return the digest that the entry has if nothing of it but the told part was changed."""
-        chained = ("seq", "uid", "at", "action", "versions", "erases", "told_digest", "previous")
+        """Return the digest that the entry has if nothing but its details was changed."""
+        chained = ("seq", "uid", "at", "action", "versions", "erases", "details_digest", "previous")
         return digest_of({name: getattr(self, name) for name in chained})
 
     def plain(self) -> dict[str, object]:
@@ -60,15 +63,35 @@ class AuditEntry:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class RedactedEvent:
+    """An event with the details that its entry will hold."""
+
+    uid: str
+    action: str
+    versions: Mapping[str, str]
+    details: Details
+
+
+def redact(event: AuditEvent) -> RedactedEvent:
+    """Return the event redacted; takes milliseconds if it has much text."""
+    details = Details(
+        actor=storable(event.actor),
+        tenant=storable(event.tenant),
+        subject=redacted_text(event.subject),
+        before=redacted(event.before),
+        after=redacted(event.after),
+        salt=secrets.token_hex(32),
+    )
+    versions = {storable(name): storable(version) for name, version in event.versions.items()}
+    return RedactedEvent(event.uid, storable(event.action), versions, details)
+
+
 def canonical(value: object) -> str:
-    """Return JSON in its one form: keys sorted, no spaces, ASCII; raises ValueError for what JSON cannot say."""
+    """Return canonical JSON: keys sorted, no spaces, ASCII; raises ValueError for values that JSON cannot express."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def digest_of(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, hexadecimal."""
     return sha256(canonical(value).encode()).hexdigest()
-
-
-def new_salt() -> str:
-    return secrets.token_hex(32)

@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 
-from prolepsis import __version__
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.entry import SERVED, AuditEntry, canonical
-from prolepsis.audit.prepared import PendingAct
+from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
@@ -111,15 +110,15 @@ class RequestAudit(Feature):
         with self._lock:
             fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
             self._pending += num_tokens if fits else 0
-        item = PendingAct(partial(self._act, served, content, self._info()))
+        item = QueuedEvent(partial(self._make, served, content, self._info()))
         if not fits:
             self._writer.drop(item)
         elif not self._writer.offer(item):
             self._release(num_tokens)
 
-    def _act(self, served: "_Served", content: Content, info: EngineInfo) -> AuditEvent:
+    def _make(self, served: "_Served", content: Content, info: EngineInfo) -> AuditEvent:
         try:
-            return request_act(served, content, self._tokenizer, info)
+            return request_event(served, content, self._tokenizer, info)
         finally:
             self._release(served.recorded.num_tokens)
 
@@ -130,24 +129,22 @@ class RequestAudit(Feature):
 
 def recorded_in(entry: AuditEntry) -> Recording:
     """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
-    told = entry.told
-    if told is None:
-        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: one that still tells something")
-    after = told.after if isinstance(told.after, dict) else {}
+    details = entry.details
+    if details is None:
+        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: an entry that still has its details")
+    after = details.after if isinstance(details.after, dict) else {}
     if RECORDING not in after:
         why = "its text was redacted" if after.get("replayable") is False else f"it is of {entry.action}"
         message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
         raise InvalidParameter(message, param="entry")
-    return parse(after[RECORDING], told.subject)
+    return parse(after[RECORDING], details.subject)
 
 
-def request_act(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
-    """Return the entry's act; takes milliseconds for each thousand characters, so not for an event loop."""
+def request_event(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
+    """Return the event of a request; takes milliseconds for each thousand characters, so not for an event loop."""
     about, stats = served.about, served.prompt.stats
     versions = {
-        "prolepsis": __version__,
-        "model": info.model,
-        "fingerprint": info.fingerprint,
+        **info.versions,
         "draft_head": info.draft_head or "none",
         "plan": str(stats.mode.plan_version),
     }
@@ -155,17 +152,17 @@ def request_act(served: _Served, content: Content, tokenizer: Tokenizer, info: E
         actor=about.key_id or "developer",
         action=SERVED,
         subject=served.prompt.request.request_id,
-        after=_told(served, content, tokenizer, info),
+        after=_details(served, content, tokenizer, info),
         tenant=about.tenant,
         versions=versions | ({"policy": about.policy_version} if about.policy_version else {}),
     )
 
 
-def _told(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
+def _details(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
     about, prompt, recorded = served.about, served.prompt, served.recorded
     stats, assignment = prompt.stats, about.assignment
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
-    told: dict[str, object] = {
+    details: dict[str, object] = {
         "end": "failed" if prompt.end == "refused" else prompt.end,
         "error": prompt.error,
         "answer_id": about.answer_id,
@@ -190,16 +187,16 @@ def _told(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineI
         "output_digests": [_digest(salt, tokens) for tokens in recorded.tokens],
     }
     if content == "digests":
-        return told
+        return details
     texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
-    told["prompt"], told["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
+    details["prompt"], details["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
         drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)
         is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
-        told["replayable"] = is_clean
+        details["replayable"] = is_clean
         if is_clean:
-            told |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
-    return told
+            details |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
+    return details
 
 
 def _rounds(events: Sequence[Tokens]) -> list[_Round]:

@@ -13,6 +13,7 @@ from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.redaction import storable
 from prolepsis.audit.requests import recorded_in
 from prolepsis.audit.verify import Anchor
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.events import Difference
 from prolepsis.correctness.replay import Replayed
@@ -38,7 +39,7 @@ class AuditQuery(Body):
     tenant: Annotated[str, Field(max_length=256)] | None = None
 
 
-class AuditToldReply(Reply):
+class AuditDetailsReply(Reply):
     actor: str
     tenant: str
     subject: str
@@ -48,7 +49,7 @@ class AuditToldReply(Reply):
 
 
 class AuditEntryReply(Reply):
-    """An entry as it is chained; `told` is null once it was erased."""
+    """An entry as it is chained; `details` is null once they are erased."""
 
     seq: int
     uid: str
@@ -56,8 +57,8 @@ class AuditEntryReply(Reply):
     action: str
     versions: JsonObject
     erases: list[int]
-    told: AuditToldReply | None
-    told_digest: str
+    details: AuditDetailsReply | None
+    details_digest: str
     previous: str
     digest: str
 
@@ -114,7 +115,7 @@ def audit_routes(room: Room, store: Store | None) -> Sequence[Route]:
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await _reading(lambda: _entry(store, entry, SERVED))
         reply = await _replayed(found, room)
-        room.acts.replayed_by_hand(caller.actor, found, reply.outcome)
+        room.emit(_replayed_event(caller.actor, found, reply.outcome))
         return reply
 
     return routes.all
@@ -157,12 +158,21 @@ async def _replayed(entry: AuditEntry, room: Room) -> AuditReplayReply:
     return replay_reply(entry, await room.replays.by_hand(recorded, REPLAY_WITHIN_S), info.exactness)
 
 
+def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
+    details = entry.details
+    assert details is not None, "an erased entry cannot be decoded again"
+    after = {"entry": entry.seq, "outcome": outcome}
+    return AuditEvent(
+        actor=actor, action="request.replayed", subject=details.subject, after=after, tenant=details.tenant
+    )
+
+
 def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["strict", "normal"]) -> AuditReplayReply:
     """Return what is said of an entry that has been decoded again."""
-    assert entry.told is not None, "what is erased cannot be decoded again"
+    assert entry.details is not None, "an erased entry cannot be decoded again"
     return AuditReplayReply(
         seq=entry.seq,
-        request_id=entry.told.subject,
+        request_id=entry.details.subject,
         outcome=replayed.outcome,
         num_tokens=replayed.num_tokens,
         exactness=exactness,

@@ -45,14 +45,14 @@ def verify(entries: Iterable[AuditEntry], *, head: Anchor | None = None, anchor:
     for entry in entries:
         faults += [Fault(entry.seq, what) for what in _faults(entry, last)]
         unexplained -= set(entry.erases)
-        if entry.told is None:
+        if entry.details is None:
             unexplained.add(entry.seq)
             num_erased += 1
         last = Anchor(entry.seq, entry.digest)
         num_entries += 1
         if anchor is not None and entry.seq == anchor.seq and entry.digest != anchor.digest:
             faults.append(Fault(entry.seq, "is not the entry of the anchor: the chain has been rewritten"))
-    faults += [Fault(seq, "tells nothing, and no later entry says that it was erased") for seq in sorted(unexplained)]
+    faults += [Fault(seq, "has no details, and no later entry lists it as erased") for seq in sorted(unexplained)]
     faults += _end_faults(last, head, anchor)
     return Verified(last, num_entries, num_erased, tuple(faults))
 
@@ -72,8 +72,8 @@ def _faults(entry: AuditEntry, last: Anchor) -> list[str]:
         faults.append(f"follows {last.seq}: entries between them are missing, or it has another's number")
     if entry.previous != last.digest:
         faults.append("does not follow the entry before it")
-    if entry.told is not None and entry.told.digest() != entry.told_digest:
-        faults.append("tells something else than was written")
+    if entry.details is not None and entry.details.digest() != entry.details_digest:
+        faults.append("has other details than were written")
     if entry.expected_digest() != entry.digest:
         faults.append("has been changed")
     return faults

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import SERVED, AuditEntry, Told
+from prolepsis.audit.entry import SERVED, AuditEntry, Details
 from prolepsis.audit.verify import Anchor, Verified, parse_anchor
 from prolepsis.audit.verify import verify as verify_entries
 from prolepsis.cli.admin import Key, ask
@@ -75,8 +75,8 @@ def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
 
 
 def _parsed(fields: Mapping[str, Any]) -> AuditEntry:
-    told = None if fields["told"] is None else Told(**fields["told"])
-    return AuditEntry(**{**fields, "told": told, "erases": tuple(fields["erases"])})
+    details = None if fields["details"] is None else Details(**fields["details"])
+    return AuditEntry(**{**fields, "details": details, "erases": tuple(fields["erases"])})
 
 
 app = command_group("Verify, show and export the audit log, and decode its requests again.")
@@ -243,6 +243,6 @@ def _show_verified(verified: Verified, *, as_json: bool) -> None:
 
 
 def _who_and_what(entry: AuditEntry) -> list[str]:
-    if entry.told is None:
+    if entry.details is None:
         return ["erased", entry.action, "", ""]
-    return [entry.told.actor, entry.action, entry.told.subject, entry.told.tenant]
+    return [entry.details.actor, entry.action, entry.details.subject, entry.details.tenant]

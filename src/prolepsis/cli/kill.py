@@ -11,7 +11,9 @@ from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
 from prolepsis.core.errors import ConfigError
-from prolepsis.safety.kill_switch import NEVER, KillFile, KillState, default_kill_file
+from prolepsis.core.files import JsonFile
+from prolepsis.safety.kill_switch import NEVER_SET, KillState
+from prolepsis.safety.kill_switch import kill_file as kill_file_at
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
@@ -42,7 +44,7 @@ def status(kill_file: File = None, url: Url = None, key: Key = None, as_json: As
         _show(where, where.read(), as_json)
 
 
-def _turn(where: KillFile | str, key: str | None, as_json: bool, *, on: bool, reason: str) -> None:
+def _turn(where: JsonFile[KillState] | str, key: str | None, as_json: bool, *, on: bool, reason: str) -> None:
     if isinstance(where, str):
         _show_served(ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason}), as_json)
         return
@@ -53,7 +55,7 @@ def _turn(where: KillFile | str, key: str | None, as_json: bool, *, on: bool, re
         note(f"wrote {where.path}; servers that use this file follow within a second")
 
 
-def _show(file: KillFile, state: KillState, as_json: bool) -> None:
+def _show(file: JsonFile[KillState], state: KillState, as_json: bool) -> None:
     if as_json:
         print_json({"file": file.path, **state.model_dump(mode="json")})
     else:
@@ -74,15 +76,15 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
 
 
 def _print(state: KillState, *, on: bool) -> None:
-    since = "" if state == NEVER else f", since {state.at:%Y-%m-%d %H:%M:%S %Z} by {state.by or 'unknown'}"
+    since = "" if state == NEVER_SET else f", since {state.at:%Y-%m-%d %H:%M:%S %Z} by {state.by or 'unknown'}"
     why = f": {state.reason}" if state.reason else ""
     stdout().print(f"{'on' if on else 'off'}{since}{why}", soft_wrap=True, markup=False)
 
 
-def _where(file: Path | None, url: str | None) -> KillFile | str:
+def _where(file: Path | None, url: str | None) -> JsonFile[KillState] | str:
     """Return the file or the URL that is meant; raises `ConfigError` where both are given."""
     if url is None:
-        return KillFile(file or settings_here().server.kill_file or default_kill_file())
+        return kill_file_at(file or settings_here().server.kill_file)
     if file is not None:
         raise ConfigError("--kill-file and --url are both given; allowed: one of them", param="url")
     return url

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.audit import chain
+from prolepsis.audit.log import forget_tenant
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json
 from prolepsis.core.audit_event import AuditEvent
@@ -19,7 +20,6 @@ from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import newest_revision, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
-from prolepsis.store.store import forget_tenant
 
 StoreOption = Annotated[
     str | None,
@@ -91,8 +91,8 @@ def prune(
     with ready_database(store) as database:
         number = records.prune(database, time.time() - days * _DAY_S)
         with database.write() as connection:
-            act = AuditEvent(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
-            chain.append(connection, [act])
+            event = AuditEvent(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
+            chain.append(connection, [event])
         _show({"store": database.name, "request records deleted": number}, as_json=as_json)
 
 

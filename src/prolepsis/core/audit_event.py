@@ -25,6 +25,9 @@ class AuditEvent:
     """An event is stored once, however often it is sent."""
 
 
+SERVER = "server"
+"""The actor of events that no person caused."""
+
 Emit = Callable[[AuditEvent], None]
 """Takes an event for the audit log, without waiting for it to be written."""
 

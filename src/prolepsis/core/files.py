@@ -1,4 +1,4 @@
-"""Where Prolepsis keeps its files: what it can fetch, build or measure again, and what it cannot."""
+"""Files that Prolepsis keeps: where they are, how they are written, and how a changed file is followed."""
 
 import errno
 import fcntl
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from prolepsis.core.errors import ConfigError, ProlepsisError
 
@@ -32,9 +34,9 @@ def data_directory() -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file; it is on disk when this returns, and what was there stays where it fails with `OSError`.
+    """Replace a file; it is on disk when this returns. After an `OSError` the old content is still there.
 
-    Its owner alone may read it. The folder must be there.
+    Only the owner may read it. The folder must exist.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # made with mode 0600
     try:
@@ -78,6 +80,46 @@ def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
 
 Stamp = tuple[int, ...]
 Value = TypeVar("Value")
+
+
+class JsonFile(Generic[Value]):
+    """One value in a JSON file that several processes may read and write; a write is whole or not at all."""
+
+    def __init__(self, path: Path, adapter: TypeAdapter[Value], *, absent: Value, param: str) -> None:
+        """`absent`: the value if there is no file. `param`: the setting that names the file, for errors."""
+        self.path = path
+        self._adapter = adapter
+        self._absent = absent
+        self._param = param
+        self._name = f"{param.replace('_', ' ')} {path}"
+        self._stamp = stamp(path)
+
+    def read(self) -> Value:
+        """Return the value; raises `ConfigError` for a file that cannot be read or understood."""
+        try:
+            return self._adapter.validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return self._absent
+        except OSError as error:
+            raise ConfigError(f"{self._name} cannot be read: {error.strerror}", param=self._param) from None
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, problem["loc"])) or "the file"
+            message = f"{self._name} is damaged: {where}: {problem['msg'].lower()}"
+            raise ConfigError(message, param=self._param) from None
+
+    def write(self, value: Value) -> None:
+        """Replace the file; it is on disk when this returns. Raises `ConfigError`; the old content then stays."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(self.path, self._adapter.dump_json(value, indent=2) + b"\n")
+        except OSError as error:
+            raise ConfigError(f"{self._name} cannot be written: {error.strerror}", param=self._param) from None
+
+    def changed(self) -> bool:
+        """Return whether the file changed since the last call, or since this object was made."""
+        before, self._stamp = self._stamp, stamp(self.path)
+        return self._stamp != before
 
 
 @dataclass(frozen=True, slots=True)

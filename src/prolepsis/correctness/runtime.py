@@ -5,13 +5,13 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from uuid import uuid4
 
 import structlog
 
 from prolepsis.api.share import Share
-from prolepsis.audit.events import Acts
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
@@ -19,7 +19,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.correctness.mismatch import Found
 from prolepsis.correctness.replay import Outcome, Recording, Replayed, recording, replay
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.telemetry.replays import ReplayDrop, ReplayMetrics, ReplayOutcome
 from prolepsis.web.feature import Feature
 
@@ -68,7 +68,7 @@ class Replays(Feature):
         metrics: ReplayMetrics,
         has_room: Callable[[], bool],
         *,
-        acts: Acts,
+        emit: Emit,
         count: Callable[[Assignment, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
     ) -> None:
@@ -82,7 +82,7 @@ class Replays(Feature):
         self._client = client
         self._metrics = metrics
         self._has_room = has_room
-        self._acts = acts
+        self._emit = emit
         self._count = count
         self._trip = trip
         self._share = Share(settings.sample)
@@ -218,7 +218,7 @@ class Replays(Feature):
         say = log.error if found.kind == "structural" else log.warning
         say("replay_differs", kind=found.kind, request_id=found.request_id, position=found.position)
         if found.kind == "structural":
-            self._acts.replay_differed(found, self._client.info)
+            self._emit(_audit_event(found, self._client.info))
             self._trip_if_due(found.request_id)
 
     def _trip_if_due(self, request_id: str) -> None:
@@ -271,4 +271,17 @@ def _found(served: _Served, first: tuple[int, Difference]) -> Found:
         kind=difference.kind,
         margin=difference.margin,
         tolerance=difference.tolerance,
+    )
+
+
+def _audit_event(found: Found, info: EngineInfo) -> AuditEvent:
+    """Return the event of a structural mismatch; it has no token."""
+    after = {name: value for name, value in asdict(found).items() if name not in ("tenant", "request_id")}
+    return AuditEvent(
+        actor=SERVER,
+        action=f"replay.{found.kind}",
+        subject=found.request_id,
+        after={**after, "exactness": info.exactness, "draft_head": info.draft_head},
+        tenant=found.tenant,
+        versions=info.versions | ({"policy": found.policy_version} if found.policy_version else {}),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from prolepsis.audit.events import Acts
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
 from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.cost import price_history as stored_prices
@@ -63,16 +63,16 @@ class Costs(Feature):
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
         store: Store | None = None,
-        acts: Acts | None = None,
+        emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory`: of the engine's proposers; `store` keeps the price books that are used, `acts` say so."""
+        """`memory`: of the engine's proposers; `store` keeps the price books that are used."""
         self.spending = Spending()
         self._metrics = metrics
         self._prices = prices
         self._memory = memory
         self._store = store
-        self._acts = acts or Acts(None)
+        self._emit = emit
         self._clock = clock
         self._pace = Pace(clock)
         self._comparisons = Comparisons()
@@ -159,7 +159,16 @@ class Costs(Feature):
         book, price = prices.value, prices.price
         self._metrics.priced(book.currency, price.name, book.full_version, price.per_second)
         log.info(f"prices_{what}", file=str(prices.path), version=book.full_version, price=price.name)
-        self._acts.prices_changed(what, prices.path, before, book)
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"prices.{what}",
+                subject=str(prices.path),
+                before=before,
+                after=book.content(),
+                versions={"prices": book.full_version},
+            )
+        )
 
     async def _keep(self, prices: PriceFile) -> None:
         """Keep the book in the store, once; a database that is gone is asked again at the next look."""

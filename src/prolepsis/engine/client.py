@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from prolepsis import __version__
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
@@ -27,6 +28,11 @@ class EngineInfo:
     """NAME@VERSION of the draft head in use."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Of requests that leave sampling parameters out."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What produced the tokens, for the audit log."""
+        return {"prolepsis": __version__, "model": self.model, "fingerprint": self.fingerprint}
 
 
 @dataclass(frozen=True, slots=True)

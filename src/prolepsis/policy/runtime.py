@@ -11,7 +11,7 @@ import structlog
 
 from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.facts import GENERATION_ROUTES
-from prolepsis.audit.events import Acts
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
@@ -101,13 +101,13 @@ class Policies:
         rollouts: Rollouts,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        acts: Acts | None = None,
+        emit: Emit = discard,
         flags: bool | None = None,
         replays: bool = True,
     ) -> None:
         """`loaded`: proposers of the engine; `flags`, `replays`: whether flags are asked, requests decoded again.
 
-        `acts`: the audit log. The log of the server says where a rule waits in vain for what is not there.
+        `audit`: the audit log. The log of the server says where a rule waits in vain for what is not there.
         """
         self.now = now
         self.source = source
@@ -116,7 +116,7 @@ class Policies:
         """Of the policy in use."""
         self.known = Known(loaded=loaded, flags=flags, replays=replays)
         """What there is on this server."""
-        self._acts = acts or Acts(None)
+        self._emit = emit
         self._lock = asyncio.Lock()
         if source.fault:
             log.error("policy_not_loaded", error=source.fault)
@@ -175,7 +175,16 @@ class Policies:
         before, self.policy = self.policy, policy
         version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
         log.info(f"policy_{what}", source=source, version=version, rules=rules)
-        self._acts.policy_changed(what, source, before, policy)
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"policy.{what}",
+                subject=source,
+                before=before.content() if before else None,
+                after=policy.content() if policy else None,
+                versions={"policy": policy.full_version if policy else ""},
+            )
+        )
         for finding in check(policy, self.known) if policy else ():
             log.warning("policy_warning", finding=finding.in_file(source))
 

@@ -67,7 +67,7 @@ def _put(database: Database, text: str, policy: Policy, change: Change, action: 
     with database.write() as connection:
         before = plans.current(connection)
         stored = plans.put(connection, text, author=change.by, note=reason, over=change.over)
-        act = AuditEvent(
+        event = AuditEvent(
             actor=change.by,
             action=action,
             subject=f"version {stored.version}",
@@ -75,7 +75,7 @@ def _put(database: Database, text: str, policy: Policy, change: Change, action: 
             after={"version": stored.version, "digest": stored.digest, "reason": reason, "content": policy.content()},
             versions={"policy": policy.full_version, "plan": str(stored.version)},
         )
-        chain.append(connection, [act])
+        chain.append(connection, [event])
     return stored, policy
 
 

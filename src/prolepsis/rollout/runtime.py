@@ -1,6 +1,7 @@
 """The rollouts of a server: steps them on a clock, keeps what changes, and tells the engine what to stop."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from prolepsis.api.steady_clock import SteadyClock
+from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
 from prolepsis.policy.model import Policy
@@ -331,3 +333,14 @@ def _told(finding: GuardrailResult) -> dict[str, object]:
         "canary": finding.num_canary,
         "control": finding.num_control,
     }
+
+
+def audit_event(event: RolloutEvent) -> AuditEvent:
+    """Return the audit log's event of a change, with the numbers that decided it; its reason names an operator."""
+    return AuditEvent(
+        actor=SERVER,
+        action=f"rollout.{event.kind}",
+        subject=event.rollout_id,
+        after=json.loads(event.to_json()),
+        versions={"policy": event.plan_version},
+    )

@@ -1,4 +1,4 @@
-"""Breakers while serving: they take in the engine's counts, and the engine's plan leaves out what they say."""
+"""Breakers while serving: they read the engine's counts, and the plan leaves out the proposers that they disable."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from prolepsis.core.audit_event import AuditEvent, Emit, discard
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import TRAFFIC_CLASS
-from prolepsis.core.files import data_directory, stamp, write_whole
+from prolepsis.core.files import JsonFile, data_directory
 from prolepsis.core.plan import LeftOut
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.breaker import Breaker, BreakerEvent, Breakers, ByHand, Key, State, TripReason
+from prolepsis.safety.breaker import STATES, Breaker, BreakerEvent, Breakers, Key, OperatorState, State, TripReason
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -25,13 +25,11 @@ from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
 
-STATES = ("closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only")
-
 log = structlog.get_logger(__name__)
 
 
-class SetByHand(BaseModel):
-    """A breaker that was set manually, and by whom."""
+class BreakerOverride(BaseModel):
+    """A breaker that an operator set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,50 +39,22 @@ class SetByHand(BaseModel):
     by: Annotated[str, Field(max_length=256)] = ""
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         return self.proposer, self.traffic_class
 
 
-def default_breaker_file() -> Path:
-    return data_directory() / "breakers.json"
+BreakerFile = JsonFile[tuple[BreakerOverride, ...]]
+"""The overrides outlive the server, and the servers of one user share them."""
 
 
-class ByHandFile:
-    """The file of the breakers that were set manually: it outlives the server, and servers of one user share it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> tuple[SetByHand, ...]:
-        """Return what is set; raises `ConfigError` for a file that cannot be read or understood."""
-        try:
-            return _ENTRIES.validate_json(self.path.read_bytes())
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            message = f"breaker file {self.path} cannot be read: {error.strerror}"
-            raise ConfigError(message, param="breaker_file") from None
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "the file"
-            message = f"breaker file {self.path} is damaged: {where}: {problem['msg'].lower()}"
-            raise ConfigError(message, param="breaker_file") from None
-
-    def write(self, entries: tuple[SetByHand, ...]) -> None:
-        """Replace the file; raises `ConfigError` where that fails, and what was there stays."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.path, _ENTRIES.dump_json(entries))
-        except OSError as error:
-            message = f"breaker file {self.path} cannot be written: {error.strerror}"
-            raise ConfigError(message, param="breaker_file") from None
+def breaker_file(path: Path | None = None) -> BreakerFile:
+    """Return the breaker file; by default the one that this user's servers share."""
+    adapter = TypeAdapter(tuple[BreakerOverride, ...])
+    return JsonFile(path or data_directory() / "breakers.json", adapter, absent=(), param="breaker_file")
 
 
-_ENTRIES = TypeAdapter(tuple[SetByHand, ...])
-
-
-_GOOD_NEWS = ("back_off_over", "recovered", "by_hand", "exchanged")
-"""Reasons that need no warning."""
+_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
+"""Reasons that are not logged as warnings."""
 
 
 class BreakerMetrics:
@@ -113,7 +83,7 @@ class BreakerMetrics:
 
 
 class BreakerFeature(Feature):
-    """Opens and closes breakers, and says which proposers the engine's plan leaves out. Belongs to one event loop."""
+    """Calls `disable` with the proposers that the engine's plan must leave out. Belongs to one event loop."""
 
     name = "breaker"
     period_s = 0.2
@@ -122,27 +92,26 @@ class BreakerFeature(Feature):
         self,
         breakers: Breakers | None,
         counts: Callable[[], Iterable[TrafficClassCounts]],
-        leave_out: Callable[[tuple[LeftOut, ...]], None],
+        disable: Callable[[tuple[LeftOut, ...]], None],
         registry: CollectorRegistry,
         *,
-        file: ByHandFile,
+        file: BreakerFile,
         proposers: Callable[[], Sequence[str]] = tuple,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`breakers`: None disables them. `file` keeps what is set manually; `proposers` are those of the engine."""
+        """`breakers`: None disables them. `file` keeps the overrides; `proposers` are those of the engine."""
         self.breakers = breakers
         self.proposers = proposers
         self.routes = breaker_routes(self)
         self._counts = counts
-        self._leave_out = leave_out
+        self._disable = disable
         self._metrics = BreakerMetrics(registry)
         self._emit = emit
         self._clock = clock
         self._file = file
-        self._stamp = stamp(file.path)
-        self._by_hand: dict[Key, SetByHand] = {}
-        """As the file had it last."""
+        self._overrides: dict[Key, BreakerOverride] = {}
+        """As last read from the file."""
         if breakers is not None:
             self._follow_file(breakers)
 
@@ -175,71 +144,69 @@ class BreakerFeature(Feature):
         """Take in what the engine counted, and the file if it changed; cheap if nothing did."""
         if self.breakers is None:
             return
-        now = stamp(self._file.path)
-        if now != self._stamp:
-            self._stamp = now
+        if self._file.changed():
             self._follow_file(self.breakers)
         self._follow(self.breakers, self.breakers.observe(self._counts(), self._clock()))
 
-    def set(self, proposer: str, traffic_class: str, to: ByHand, by: str) -> tuple[Breaker, str]:
-        """Set a breaker manually. Returns it, and an error message if the state could not be saved, else ""."""
-        assert self.breakers is not None, "breakers that are disabled are refused before"
-        key = (proposer, traffic_class)
-        self._set(self.breakers, key, to, by)
+    def set(self, key: Key, state: OperatorState, by: str) -> tuple[Breaker, str]:
+        """Set a breaker for an operator; return it, with an error message if the state could not be saved, else ""."""
+        assert self.breakers is not None, "disabled breakers are refused before"
+        self._set(self.breakers, key, state, by)
         try:
-            self._save(key, to, by)
+            self._save(key, state, by)
         except ConfigError as error:
             log.error("breaker_not_saved", error=str(error))
             return self.breakers.all[key], str(error)
         return self.breakers.all[key], ""
 
-    def trip(self, proposer: str, traffic_class: str, reason: TripReason) -> None:
-        """Open a breaker for something that another feature saw."""
+    def trip(self, key: Key, reason: TripReason) -> None:
+        """Open a breaker for an outside reason."""
         if self.breakers is not None:
-            self._follow(self.breakers, self.breakers.trip(proposer, traffic_class, reason, self._clock()))
+            self._follow(self.breakers, self.breakers.trip(key, reason, self._clock()))
 
-    def _save(self, key: Key, to: ByHand, by: str) -> None:
-        """Write the file with this entry, or without it if the breaker decides for itself again; raises `ConfigError`.
+    def _save(self, key: Key, state: OperatorState, by: str) -> None:
+        """Write the file with this override, or without it if the breaker decides again; raises `ConfigError`.
 
-        The next tick reads the file, with what other servers wrote.
+        The next tick follows the file, with the overrides of other servers.
         """
-        entries = self._by_hand
+        entries = self._overrides
         with suppress(ConfigError):  # a damaged file is replaced
             entries = {entry.key: entry for entry in self._file.read()}
         others = tuple(entry for entry in entries.values() if entry.key != key)
-        ours = () if to == "closed" else (SetByHand(proposer=key[0], traffic_class=key[1], state=to, by=by),)
-        self._file.write((*others, *ours))
+        if state != "closed":
+            others += (BreakerOverride(proposer=key[0], traffic_class=key[1], state=state, by=by),)
+        self._file.write(others)
 
     def _follow_file(self, breakers: Breakers) -> None:
-        """Set what the file sets; what it no longer names decides for itself. A damaged file changes nothing."""
+        """Apply the file's overrides, and close the breakers whose override is gone; a damaged file changes nothing."""
         try:
             now = {entry.key: entry for entry in self._file.read()}
         except ConfigError as error:
             log.error("breaker_file_unusable", error=str(error))
             return
-        before, self._by_hand = self._by_hand, now
+        before, self._overrides = self._overrides, now
         for key in before.keys() - now.keys():
             self._set(breakers, key, "closed", before[key].by)
         for key, entry in now.items():
             self._set(breakers, key, entry.state, entry.by)
 
-    def _set(self, breakers: Breakers, key: Key, to: ByHand, by: str) -> None:
-        self._follow(breakers, breakers.set(*key, to, self._clock(), by))
+    def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str) -> None:
+        self._follow(breakers, breakers.set(key, state, self._clock(), by))
 
     def _follow(self, breakers: Breakers, events: Iterable[BreakerEvent]) -> None:
         for event in events:
-            write = log.info if event.reason in _GOOD_NEWS else log.warning
+            write = log.info if event.reason in _QUIET else log.warning
             write("breaker", **asdict(event))
             self._metrics.changed(event)
             self._emit(
                 AuditEvent(
-                    actor=event.by or "server",
+                    actor=event.by or SERVER,
                     action=f"breaker.{event.after}",
                     subject=f"{event.proposer} {event.traffic_class}",
                     after=asdict(event),
                 )
             )
-        self._leave_out(breakers.left_out())
+        self._disable(breakers.disabled())
 
 
 class BreakerBody(Body):
@@ -247,7 +214,7 @@ class BreakerBody(Body):
 
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
-    state: ByHand
+    state: OperatorState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +263,7 @@ def breaker_routes(feature: BreakerFeature) -> Sequence[Route]:
         if body.proposer not in known:
             message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
             raise RequestRefused(message, code="invalid_value", param="proposer")
-        breaker, fault = feature.set(body.proposer, body.traffic_class, body.state, caller.actor)
+        breaker, fault = feature.set((body.proposer, body.traffic_class), body.state, caller.actor)
         return BreakerSetReply(**asdict(feature.shown_one(breaker)), not_kept=fault or None)
 
     return routes.all

@@ -1,4 +1,4 @@
-"""What counts as drift and what as a cliff."""
+"""Drift of a proposer's acceptance in one traffic class: slow (drift) or sudden (a cliff). Pure detectors."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -8,59 +8,60 @@ from typing import Literal
 
 from prolepsis.core.stats import TrafficClassCounts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftSettings:
-    """Detectors see bins: the mean over so many judged drafts and so much time that several requests are in each.
-
-    Drafts of one request fare alike; bins that a single request fills would make every detector cry wolf.
-    """
-
-    bin_judged: int = 512
-    """Judged drafts of a bin, at least."""
-    bin_s: float = 10.0
-    """Seconds of a bin, at least."""
-    warm_up: int = 10
-    """Bins before anything is said of drift."""
-    adwin_delta: float = 0.002
-    """ADWIN's bound on a false cut of a window without change."""
-    bin_range: float = 0.2
-    """ADWIN's bound is for values that may lie anywhere within a range of 1; means over bins stay within this much."""
-    min_fall: float = 0.05
-    """Falls of acceptance by less are no alarm."""
-    gap_slack: float = 0.03
-    """Page-Hinkley's delta: rises by less of what a proposer overestimates itself are tolerated."""
-    gap_threshold: float = 0.5
-    """Page-Hinkley's lambda: the sum of rises beyond that, over bins, that is an alarm."""
-    cliff_judged: int = 256
-    """Judged drafts of the window in which a cliff is seen, at least."""
-    cliff_s: float = 10.0
-    """Seconds of that window, at least."""
-    cliff_share: float = 0.1
-    """A cliff: acceptance at most this share of what it was."""
-    cliff_from: float = 0.3
-    """Acceptance before, at least: below there is nothing to fall from."""
-    recovered_share: float = 0.5
-    """A cliff is over where acceptance is this share of what it was."""
-
-
 Kind = Literal[
-    "drift",  # acceptance at position 1 fell for good
-    "divergence",  # the proposer promises more than the target confirms, and more so than before
-    "cliff",  # acceptance fell to nearly nothing at once: possible corruption
+    "drift",  # acceptance at position 1 fell and stays low
+    "divergence",  # the proposer overestimates its acceptance more than before
+    "cliff",  # acceptance suddenly fell to nearly nothing: possible corruption
     "recovered",  # a cliff is over
 ]
 Status = Literal["learning", "steady", "drifted", "cliff"]
 STATUSES: tuple[Status, ...] = ("learning", "steady", "drifted", "cliff")
-KINDS: tuple[Kind, ...] = ("drift", "divergence", "cliff", "recovered")
+Key = tuple[str, str]
+"""Proposer and traffic class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftSettings:
+    """The detectors see bins: means over enough judged drafts and enough time to contain several requests.
+
+    The drafts of one request do about equally well. If single requests filled the bins, every detector would give
+    false alarms.
+    """
+
+    bin_judged: int = 512
+    """Minimum number of judged drafts in a bin."""
+    bin_s: float = 10.0
+    """Minimum duration of a bin in seconds."""
+    warm_up: int = 10
+    """Bins before the first drift alarm."""
+    adwin_delta: float = 0.002
+    """ADWIN's bound on a false cut of a window without change."""
+    bin_range: float = 0.2
+    """ADWIN's bound is for values within a range of 1; means over bins stay within this range."""
+    min_fall: float = 0.05
+    """Smaller falls of acceptance raise no alarm."""
+    gap_slack: float = 0.03
+    """Page-Hinkley's delta: smaller rises of the overestimation are tolerated."""
+    gap_threshold: float = 0.5
+    """Page-Hinkley's lambda: the sum over bins of larger rises that raises an alarm."""
+    cliff_judged: int = 256
+    """Minimum number of judged drafts in the window in which a cliff is detected."""
+    cliff_s: float = 10.0
+    """Minimum duration of that window in seconds."""
+    cliff_share: float = 0.1
+    """A cliff: acceptance is at most this share of its earlier value."""
+    cliff_from: float = 0.3
+    """Minimum acceptance before a cliff: below it there is nothing to fall from."""
+    recovered_share: float = 0.5
+    """A cliff is over when acceptance reaches this share of its earlier value."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriftAlarm:
-    """`before` and `after`: acceptance of first drafted tokens; of a divergence, by how much it is overestimated."""
+    """`before` and `after`: acceptance of first drafted tokens; for a divergence the overestimation."""
 
     at: float
-    """Seconds of the clock that the watch runs on."""
+    """Seconds of the server's monotonic clock."""
     proposer: str
     traffic_class: str
     version: str
@@ -68,24 +69,29 @@ class DriftAlarm:
     before: float
     after: float
     num_judged: int
-    """Drafts judged since the version was put in."""
+    """Drafts judged since this version was deployed."""
 
 
-class RecentShare:
-    """Share of right first tokens over the shortest time that holds at least `least` judged drafts and `seconds`.
+def load_detectors() -> None:
+    """Import the detectors with scipy, which takes more than a second: never on an event loop or during start-up."""
+    import river.drift  # noqa: F401
 
-    That long, so that one request that nobody could draft for does not fill it.
+
+class _RecentShare:
+    """Share of right first tokens over the shortest recent time with at least `min_judged` drafts and `min_s` seconds.
+
+    The minimum duration keeps a single request that is hard to draft for from filling the window.
     """
 
-    def __init__(self, least: int, seconds: float) -> None:
-        self._least = least
-        self._seconds = seconds
+    def __init__(self, min_judged: int, min_s: float) -> None:
+        self._min_judged = min_judged
+        self._min_s = min_s
         self._readings: deque[tuple[float, int, int]] = deque()
 
     def add(self, reading: TrafficClassCounts, now: float) -> None:
         """Take in a reading at `now` (seconds) that has more judged drafts than the one before.
 
-        At most so many readings are kept as come within `seconds`, and `least`.
+        The number of readings kept is bounded by those within `min_s`, and by `min_judged`.
         """
         self._readings.append((now, reading.num_judged, reading.num_right))
         while len(self._readings) > 1 and self._is_enough(1):
@@ -100,26 +106,21 @@ class RecentShare:
         return (right_last - right_first) / (last - first)
 
     def clear(self, reading: TrafficClassCounts, now: float) -> None:
-        """Begin anew after `reading`."""
+        """Start again after `reading`."""
         self._readings = deque([(now, reading.num_judged, reading.num_right)])
 
     def _is_enough(self, i: int) -> bool:
-        """Whether what came after the reading `i` is enough."""
+        """Return whether the readings after number `i` are enough."""
         (began, first, _), (now, last, _) = self._readings[i], self._readings[-1]
-        return last - first >= self._least and now - began >= self._seconds
+        return last - first >= self._min_judged and now - began >= self._min_s
 
 
-def load_detectors() -> None:
-    """Import them, and all of scipy with them: more than a second, which neither a start nor an event loop has."""
-    import river.drift  # noqa: F401
+class DriftStream:
+    """The detectors of one proposer, in one version, for one traffic class, fed from the engine's counts.
 
-
-class Stream:
-    """Begins at a reading. Times in seconds, of one monotonic clock. Its size does not depend on what it has seen.
-
-    Acceptance at position 1: ADWIN (Bifet and Gavalda 2007). What the proposer gave its first token, less what came
-    true: Page-Hinkley (Page 1954). Both as river has them. While there is a cliff neither sees anything, so what is
-    compared with stays what it was before.
+    Times in seconds of one monotonic clock; the size is constant. Acceptance at position 1: ADWIN (Bifet and Gavalda
+    2007). The proposer's estimate for its first token less the outcome: Page-Hinkley (Page 1954). Both detectors are
+    river's. They are paused during a cliff, so the baseline stays the one before it.
     """
 
     def __init__(self, reading: TrafficClassCounts, version: str, now: float, settings: DriftSettings) -> None:
@@ -129,9 +130,9 @@ class Stream:
         self.since = now
         self.status: Status = "learning"
         self.acceptance: float | None = None
-        """Over the time without a change, as ADWIN has it; None before the first bin."""
+        """Over ADWIN's current window; None before the first bin."""
         self.overestimated: float | None = None
-        """By how much the proposer overestimated its acceptance in the last bin; None where it has no estimates."""
+        """How much the proposer overestimated its acceptance in the last bin; None if it gives no estimates."""
         self.seen = reading
         self.num_bins = 0
         self._began = reading
@@ -139,7 +140,7 @@ class Stream:
         self._bin = reading
         self._bin_began = now
         self._few = settings.warm_up // 2
-        self._recent = RecentShare(settings.cliff_judged, settings.cliff_s)
+        self._recent = _RecentShare(settings.cliff_judged, settings.cliff_s)
         self._recent.clear(reading, now)
         self._adwin = ADWIN(  # type: ignore[no-untyped-call]  # river's own gap
             delta=settings.adwin_delta, clock=1, min_window_length=self._few, grace_period=settings.warm_up
@@ -160,12 +161,12 @@ class Stream:
         return self.seen.num_judged - self._began.num_judged
 
     @property
-    def recent(self) -> float | None:
-        """Acceptance over the last judged drafts."""
+    def recent_acceptance(self) -> float | None:
+        """Acceptance over the window in which cliffs are detected."""
         return self._recent.value
 
     def observe(self, reading: TrafficClassCounts, now: float) -> list[DriftAlarm]:
-        """Take in a reading of counts that only grow; return what is noticed."""
+        """Take in a reading of counts that only grow; return the alarms."""
         self.seen = reading
         self._recent.add(reading, now)
         if self.status == "cliff":
@@ -177,7 +178,7 @@ class Stream:
         return self._close_bin(now) if now - self._bin_began >= self._settings.bin_s else []
 
     def _is_cliff(self) -> bool:
-        """Compare with the bins closed before; the first half of the warm-up is enough for that."""
+        """Compare with the closed bins; half of the warm-up is enough for that."""
         recent, before = self._recent.value, self.acceptance
         if recent is None or before is None or self.num_bins < self._few:
             return False
@@ -199,22 +200,22 @@ class Stream:
         return [self._alarm("recovered", now, before, recent)]
 
     def _close_bin(self, now: float) -> list[DriftAlarm]:
-        """Show the detectors the bin before: in the meantime a cliff that began in it would have been seen."""
-        first, last, shown = self._bin, self.seen, self._waiting
+        """Give the detectors the bin before this one: a cliff that began in it would have been seen meanwhile."""
+        first, last, ready = self._bin, self.seen, self._waiting
         self._bin, self._bin_began = last, now
         num_judged, num_estimated = last.num_judged - first.num_judged, last.num_estimated - first.num_estimated
         gap = (last.overestimated - first.overestimated) / num_estimated if 2 * num_estimated >= num_judged else None
         self._waiting = ((last.num_right - first.num_right) / num_judged, gap)
-        if shown is None:
+        if ready is None:
             return []
         self.num_bins += 1
         if self.status == "learning" and self.num_bins >= self._settings.warm_up:
             self.status = "steady"
-        share, gap = shown
+        share, gap = ready
         return [*self._see_acceptance(share, now), *(self._see_gap(gap, now) if gap is not None else [])]
 
     def _see_acceptance(self, share: float, now: float) -> list[DriftAlarm]:
-        """ADWIN begins anew after a change; what it has then is too little, so the last bins stand in for it."""
+        """Update ADWIN. Its window is too short just after a change, so the mean of the last bins replaces it."""
         before = self.acceptance
         self._bins.append(share)
         self._adwin.update(share / self._settings.bin_range)  # type: ignore[no-untyped-call]
@@ -246,37 +247,33 @@ class Stream:
         return DriftAlarm(now, seen.proposer, seen.traffic_class, self.version, kind, before, after, self.num_judged)
 
 
-Key = tuple[str, str]
-"""Proposer and traffic class."""
-
-
-class DriftBoard:
-    """A stream for each pair that the engine counts, begun anew where its proposer's version changes."""
+class DriftStreams:
+    """One stream for each pair that the engine counts; it starts again when its proposer's version changes."""
 
     def __init__(self, settings: DriftSettings | None = None) -> None:
         self._settings = settings or DriftSettings()
-        self._streams: dict[Key, Stream] = {}
+        self._streams: dict[Key, DriftStream] = {}
 
     @property
-    def streams(self) -> Mapping[Key, Stream]:
+    def all(self) -> Mapping[Key, DriftStream]:
         return self._streams
 
     def observe(
         self, counts: Iterable[TrafficClassCounts], version_of: Callable[[str], str], now: float
     ) -> list[DriftAlarm]:
-        """Take in the engine's counts; return what is noticed. `version_of` says what a proposer's name stands for."""
+        """Take in the engine's counts; return the alarms. `version_of` maps a proposer's name to its version."""
         alarms: list[DriftAlarm] = []
         for reading in counts:
             key = (reading.proposer, reading.traffic_class)
             stream, version = self._streams.get(key), version_of(reading.proposer)
             if stream is None or stream.version != version or reading.num_judged < stream.seen.num_judged:
-                self._streams[key] = Stream(reading, version, now, self._settings)
+                self._streams[key] = DriftStream(reading, version, now, self._settings)
             elif reading.num_judged > stream.seen.num_judged:
                 alarms += stream.observe(reading, now)
         return alarms
 
-    def reset(self, proposer: str, traffic_class: str, now: float) -> Stream:
-        """Begin one anew, as after a deployment; raises `KeyError` where there is no such stream."""
-        stream = self._streams[proposer, traffic_class]
-        fresh = self._streams[proposer, traffic_class] = Stream(stream.seen, stream.version, now, self._settings)
+    def reset(self, key: Key, now: float) -> DriftStream:
+        """Start a stream again, as after a deployment; raises `KeyError` for an unknown one."""
+        stream = self._streams[key]
+        fresh = self._streams[key] = DriftStream(stream.seen, stream.version, now, self._settings)
         return fresh

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import structlog
 from openfeature.provider import FeatureProvider
+from prometheus_client import CollectorRegistry, Counter
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
 from prolepsis.safety.flags import PATIENCE_S, FlagDecision, FlagFileProvider, Flags, provider_of
-from prolepsis.telemetry.control import ControlMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -17,10 +17,16 @@ log = structlog.get_logger(__name__)
 class FeatureFlags:
     """Asks the configured provider. Belongs to one event loop."""
 
-    def __init__(self, provider: FeatureProvider, metrics: ControlMetrics, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, provider: FeatureProvider, registry: CollectorRegistry, patience_s: float = PATIENCE_S) -> None:
         self._file = provider if isinstance(provider, FlagFileProvider) else None
         self._flags = Flags(provider, patience_s)
-        self._metrics = metrics
+        labels = ["flag", "variant", "reason", "error"]
+        self._evaluations = Counter(
+            "prolepsis_flag_evaluations", "Flags evaluated for requests", labels, registry=registry
+        )
+        self._refused = Counter(
+            "prolepsis_flag_file_refused", "Edits of the flag file that were refused", registry=registry
+        )
         self._tell("flags_loaded")
 
     async def enabled(self, facts: RequestFacts) -> FlagDecision:
@@ -46,7 +52,7 @@ class FeatureFlags:
             return False
         seen = self._file.look()
         if seen.refused is not None:
-            self._metrics.flags_refused.inc()
+            self._refused.inc()
             log.error("flags_not_reloaded", error=str(seen.refused), in_use=self._file.file.value.version)
         elif seen.changed:
             self._tell("flags_reloaded")
@@ -56,7 +62,7 @@ class FeatureFlags:
         self._flags.close()
 
     def _count(self, said: FlagDecision) -> None:
-        self._metrics.flags.labels(said.key, said.variant or "", said.reason, said.error).inc()
+        self._evaluations.labels(said.key, said.variant or "", said.reason, said.error).inc()
 
     def _tell(self, event: str) -> None:
         if self._file is not None:

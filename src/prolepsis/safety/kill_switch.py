@@ -1,4 +1,4 @@
-"""Where the kill switch stands, in a file: it outlives the server, and works while none runs."""
+"""The kill switch: no speculation while its file, an operator or a flag says so."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Annotated
 
 import structlog
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from prometheus_client import CollectorRegistry, Gauge
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
+from prolepsis.core.audit_event import AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import data_directory, stamp, write_whole
+from prolepsis.core.files import JsonFile, data_directory
 from prolepsis.safety.flags import FlagDecision
-from prolepsis.telemetry.control import ControlMetrics
 
 log = structlog.get_logger(__name__)
 
 
 class KillState(BaseModel):
-    """Who turned it which way, when and why."""
+    """The operator's switch, with who set it, when and why."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -28,55 +29,24 @@ class KillState(BaseModel):
     at: AwareDatetime
 
 
-NEVER = KillState(on=False, at=datetime(1970, 1, 1, tzinfo=UTC))
-"""Where there is no file."""
+NEVER_SET = KillState(on=False, at=datetime(1970, 1, 1, tzinfo=UTC))
+"""The state without a file."""
 
 
-def default_kill_file() -> Path:
-    """Return the file that servers of this user look at and `prolepsis kill` writes."""
-    return data_directory() / "kill.json"
-
-
-class KillFile:
-    """Reads and writes the file; a write is whole or not at all, and on disk when it returns."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> KillState:
-        """Return the state; raises `ConfigError` for a file that cannot be read or understood."""
-        try:
-            text = self.path.read_bytes()
-        except FileNotFoundError:
-            return NEVER
-        except OSError as error:
-            raise ConfigError(f"kill file {self.path} cannot be read: {error.strerror}", param="kill_file") from None
-        try:
-            return KillState.model_validate_json(text)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"])) or "the file"
-            message = f"kill file {self.path} is damaged: {where}: {problem['msg'].lower()}"
-            raise ConfigError(message, param="kill_file") from None
-
-    def write(self, state: KillState) -> None:
-        """Replace the file; raises `ConfigError` where that fails, and what was there stays."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self.path, state.model_dump_json().encode())
-        except OSError as error:
-            raise ConfigError(f"kill file {self.path} cannot be written: {error.strerror}", param="kill_file") from None
+def kill_file(path: Path | None = None) -> JsonFile[KillState]:
+    """Return the kill file; by default the one that this user's servers and `prolepsis kill` share."""
+    return JsonFile(path or data_directory() / "kill.json", TypeAdapter(KillState), absent=NEVER_SET, param="kill_file")
 
 
 @dataclass(frozen=True, slots=True)
 class KillStatus:
-    """Who keeps it on, if anybody."""
+    """The switch with everything that may keep it on."""
 
     operator: KillState
     flag: FlagDecision | None
-    """The last answer of the flag that was none of an error; None where no flags are asked."""
+    """The last successful evaluation of the flag; None if no flags are configured."""
     fault: str
-    """Why the file cannot be used; the switch then stays as it was, and is on where it was not known."""
+    """Why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
 
     @property
     def on(self) -> bool:
@@ -88,54 +58,69 @@ class KillStatus:
 
     @property
     def sources(self) -> list[str]:
-        """Return who keeps it on: operator, flag."""
+        """Return what keeps it on: operator, flag."""
         return ["operator"] * self.operator.on + ["flag"] * self.by_flag
+
+    def plain(self) -> dict[str, object]:
+        """Return the status as plain JSON values."""
+        operator, flag = self.operator, self.flag
+        return {
+            "on": self.on,
+            "sources": self.sources,
+            "operator": operator.model_dump() | {"at": operator.at.isoformat()},
+            "flag": None if flag is None else {"on": flag.value, "variant": flag.variant, "reason": flag.reason},
+            "fault": self.fault or None,
+        }
 
 
 class KillSwitch:
-    """Tells `kill` whenever it turns. Belongs to one event loop."""
+    """Calls `kill` whenever the switch turns. Belongs to one event loop."""
 
     def __init__(
         self,
-        file: KillFile,
+        file: JsonFile[KillState],
         kill: Callable[[bool], None],
-        metrics: ControlMetrics,
+        registry: CollectorRegistry,
+        *,
+        emit: Emit = discard,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.status = KillStatus(NEVER, None, "")
+        self.status = KillStatus(NEVER_SET, None, "")
         self._file = file
         self._kill = kill
-        self._metrics = metrics
+        self._killed = Gauge(
+            "prolepsis_speculation_killed", "1 while the kill switch is on, by source", ["source"], registry=registry
+        )
+        self._emit = emit
         self._now = now
-        self._stamp = stamp(file.path)
         self._read(at_start=True)
 
-    def look(self) -> None:
-        """Follow the file where it changed; cheap where it did not."""
-        now = stamp(self._file.path)
-        if now != self._stamp:
-            self._stamp = now
+    def poll(self) -> None:
+        """Follow the file if it changed."""
+        if self._file.changed():
             self._read(at_start=False)
 
     def turn(self, *, on: bool, by: str, reason: str) -> str:
-        """Turn the operator's switch, at once; return why it will not outlive the server, nothing where it will."""
+        """Turn the operator's switch at once; return an error message if the state could not be saved, else ""."""
+        before = self.status
         state = KillState(on=on, by=by, reason=reason, at=self._now())
         self._become(KillStatus(state, self.status.flag, ""))
+        action = "kill.on" if on else "kill.off"
+        self._emit(AuditEvent(actor=by, action=action, before=before.plain(), after=self.status.plain()))
         try:
             self._file.write(state)
         except ConfigError as error:
-            log.error("kill_switch_not_kept", error=str(error))
+            log.error("kill_switch_not_saved", error=str(error))
             return str(error)
-        self._stamp = stamp(self._file.path)
         return ""
 
     def follow(self, flag: FlagDecision) -> None:
-        """Follow the flag; an answer that is an error changes nothing."""
+        """Follow the flag; an evaluation that failed changes nothing."""
         if not flag.error:
             self._become(KillStatus(self.status.operator, flag, self.status.fault))
 
     def _read(self, *, at_start: bool) -> None:
-        """Take over the file's state. What is damaged at the start may have been on, so it counts as that."""
+        """Take over the file's state. A file that is damaged at the start counts as on, because it may have been."""
         try:
             operator, fault = self._file.read(), ""
         except ConfigError as error:
@@ -149,11 +134,11 @@ class KillSwitch:
         before, self.status = self.status, status
         if status == before and status.flag is not None:  # without flags it is the first time, with metrics to set
             return
-        self._metrics.killed.labels("operator").set(status.operator.on)
-        self._metrics.killed.labels("flag").set(status.by_flag)
+        self._killed.labels("operator").set(status.operator.on)
+        self._killed.labels("flag").set(status.by_flag)
         if status.on == before.on:
             return
         self._kill(status.on)
         operator = status.operator
-        say = log.warning if status.on else log.info
-        say("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)
+        write = log.warning if status.on else log.info
+        write("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)

@@ -34,7 +34,7 @@ class PlanInEffect:
         self._shed = plan
         self._change()
 
-    def leave_out(self, left_out: tuple[LeftOut, ...]) -> None:
+    def disable(self, left_out: tuple[LeftOut, ...]) -> None:
         """Leave out these and no others."""
         if left_out != self._left_out:
             self._left_out = left_out
@@ -78,11 +78,11 @@ class Watch:
 
         `ask`: the flag that stops everything is asked for even where its file did not change.
         """
-        _contained(self.kill.look)
+        _contained(self.kill.poll)
         if self.flags is not None and (_contained(self.flags.look) or ask):
             self.kill.follow(await self.flags.killed())
         if drift and self.drift is not None:
-            _contained(self.drift.look)
+            _contained(self.drift.poll)
 
 
 def _contained(look: Callable[[], bool | None]) -> bool:

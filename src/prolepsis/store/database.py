@@ -1,13 +1,11 @@
-"""Which database a setting names."""
+"""One database, SQLite or PostgreSQL: the setting that names it, its transactions and its errors."""
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
@@ -42,23 +40,6 @@ def store_url(setting: str) -> URL | None:
 
 def sqlite_url(path: Path) -> URL:
     return URL.create("sqlite", database=str(path))
-
-
-Kind = Literal["request", "audit"]
-"""What is written behind the scenes."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreHealth:
-    ok: bool
-    """The last attempt to write went well."""
-    detail: str
-    """What the last attempt failed with, where it did."""
-    num_queued: int
-    written: Mapping[Kind, int]
-    """On disk, since the start of this process."""
-    dropped: Mapping[Kind, int]
-    """Lost, since the start of this process."""
 
 
 LOCK_WAIT_S = 5.0

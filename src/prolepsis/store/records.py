@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import ClassVar, Self
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
@@ -10,12 +11,15 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 from prolepsis.core.ended import End, PromptEnded, RequestAbout
 from prolepsis.core.stats import Mode, ProposerCounts
 from prolepsis.store.database import Database
+from prolepsis.store.queue import Kind, QueueItem
 from prolepsis.store.tables import request_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(QueueItem):
     """One row of `request_records`; times in seconds, `ended_at` of Unix time."""
+
+    kind: ClassVar[Kind] = "request"
 
     record_id: str
     ended_at: float
@@ -54,13 +58,17 @@ class RequestRecord:
     """Counts of verified drafts by proposer, the fields of `ProposerCounts`; likewise those compared in shadow."""
     shadow: Mapping[str, Mapping[str, object]]
     device_prefill_s: float | None
-    """Device seconds by what they went into, the fields of `DeviceSeconds`; None: nobody waited to hear of them."""
+    """Device seconds by purpose, the fields of `DeviceSeconds`; None: the engine did not report them."""
     device_plain_s: float | None
     device_verify_s: float | None
     device_propose_s: float | None
     device_host_s: float | None
     predicted_plain_s: float | None
     prices_version: str | None
+
+    @classmethod
+    def write(cls, connection: Connection, items: Sequence[Self]) -> None:
+        add(connection, items)
 
 
 def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: str | None = None) -> RequestRecord:
@@ -116,12 +124,12 @@ def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]
     return {name: asdict(count) for name, count in counts.items()}
 
 
-DELETED_AT_ONCE = 1000
+DELETE_BATCH = 1000
 _COLUMNS = tuple(field.name for field in fields(RequestRecord))
 
 
 def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
-    """Write records; one that is there already is left as it is, so a batch whose end was not heard is sent again."""
+    """Write records; those that exist already stay as they are, so a batch with an unknown outcome can be repeated."""
     ids = [record.record_id for record in records]
     known = set(connection.scalars(select(request_records.c.record_id).where(request_records.c.record_id.in_(ids))))
     rows = [{name: getattr(r, name) for name in _COLUMNS} for r in records if r.record_id not in known]
@@ -129,35 +137,27 @@ def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
         connection.execute(insert(request_records), rows)
 
 
-def latest(connection: Connection, limit: int, tenant: str | None = None) -> list[RequestRecord]:
-    """Return the records that ended last, the newest first."""
-    query = select(request_records).order_by(request_records.c.ended_at.desc()).limit(limit)
-    if tenant is not None:
-        query = query.where(request_records.c.tenant == tenant)
-    return [RequestRecord(**row) for row in connection.execute(query).mappings()]
-
-
 def count(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(request_records)) or 0
 
 
 def prune(database: Database, before: float) -> int:
-    """Delete the records that ended before a Unix time; returns how many these were. Raises `StoreUnavailable`."""
+    """Delete the records that ended before a Unix time; returns their number. Raises `StoreUnavailable`."""
     return _delete(database, request_records.c.ended_at < before)
 
 
 def forget(database: Database, tenant: str) -> int:
-    """Delete a tenant's records; returns how many these were. Raises `StoreUnavailable`."""
+    """Delete a tenant's records; returns their number. Raises `StoreUnavailable`."""
     return _delete(database, request_records.c.tenant == tenant)
 
 
 def _delete(database: Database, which: ColumnElement[bool]) -> int:
-    """Delete in transactions that are short, so that writers get in between."""
-    some = select(request_records.c.record_id).where(which).limit(DELETED_AT_ONCE)
+    """Delete in short transactions, so that writers need not wait."""
+    some = select(request_records.c.record_id).where(which).limit(DELETE_BATCH)
     total = 0
     while True:
         with database.write() as connection:
             deleted = connection.execute(delete(request_records).where(request_records.c.record_id.in_(some))).rowcount
         total += deleted
-        if deleted < DELETED_AT_ONCE:
+        if deleted < DELETE_BATCH:
             return total

@@ -1,18 +1,19 @@
-"""The store of one process: its database and what writes to it behind the scenes."""
+"""The store of one process: its database and the writer."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
+from prometheus_client import CollectorRegistry
 
-from prolepsis.audit import chain
-from prolepsis.audit.entry import AuditEntry
-from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import InvalidParameter, StoreUnavailable
-from prolepsis.store import records
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.writer import Writer, WriterSettings
-from prolepsis.telemetry.store import StoreMetrics
+
+_DAY_S = 86400.0
 
 log = structlog.get_logger(__name__)
 
@@ -22,34 +23,17 @@ class Store:
     database: Database
     writer: Writer
 
-    def record_act(self, act: AuditEvent) -> AuditEntry:
-        """Write an act to the audit log now: it is on disk before this returns, so before what it allows takes effect.
-
-        Waits for the database, so not for an event loop; raises `StoreUnavailable`, and the same act may then be sent
-        again.
-        """
-        with self.database.write() as connection:
-            [entry] = chain.append(connection, [act])
-        return entry
-
     def close(self) -> None:
         """Write what is queued, within seconds."""
         self.writer.close()
         self.database.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    num_records: int
-    entry: AuditEntry
-    """Says what was erased, and names nobody."""
-
-
-def open_store(setting: str, metrics: StoreMetrics, settings: WriterSettings | None = None) -> Store | None:
+def open_store(setting: str, registry: CollectorRegistry, settings: WriterSettings | None = None) -> Store | None:
     """Open the store that a `store` setting names, None for none, and bring its schema up to date.
 
-    A database that cannot be had now does not hold up serving: it is asked again until it is there. Raises
-    `ConfigError` for a setting that names none, and for a schema of a newer version.
+    An unavailable database does not delay serving: the writer retries until it is there. Raises `ConfigError` for an
+    invalid setting, and for the schema of a newer version.
     """
     url = store_url(setting)
     if url is None:
@@ -59,19 +43,15 @@ def open_store(setting: str, metrics: StoreMetrics, settings: WriterSettings | N
         upgrade(database)
     except StoreUnavailable as error:
         log.error("store_failed", error=str(error))
-    return Store(database, Writer(database, metrics, settings))
+    return Store(database, Writer(database, registry, settings))
 
 
-def forget_tenant(database: Database, tenant: str, actor: str) -> Forgotten:
-    """Delete a tenant's request records, then erase what audit entries tell about it.
-
-    The chain verifies as before. What a running server still has in its queue is written after that, and what fails
-    half way is done again from the start. Raises `StoreUnavailable`, and `InvalidParameter` for the tenant without a
-    name.
-    """
-    if not tenant:
-        raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
-    num_records = records.forget(database, tenant)
-    act = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
-    with database.write() as connection:
-        return Forgotten(num_records, chain.erase(connection, tenant, act))
+@contextmanager
+def opened_store(config: ServerConfig, registry: CollectorRegistry) -> Iterator[Store | None]:
+    """Hold the store that the configuration names, None for none; raises `ConfigError` if it cannot be used."""
+    store = open_store(config.store, registry, WriterSettings(retention_s=_DAY_S * config.store_retention_days or None))
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()

@@ -70,7 +70,7 @@ audit_entries = Table(
     Column("before", Text),
     Column("after", Text),
     Column("salt", String(64)),
-    Column("told_digest", String(64), nullable=False),
+    Column("details_digest", String(64), nullable=False),
     Column("previous", String(64), nullable=False),
     Column("digest", String(64), nullable=False),
     Index("ix_audit_entries_tenant", "tenant"),

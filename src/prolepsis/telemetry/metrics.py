@@ -20,13 +20,11 @@ from prometheus_client import (
 
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.contract import ContractMetrics
-from prolepsis.telemetry.control import ControlMetrics
 from prolepsis.telemetry.cost import CostMetrics
 from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
-from prolepsis.telemetry.store import StoreMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["finished", "aborted", "failed"]
@@ -46,8 +44,6 @@ class Metrics:
         self._shadow = ShadowCounters(self.registry)
         self.door = DoorMetrics(self.registry)
         self.rollouts = RolloutMetrics(self.registry)
-        self.store = StoreMetrics(self.registry)
-        self.control = ControlMetrics(self.registry)
         self.replays = ReplayMetrics(self.registry)
         self.cost = CostMetrics(self.registry)
         self.contract = ContractMetrics(self.registry)

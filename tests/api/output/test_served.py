@@ -20,9 +20,9 @@ from prolepsis.models.protocol import Batch, KVCache
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 from tests.api.output.policies import loaded
-from tests.api.test_watch import Named, Slow
 from tests.fakes import Room
 from tests.load.house import House, serving, wait_for
+from tests.safety.test_serving import Named, Slow
 
 KEY = "sk-" + "a1B2" * 8
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}

@@ -63,7 +63,7 @@ def upgrade() -> None:
         sa.Column("before", sa.Text),
         sa.Column("after", sa.Text),
         sa.Column("salt", sa.String(64)),
-        sa.Column("told_digest", sa.String(64), nullable=False),
+        sa.Column("details_digest", sa.String(64), nullable=False),
         sa.Column("previous", sa.String(64), nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
     )

@@ -11,15 +11,16 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.events import Acts, opened_store
+from prolepsis.audit.log import AuditLog
 from prolepsis.audit.verify import verify
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.machine import RolloutEvent
-from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.store import Store
+from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
 from tests.api.test_run import process
@@ -36,27 +37,28 @@ def entries_of(setting: str) -> list[AuditEntry]:
 async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
     file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
     file.write_text("version: 1\ndefault: {mode: off}\n")
-    with opened_store(ServerConfig(store=setting), Metrics()) as store:
+    with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
         rollouts = Rollouts(MemoryJournal(), lambda _: None, Metrics().rollouts, model="tiny")
-        policies = Policies(open_policy(file), INFO.proposers, rollouts, acts=Acts(store))
+        assert store is not None
+        policies = Policies(open_policy(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
         file.write_text("version: 2\ndefault: {mode: on}\n")
         await policies.look()
     loaded, reloaded = entries_of(setting)
     assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
     assert reloaded.versions["policy"].startswith("2@")
-    assert loaded.told is not None
-    assert reloaded.told is not None
-    assert loaded.told.before is None
-    assert reloaded.told.before == loaded.told.after
-    assert isinstance(reloaded.told.after, dict)
-    assert reloaded.told.after["default"]["mode"] == "on"
-    assert (reloaded.told.actor, reloaded.told.subject) == ("server", str(file))
+    assert loaded.details is not None
+    assert reloaded.details is not None
+    assert loaded.details.before is None
+    assert reloaded.details.before == loaded.details.after
+    assert isinstance(reloaded.details.after, dict)
+    assert reloaded.details.after["default"]["mode"] == "on"
+    assert (reloaded.details.actor, reloaded.details.subject) == ("server", str(file))
 
 
 async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) -> None:
     setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
     config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
-    with opened_store(config, Metrics()) as store:
+    with opened_store(config, Metrics().registry) as store:
         app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
@@ -64,24 +66,25 @@ async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) 
             assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
     killed, opened_by_hand = entries_of(setting)
     assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
-    assert killed.told is not None
-    assert opened_by_hand.told is not None
-    assert (killed.told.actor, opened_by_hand.told.actor) == ("developer", "developer")
-    assert isinstance(killed.told.before, dict)
-    assert isinstance(killed.told.after, dict)
-    assert (killed.told.before["on"], killed.told.after["on"]) == (False, True)
-    assert killed.told.after["operator"]["reason"] == "drill"
+    assert killed.details is not None
+    assert opened_by_hand.details is not None
+    assert (killed.details.actor, opened_by_hand.details.actor) == ("developer", "developer")
+    assert isinstance(killed.details.before, dict)
+    assert isinstance(killed.details.after, dict)
+    assert (killed.details.before["on"], killed.details.after["on"]) == (False, True)
+    assert killed.details.after["operator"]["reason"] == "drill"
 
 
 def test_changes_of_a_rollout_are_recorded_with_their_numbers(tmp_path: Path) -> None:
     setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    with opened_store(ServerConfig(store=setting), Metrics()) as store:
-        Acts(store).rollout_changed(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1"))
+    with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
+        assert store is not None
+        AuditLog(store.writer).record(audit_event(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1")))
     (started,) = entries_of(setting)
     assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
-    assert started.told is not None
-    assert isinstance(started.told.after, dict)
-    assert (started.told.subject, started.told.after["reason"]) == ("code@1", "by k1")
+    assert started.details is not None
+    assert isinstance(started.details.after, dict)
+    assert (started.details.subject, started.details.after["reason"]) == ("code@1", "by k1")
 
 
 def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +95,17 @@ def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: p
     started, stopped = entries_of(f"sqlite:///{tmp_path / 'store.sqlite'}")
     assert (started.action, stopped.action) == ("server.started", "server.stopped")
     assert started.versions["model"] == INFO.model
-    assert started.told is not None
-    assert isinstance(started.told.after, dict)
-    assert started.told.after["server"]["store"] == "auto"
+    assert started.details is not None
+    assert isinstance(started.details.after, dict)
+    assert started.details.after["server"]["store"] == "auto"
 
 
 def test_none_is_no_store_and_nonsense_is_an_error() -> None:
     def held(setting: str) -> Store | None:
-        with opened_store(ServerConfig(store=setting), Metrics()) as store:
+        with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
             return store
 
     assert held("none") is None
-    Acts(None).stopped()
+    AuditLog(None).record(AuditEvent(actor="server", action="server.stopped"))
     with pytest.raises(ConfigError, match="sqlite:///FILE"):
         held("mysql://somewhere/else")

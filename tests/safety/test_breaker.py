@@ -1,6 +1,7 @@
-"""A breaker by recorded counts and a clock set by hand."""
+"""Breakers, from recorded counts and a fake clock."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,70 @@ from hypothesis import strategies as st
 
 from prolepsis.core.plan import LeftOut
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.breaker import Breaker, BreakerEvent, BreakerSettings, ByHand
-from tests.safety.breaker.feeds import SETTINGS, Watched, patient
+from prolepsis.safety.breaker import Breaker, BreakerEvent, Breakers, BreakerSettings, OperatorState, set_state, step
+
+SETTINGS = BreakerSettings()
+
+
+@dataclass
+class Watched:
+    settings: BreakerSettings = SETTINGS
+    now: float = 100.0
+    counts: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("suffix", "chat"))
+    breaker: Breaker = field(default_factory=lambda: Breaker("suffix", "chat"))
+    events: list[BreakerEvent] = field(default_factory=list)
+
+    def poll(self, seconds: float = 0.2) -> list[BreakerEvent]:
+        """Let time pass and read the counts; return what happened."""
+        self.now += seconds
+        self.breaker, told = step(self.breaker, self.counts, self.now, self.settings)
+        self.events += told
+        return list(told)
+
+    def draft(self, number: int, acceptance: float, *, cost: float = 0.2, accepted: float = 0.5) -> list[BreakerEvent]:
+        """Judge and verify up to `number` drafts, looking after each ten, until something happens.
+
+        `cost` and `accepted`: tokens a draft.
+        """
+        for first in range(0, number, 10):
+            size = min(10, number - first)
+            self.add(size, round(size * acceptance), cost=size * cost, accepted=size * accepted)
+            if told := self.poll():
+                return told
+        return []
+
+    def add(self, judged: int, right: int, *, cost: float = 0.0, accepted: float = 0.0) -> None:
+        c = self.counts
+        self.counts = replace(
+            c,
+            num_asked=c.num_asked + judged,
+            num_judged=c.num_judged + judged,
+            num_right=c.num_right + right,
+            num_rounds=c.num_rounds + judged,
+            spent=c.spent + cost,
+            gained=c.gained + accepted,
+            gained_squared=c.gained_squared + accepted,
+            errors_in_row=0,
+            late_in_row=0,
+        )
+
+    def fail(self, times: int = 1) -> None:
+        c = self.counts
+        self.counts = replace(c, num_errors=c.num_errors + times, errors_in_row=c.errors_in_row + times)
+
+    def lag(self, times: int = 1) -> None:
+        c = self.counts
+        asked, late, row = c.num_asked + times, c.num_late + times, c.late_in_row + times
+        self.counts = replace(c, num_asked=asked, num_late=late, late_in_row=row)
+
+    def set(self, to: OperatorState) -> list[BreakerEvent]:
+        self.breaker, told = set_state(self.breaker, to, self.now, "kim")
+        return list(told)
+
+
+def patient() -> BreakerSettings:
+    """Settings of a breaker that acceptance alone can open."""
+    return BreakerSettings(max_cost=inf, cost_to_close=inf)
 
 
 def tripped() -> Watched:
@@ -21,7 +84,7 @@ def tripped() -> Watched:
 
 def half_open() -> Watched:
     watched = tripped()
-    watched.look(SETTINGS.open_s)
+    watched.poll(SETTINGS.open_s)
     assert watched.breaker.state == "half_open"
     return watched
 
@@ -29,7 +92,7 @@ def half_open() -> Watched:
 def test_a_proposer_that_fares_well_is_let_be() -> None:
     watched = Watched()
     assert watched.draft(5000, 0.6) == []
-    assert watched.breaker.left_out(SETTINGS.probes) is None
+    assert watched.breaker.disabled(SETTINGS.probes) is None
 
 
 def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_numbers() -> None:
@@ -39,8 +102,7 @@ def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_number
     assert SETTINGS.min_judged <= event.judged < 100, "soon, but not on little"
     assert (event.proposer, event.traffic_class) == ("suffix", "chat")
     assert BreakerEvent(**{f: getattr(event, f) for f in event.__slots__}) == event
-    assert b'"reason":"acceptance"' in event.to_json()
-    assert watched.breaker.left_out(SETTINGS.probes) == LeftOut("suffix", "chat")
+    assert watched.breaker.disabled(SETTINGS.probes) == LeftOut("suffix", "chat")
 
 
 def test_little_evidence_opens_nothing() -> None:
@@ -70,8 +132,8 @@ def test_how_often_it_is_asked_decides_nothing(sizes: list[int], unjudged: int) 
         for one in (watched, plain):
             one.add(size, 0)
         watched.counts = replace(watched.counts, num_asked=watched.counts.num_asked + unjudged * size)
-        watched.look()
-        plain.look()
+        watched.poll()
+        plain.poll()
     assert watched.breaker.state == plain.breaker.state
     assert (watched.breaker.state == "open") == any(event.reason == "acceptance" for event in watched.events)
 
@@ -91,24 +153,24 @@ def test_errors_and_late_calls_in_a_row_open_it() -> None:
         watched.draft(20, 0.6)
         go_wrong = watched.fail if reason == "errors" else watched.lag
         go_wrong(limit - 1)
-        assert watched.look() == []
+        assert watched.poll() == []
         watched.add(1, 1)
         go_wrong(limit - 1)
-        assert watched.look() == [], "a call that went well begins the row anew"
+        assert watched.poll() == [], "a call that went well begins the row anew"
         go_wrong()
-        [event] = watched.look()
+        [event] = watched.poll()
         assert event.reason == reason
 
 
 def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     watched = tripped()
-    assert watched.look(SETTINGS.open_s - 0.1) == []
-    [event] = watched.look(0.2)
-    assert (event.after, event.reason) == ("half_open", "back_off_over")
-    assert watched.breaker.left_out(7) == LeftOut("suffix", "chat", 7, probe_round=1)
+    assert watched.poll(SETTINGS.open_s - 0.1) == []
+    [event] = watched.poll(0.2)
+    assert (event.after, event.reason) == ("half_open", "backoff_elapsed")
+    assert watched.breaker.disabled(7) == LeftOut("suffix", "chat", 7, probe_round=1)
     [event] = watched.draft(40, 0.5)
     assert (event.before, event.after, event.reason) == ("half_open", "closed", "recovered")
-    assert watched.breaker.left_out(7) is None
+    assert watched.breaker.disabled(7) is None
 
 
 def test_between_the_two_thresholds_it_stays_what_it_is() -> None:
@@ -124,17 +186,17 @@ def test_back_off_doubles_up_to_its_limit_and_begins_anew_after_a_calm_time() ->
     waits = []
     for _ in range(9):
         waits.append(watched.breaker.open_s)
-        watched.look(watched.breaker.open_s + 0.1)
+        watched.poll(watched.breaker.open_s + 0.1)
         watched.draft(30, 0.0)
         assert watched.breaker.state == "open"
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0, 600.0]
-    watched.look(600.1)
+    watched.poll(600.1)
     watched.draft(30, 0.5)
     watched.draft(100, 0.0)
     assert (watched.breaker.state, watched.breaker.open_s) == ("open", 600.0), "too soon to be trusted again"
-    watched.look(600.1)
+    watched.poll(600.1)
     watched.draft(30, 0.5)
-    watched.look(SETTINGS.calm_s)
+    watched.poll(SETTINGS.reset_after_s)
     watched.draft(200, 0.0)
     assert (watched.breaker.state, watched.breaker.open_s) == ("open", 10.0)
 
@@ -146,45 +208,45 @@ def test_one_fault_ends_a_probe_round() -> None:
             watched.fail()
         else:
             watched.lag()
-        [event] = watched.look()
+        [event] = watched.poll()
         assert (event.after, event.reason, event.open_s) == ("open", reason, 20.0)
 
 
 def test_faults_of_before_do_not_end_a_probe_round() -> None:
     watched = Watched()
     watched.fail(9)
-    watched.look()
-    watched.look(SETTINGS.open_s)
+    watched.poll()
+    watched.poll(SETTINGS.open_s)
     assert watched.breaker.state == "half_open"
-    assert watched.look() == []
+    assert watched.poll() == []
 
 
 def test_a_round_that_brings_too_little_to_judge_is_repeated_as_soon() -> None:
     watched = half_open()
     asked = watched.counts.num_asked + SETTINGS.probes
     watched.counts = replace(watched.counts, num_asked=asked)
-    [event] = watched.look()
+    [event] = watched.poll()
     assert (event.after, event.reason, event.open_s) == ("open", "no_evidence", SETTINGS.open_s)
 
 
 def test_a_round_that_brings_nothing_waits() -> None:
     watched = half_open()
-    assert watched.look(10_000.0) == []
+    assert watched.poll(10_000.0) == []
 
 
 @pytest.mark.parametrize("to", ["forced_open", "forced_closed"])
-def test_what_is_set_by_hand_stays_whatever_is_counted(to: ByHand) -> None:
+def test_what_is_set_state_stays_whatever_is_counted(to: OperatorState) -> None:
     watched = Watched()
     [event] = watched.set(to)
-    assert (event.reason, event.by, event.after) == ("by_hand", "kim", to)
+    assert (event.reason, event.by, event.after) == ("operator", "kim", to)
     assert watched.set(to) == []
     for acceptance in (0.0, 0.9):
         assert watched.draft(1000, acceptance) == []
     watched.fail(50)
-    assert watched.look(10_000.0) == []
-    assert (watched.breaker.left_out(1) is not None) == (to == "forced_open")
+    assert watched.poll(10_000.0) == []
+    assert (watched.breaker.disabled(1) is not None) == (to == "forced_open")
     watched.set("closed")
-    assert watched.look() == [], "what it did meanwhile is not held against it"
+    assert watched.poll() == [], "what it did meanwhile is not held against it"
     assert watched.draft(200, 0.0)[0].after == "open"
 
 
@@ -195,26 +257,38 @@ def test_one_that_only_measures_says_when_it_would_open() -> None:
         before = watched.counts.num_judged
         [event] = watched.draft(400, 0.0)
         assert (event.before, event.after, event.reason) == ("metrics_only", "metrics_only", "acceptance")
-        assert watched.breaker.left_out(1) is None
+        assert watched.breaker.disabled(1) is None
         assert watched.counts.num_judged - before >= SETTINGS.min_judged, "not at every look"
 
 
 def test_another_proposer_begins_anew() -> None:
     for watched in (tripped(), half_open()):
         watched.counts = TrafficClassCounts("suffix", "chat", num_asked=3)
-        [event] = watched.look()
-        assert (event.after, event.reason) == ("closed", "exchanged")
+        [event] = watched.poll()
+        assert (event.after, event.reason) == ("closed", "replaced")
     watched = tripped()
     watched.set("forced_open")
     watched.counts = TrafficClassCounts("suffix", "chat", num_asked=3)
-    assert watched.look() == []
+    assert watched.poll() == []
     assert watched.breaker.state == "forced_open"
+
+
+def test_a_replacement_that_was_judged_as_often_is_noticed_by_its_other_counts() -> None:
+    watched = Watched()
+    watched.add(40, 20, cost=1.0, accepted=20.0)
+    watched.poll()
+    watched.counts = TrafficClassCounts("suffix", "chat")
+    watched.add(40, 0)
+    watched.poll()
+    assert watched.breaker.window.gained_squared == 0.0
+    watched.add(10, 5)
+    assert watched.poll() == []
 
 
 def test_a_clock_that_goes_back_lengthens_a_wait_once() -> None:
     watched = tripped()
-    watched.look(-86_400.0)
-    watched.look(SETTINGS.open_s)
+    watched.poll(-86_400.0)
+    watched.poll(SETTINGS.open_s)
     assert watched.breaker.state == "half_open"
 
 
@@ -234,10 +308,10 @@ def test_whatever_comes_states_follow_one_another_as_they_may(
         watched.add(judged, round(judged * share), cost=judged * 0.5, accepted=judged * share)
         watched.fail(errors)
         watched.lag(late)
-        watched.look(seconds)
-        out = watched.breaker.left_out(30)
+        watched.poll(seconds)
+        out = watched.breaker.disabled(30)
         assert (out is None) == (watched.breaker.state == "closed")
-        assert watched.breaker.open_s <= watched.settings.longest_open_s
+        assert watched.breaker.open_s <= watched.settings.max_open_s
     may_follow = {"closed": {"open"}, "open": {"half_open", "closed"}, "half_open": {"open", "closed"}}
     for event in watched.events:
         assert event.after in may_follow[event.before]
@@ -245,4 +319,54 @@ def test_whatever_comes_states_follow_one_another_as_they_may(
 
 
 def test_a_breaker_begins_closed() -> None:
-    assert Breaker("suffix", "chat").left_out(9) is None
+    assert Breaker("suffix", "chat").disabled(9) is None
+
+
+def reading(proposer: str, traffic_class: str, judged: int, right: int) -> TrafficClassCounts:
+    return TrafficClassCounts(proposer, traffic_class, num_asked=judged, num_judged=judged, num_right=right)
+
+
+def test_one_traffic_class_of_one_proposer_is_left_out_and_no_other() -> None:
+    breakers = Breakers(BreakerSettings())
+    counts = [reading("head", "chat", 500, 0), reading("head", "code", 500, 300), reading("suffix", "chat", 500, 200)]
+    [event] = breakers.observe(counts, now=1.0)
+    assert (event.proposer, event.traffic_class) == ("head", "chat")
+    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert {key: breaker.state for key, breaker in breakers.all.items()} == {
+        ("head", "chat"): "open",
+        ("head", "code"): "closed",
+        ("suffix", "chat"): "closed",
+    }
+
+
+def test_one_may_be_set_before_anything_is_counted() -> None:
+    breakers = Breakers(BreakerSettings())
+    [event] = breakers.set(("head", "chat"), "forced_open", 1.0, "kim")
+    assert event.after == "forced_open"
+    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.observe([reading("head", "chat", 500, 400)], 2.0) == []
+    breakers.set(("head", "chat"), "closed", 3.0, "kim")
+    assert breakers.disabled() == ()
+
+
+def test_all_may_only_measure_at_first() -> None:
+    breakers = Breakers(BreakerSettings(), metrics_only=True)
+    [event] = breakers.observe([reading("head", "chat", 500, 0)], now=1.0)
+    assert (event.before, event.after, event.reason) == ("metrics_only", "metrics_only", "acceptance")
+    assert breakers.disabled() == ()
+    breakers.set(("head", "chat"), "closed", 2.0, "kim")
+    breakers.observe([reading("head", "chat", 1000, 0)], now=3.0)
+    assert breakers.disabled() == (LeftOut("head", "chat"),)
+
+
+def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_other() -> None:
+    breakers = Breakers(BreakerSettings(open_s=10.0))
+    breakers.observe([reading("head", "chat", 500, 400)], 1.0)
+    [event] = breakers.trip(("head", "chat"), "cliff", 2.0)
+    assert (event.after, event.reason, event.open_s) == ("open", "cliff", 10.0)
+    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.trip(("head", "chat"), "cliff", 3.0) == (), "it is open"
+    [probed] = breakers.observe([reading("head", "chat", 500, 400)], 13.0)
+    assert probed.after == "half_open"
+    breakers.set(("suffix", "chat"), "forced_closed", 4.0, "kim")
+    assert breakers.trip(("suffix", "chat"), "cliff", 5.0) == (), "what was set by hand stays"

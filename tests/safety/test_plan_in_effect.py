@@ -9,11 +9,11 @@ OUT = (LeftOut("head", "chat"),)
 def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
     applied: list[SpecPlan] = []
     plan = PlanInEffect(BASE, applied.append)
-    plan.leave_out(OUT)
+    plan.disable(OUT)
     plan.shed(plan_at(SHALLOW, BASE, 99))
     plan.kill(on=True)
     plan.shed(plan_at(PLAIN, BASE, 99))
-    plan.leave_out(())
+    plan.disable(())
     plan.kill(on=False)
     assert [(p.version, p.num_speculative_tokens, p.reason, p.left_out) for p in applied] == [
         (4, 8, "default", OUT),
@@ -28,6 +28,6 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
 def test_what_changes_nothing_is_no_plan() -> None:
     applied: list[SpecPlan] = []
     plan = PlanInEffect(BASE, applied.append)
-    plan.leave_out(())
+    plan.disable(())
     plan.kill(on=False)
     assert applied == []

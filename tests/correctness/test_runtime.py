@@ -14,7 +14,6 @@ from fastapi import FastAPI
 
 from prolepsis.api.app import build
 from prolepsis.api.share import Share
-from prolepsis.audit.events import opened_store
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
@@ -26,13 +25,13 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.kill_switch import KillFile
-from prolepsis.store.store import Store
+from prolepsis.safety.kill_switch import kill_file
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.api.test_acts import entries_of
-from tests.engine.test_replay import Flawed, unverified
+from tests.audit.test_log import entries_of
+from tests.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import room
 from tests.fake_proposer import Scripted
 
@@ -47,7 +46,7 @@ default:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics()) as opened:
+    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
         assert opened is not None
         yield opened
 
@@ -135,10 +134,10 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
     assert store.writer.flush(20.0)
     [entry] = entries_of(str(store.database.name))
     assert entry.action == "replay.structural"
-    assert entry.told is not None
-    assert entry.told.subject == difference["request_id"]
-    assert isinstance(entry.told.after, dict)
-    assert entry.told.after["position"] == difference["position"]
+    assert entry.details is not None
+    assert entry.details.subject == difference["request_id"]
+    assert isinstance(entry.details.after, dict)
+    assert entry.details.after["position"] == difference["position"]
     assert entry.versions["fingerprint"] == "fp"
 
 
@@ -152,7 +151,7 @@ async def test_structural_differences_turn_the_kill_switch_on_by_setting(
         assert (await served.until(number))["outcomes"]["structural"] == number
         status = (await served.http.get("/admin/kill")).json()
         assert (status["on"], status["operator"]["by"]) == (killed, "replays" if killed else "")
-        assert KillFile(tmp_path / "kill.json").read().on is killed
+        assert kill_file(tmp_path / "kill.json").read().on is killed
         if killed:
             assert "2 replayed requests had other tokens" in status["operator"]["reason"]
             reply = await served.http.post("/v1/completions", json=BODY)

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.safety.flags import parse_flags
-from tests.safety.flags.files import flag
+from tests.safety.flag_files import flag
 
 
 def text(**flags: object) -> str:

@@ -13,7 +13,7 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.events import opened_store
+from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.requests import recorded_in
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
@@ -25,17 +25,17 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.store import Store, forget_tenant
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.api.test_replays import BODY, table
+from tests.correctness.test_runtime import BODY, table
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics()) as opened:
+    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
         assert opened is not None
         yield opened
 
@@ -49,10 +49,10 @@ def kept(store: Store) -> list[AuditEntry]:
     return entries
 
 
-def told(entry: AuditEntry) -> dict[str, Any]:
-    assert entry.told is not None
-    assert isinstance(entry.told.after, dict)
-    return entry.told.after
+def after_of(entry: AuditEntry) -> dict[str, Any]:
+    assert entry.details is not None
+    assert isinstance(entry.details.after, dict)
+    return entry.details.after
 
 
 def whole(folder: Path) -> bytes:
@@ -71,7 +71,7 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
     reply = await ask(store, client, {**BODY, "n": 2})
     await client.close()
     [entry] = kept(store)
-    after = told(entry)
+    after = after_of(entry)
     assert (entry.action, after["answer_id"], after["end"]) == ("request.served", reply.json()["id"], "finished")
     assert (after["mode"], after["reason"], after["exactness"]) == ("on", "speculating", "strict")
     assert (after["sampling"]["seed"], after["sampling"]["temperature"]) == (3, 1.0)
@@ -90,7 +90,7 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
 async def test_texts_are_kept_redacted(store: Store) -> None:
     body = {**ASKED, "prompt": "Write to ann@example.org", "stop": ["bob@example.org"]}
     await ask(store, FakeEngine(text="Call +49 30 901820 or pay 4111 1111 1111 1111."), body, audit_content="text")
-    after = told(kept(store)[0])
+    after = after_of(kept(store)[0])
     assert after["prompt"] == "Write to [EMAIL]"
     [output] = after["outputs"]
     assert "[PHONE]" in output
@@ -113,9 +113,9 @@ async def test_tokens_are_kept_only_where_redaction_finds_nothing(
     await ask(store, FakeEngine(text=answer), {**ASKED, **changes}, audit_content="tokens")
     await ask(store, FakeEngine(text="ok"), ASKED, audit_content="tokens")
     personal, free = kept(store)
-    assert told(personal)["replayable"] is False
-    assert "recording" not in told(personal)
-    assert told(free)["replayable"] is True
+    assert after_of(personal)["replayable"] is False
+    assert "recording" not in after_of(personal)
+    assert after_of(free)["replayable"] is True
     recorded = recorded_in(free)
     assert bytes(recorded.request.prompt_token_ids) == b"Say hi"
     assert (recorded.request.params.seed, recorded.request.params.stop) == (7, ("@@",))
@@ -134,15 +134,15 @@ async def test_drafted_tokens_are_redacted_too(store: Store) -> None:
 
     await ask(store, Drafting(), ASKED, audit_content="tokens")
     [entry] = kept(store)
-    assert told(entry)["rounds"] == [[0, "suffix", 15, 2]]
-    assert told(entry)["replayable"] is False
+    assert after_of(entry)["rounds"] == [[0, "suffix", 15, 2]]
+    assert after_of(entry)["replayable"] is False
 
 
 async def test_drafts_are_kept_whole_with_tokens(store: Store) -> None:
     client = table()
     await ask(store, client, BODY, audit_content="tokens")
     await client.close()
-    rounds = told(kept(store)[0])["rounds"]
+    rounds = after_of(kept(store)[0])["rounds"]
     assert len(rounds) > 5
     for sample, proposer, num_tokens, num_emitted, tokens, parents in rounds:
         assert (sample, proposer, num_tokens, parents) == (0, "scripted", len(tokens), list(range(-1, num_tokens - 1)))
@@ -169,8 +169,8 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
             assert (await http.post("/v1/completions", json={**ASKED, **changes})).status_code == 200
     bank, default = kept(store)
-    assert (told(bank)["rule"], "recording" in told(bank)) == ("bank", True)
-    assert (told(default)["rule"], "prompt" in told(default)) == ("default", False)
+    assert (after_of(bank)["rule"], "recording" in after_of(bank)) == ("bank", True)
+    assert (after_of(default)["rule"], "prompt" in after_of(default)) == ("default", False)
     assert bank.versions["policy"] == policies.version
 
 
@@ -178,8 +178,8 @@ async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> Non
 
     await ask(store, FakeEngine(fail_after=2, error=DeadlineExceeded("too late")), ASKED, audit_content="tokens")
     [entry] = kept(store)
-    assert (told(entry)["end"], told(entry)["error"]) == ("failed", "deadline_exceeded")
-    assert told(entry)["num_output_tokens"] == [6]
+    assert (after_of(entry)["end"], after_of(entry)["error"]) == ("failed", "deadline_exceeded")
+    assert after_of(entry)["num_output_tokens"] == [6]
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ async def test_entries_are_read_as_they_are_chained(door: Any, store: Store) -> 
     assert (await reads.get("/admin/audit", params={"tenant": "other"})).json()["entries"] == []
     assert (await reads.get("/admin/audit", params={"action": "request.served"})).json()["entries"]
     by_number = (await reads.get("/admin/audit/2")).json()
-    assert (await reads.get(f"/admin/audit/{by_number['told']['subject']}")).json() == by_number
+    assert (await reads.get(f"/admin/audit/{by_number['details']['subject']}")).json() == by_number
     for params in ({"last": "0"}, {"last": "many"}, {"newest": "1"}):
         assert (await reads.get("/admin/audit", params=params)).status_code == 400
     for name in ("9", "nobody", "9" * 40, "a%00b"):
@@ -241,11 +241,11 @@ async def test_a_recorded_request_is_decoded_again_by_hand(door: Any, store: Sto
     said = (await auditor.post(f"/admin/audit/{entry.seq}/replay")).json()
     assert (said["outcome"], said["num_tokens"], said["differences"]) == ("match", 80, [])
     [_, replayed] = kept(store)
-    assert replayed.told is not None
-    assert (await auditor.post(f"/admin/audit/{replayed.told.subject}/replay")).json()["seq"] == entry.seq
-    assert (replayed.action, told(replayed)) == ("request.replayed", {"entry": 1, "outcome": "match"})
-    assert replayed.told is not None
-    assert (replayed.told.actor, replayed.told.tenant) == (auditor.headers["x-key"], "acme")
+    assert replayed.details is not None
+    assert (await auditor.post(f"/admin/audit/{replayed.details.subject}/replay")).json()["seq"] == entry.seq
+    assert (replayed.action, after_of(replayed)) == ("request.replayed", {"entry": 1, "outcome": "match"})
+    assert replayed.details is not None
+    assert (replayed.details.actor, replayed.details.tenant) == (auditor.headers["x-key"], "acme")
     await client.close()
 
 
@@ -273,7 +273,7 @@ async def test_what_cannot_be_decoded_again_is_said(door: Any, store: Store) -> 
     forget_tenant(store.database, "acme", "ann")
     erased = await auditor.post("/admin/audit/3/replay")
     assert (erased.status_code, "has been erased" in erased.text) == (400, True)
-    assert kept(store)[2].told is None
+    assert kept(store)[2].details is None
     assert "it is of tenant.forgotten" in (await auditor.post("/admin/audit/5/replay")).text
 
 

@@ -15,7 +15,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts
 from prolepsis.policy.explain import position
 from prolepsis.safety.flags import ENABLED, KILL, FlagDecision, FlagFileProvider, Flags, evaluation_context, provider_of
-from tests.safety.flags.files import flag, write
+from tests.safety.flag_files import flag, write
 
 FACTS = RequestFacts(
     route="/v1/completions",

@@ -16,8 +16,8 @@ from prolepsis.api.app import Door
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.safety.breaker_runtime import BreakerSetReply, ByHandFile
-from prolepsis.safety.kill_switch import KillFile
+from prolepsis.safety.breaker_runtime import BreakerSetReply, breaker_file
+from prolepsis.safety.kill_switch import kill_file
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SequenceView
 from tests.fakes import Room, TableModel, true_continuation
@@ -133,7 +133,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
 
 def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
     with house_with(tmp_path, Named("first")) as house:
-        file = KillFile(tmp_path / "kill.json")
+        file = kill_file(tmp_path / "kill.json")
         file.write(file.read().model_copy(update={"on": True}))
         wait_for(lambda: house.sample("speculation_killed", source="operator") == 1.0)
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
@@ -226,7 +226,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
     with house_with(tmp_path, Named("only")) as house:  # after a restart
         assert breakers(house)["only", TEXT] == "forced_open"
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "breaker_open"
-        ByHandFile(tmp_path / "breakers.json").write(())  # another server on this file let it go
+        breaker_file(tmp_path / "breakers.json").write(())  # another server on this file let it go
         wait_for(lambda: breakers(house)["only", TEXT] == "closed")
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 

@@ -23,10 +23,10 @@ from prolepsis.cost.runtime import Costs
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store import records
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.store.fakes import latest_records
 
 BOOK = """
 version: "1"
@@ -174,7 +174,7 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
 
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
-    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().store)
+    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().registry)
     assert opened is not None
     yield opened
     opened.close()
@@ -192,7 +192,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
             await asyncio.sleep(0.05)
     assert store.writer.flush(20.0)
     with store.database.read() as connection:
-        [record] = records.latest(connection, 10)
+        [record] = latest_records(connection, 10)
         actions = [entry.action for entry in chain.entries(connection)]
     assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
     assert record.prices_version == f"{books[0].version}/a"

@@ -9,14 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.app import build
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.breaker import Breakers, BreakerSettings
-from prolepsis.safety.breaker_runtime import BreakerFeature, ByHandFile
-from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftBoard, DriftSettings
+from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
+from prolepsis.safety.drift import DriftSettings, DriftStreams
 from prolepsis.safety.drift_watch import DriftWatch
 from prolepsis.safety.watch import Watch
-from prolepsis.telemetry.control import DRIFT_STATUSES, ControlMetrics
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
 
@@ -24,31 +24,30 @@ TRAFFIC_CLASS = "chat-completions/standard/free/short"
 SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
 
 
-class Told:
-    """A watch over counts set by hand, and what it told whom."""
+class Watched:
+    """A drift watch over fake counts, with its audit events."""
 
     def __init__(self, folder: Path) -> None:
         self.registry = CollectorRegistry()
-        self.alarms: list[DriftAlarm] = []
+        self.events: list[AuditEvent] = []
         self.now = 0.0
         self.counts = TrafficClassCounts("draft_head", TRAFFIC_CLASS)
         self.version = "head@1"
-        metrics = ControlMetrics(self.registry)
         self.left_out: list[int] = []
         self.breakers = BreakerFeature(
             Breakers(BreakerSettings()),
             lambda: (),
             lambda out: self.left_out.append(len(out)),
             self.registry,
-            file=ByHandFile(folder / "breakers.json"),
+            file=breaker_file(folder / "breakers.json"),
         )
         self.watch = DriftWatch(
-            DriftBoard(SETTINGS),
+            DriftStreams(SETTINGS),
             lambda: [self.counts],
             lambda _: self.version,
-            metrics,
-            tell=self.alarms.append,
-            on_cliff=lambda proposer, name: self.breakers.trip(proposer, name, "cliff"),
+            self.registry,
+            emit=self.events.append,
+            on_cliff=lambda key: self.breakers.trip(key, "cliff"),
             clock=lambda: self.now,
         )
 
@@ -56,7 +55,7 @@ class Told:
         before = self.counts
         self.now += 2.0
         self.counts = replace(before, num_judged=before.num_judged + judged, num_right=before.num_right + right)
-        self.watch.look()
+        self.watch.poll()
 
     def sample(self, name: str, **labels: str) -> float | None:
         labels |= {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
@@ -64,37 +63,34 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    told = Told(tmp_path)
+def watched(tmp_path: Path) -> Watched:
+    watched = Watched(tmp_path)
     for _ in range(20):
-        told.see(20, 14)
-    return told
+        watched.see(20, 14)
+    return watched
 
 
-def test_a_cliff_is_told_once_counted_and_opens_the_breaker(told: Told) -> None:
-    assert told.sample("drift_status", status="steady") == 1.0
-    assert told.sample("drift_acceptance") == pytest.approx(0.7)
-    told.see(40, 0)
-    told.see(40, 0)
-    [alarm] = told.alarms
-    assert (alarm.kind, alarm.version, alarm.after) == ("cliff", "head@1", 0.0)
-    assert alarm.before == pytest.approx(0.7)
-    assert told.sample("drift_alarms_total", kind="cliff") == 1.0
-    assert told.sample("drift_status", status="cliff") == 1.0
-    assert told.sample("breaker_state", state="open") == 1.0
-    assert told.left_out[-1] == 1
+def test_a_cliff_is_reported_once_counted_and_opens_the_breaker(watched: Watched) -> None:
+    assert watched.sample("drift_status", status="steady") == 1.0
+    assert watched.sample("drift_acceptance") == pytest.approx(0.7)
+    watched.see(40, 0)
+    watched.see(40, 0)
+    [event] = watched.events
+    assert isinstance(event.after, dict)
+    assert (event.action, event.versions, event.after["after"]) == ("drift.cliff", {"proposer": "head@1"}, 0.0)
+    assert event.after["before"] == pytest.approx(0.7)
+    assert watched.sample("drift_alarms_total", kind="cliff") == 1.0
+    assert watched.sample("drift_status", status="cliff") == 1.0
+    assert watched.sample("breaker_state", state="open") == 1.0
+    assert watched.left_out[-1] == 1
 
 
-def test_a_deployment_is_no_cliff(told: Told) -> None:
-    told.version = "head@2"
-    told.see(40, 0)
-    told.see(40, 0)
-    assert told.alarms == []
-    assert told.sample("drift_status", status="learning") == 1.0
-
-
-def test_the_statuses_of_metrics_are_those_there_are() -> None:
-    assert DRIFT_STATUSES == STATUSES
+def test_a_deployment_is_no_cliff(watched: Watched) -> None:
+    watched.version = "head@2"
+    watched.see(40, 0)
+    watched.see(40, 0)
+    assert watched.events == []
+    assert watched.sample("drift_status", status="learning") == 1.0
 
 
 @pytest.fixture

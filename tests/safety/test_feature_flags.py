@@ -22,7 +22,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flags import FlagFileProvider
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.safety.flags.files import flag, write
+from tests.safety.flag_files import flag, write
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 OFF_FOR_TEXT = {"if": [{"==": [{"var": "route"}, "/v1/completions"]}, "off"]}

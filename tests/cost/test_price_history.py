@@ -2,17 +2,9 @@
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
-
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import text
 
 from prolepsis.cost import price_history as prices
-from prolepsis.store import migrations
 from prolepsis.store.database import Database
-from prolepsis.store.migrate import upgrade
-from tests.store.databases import opened
 
 
 def test_a_book_is_kept_when_another_was_in_use_before(database: Database) -> None:
@@ -42,19 +34,3 @@ def test_replicas_that_start_at_once_keep_their_book_once(connect: Callable[[], 
     for thread in threads:
         thread.join()
     assert numbers == [1, 1, 1, 1]
-
-
-def test_a_database_of_the_version_before_keeps_what_it_holds(empty: str) -> None:
-    database = opened(empty)
-    database.make_file()
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__path__[0])))
-    with database.write() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-        connection.execute(text("UPDATE plan_current SET version = 7"))
-    upgrade(database)
-    with database.read() as connection:
-        assert connection.scalar(text("SELECT version FROM plan_current")) == 7
-        assert prices.history(connection, 10) == []
-    database.close()

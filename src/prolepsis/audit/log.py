@@ -1,0 +1,71 @@
+"""The audit log of one process: events are queued for the store's writer, and a tenant's details can be erased."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sqlalchemy import Connection
+
+from prolepsis.audit import chain
+from prolepsis.audit.entry import AuditEntry, RedactedEvent, redact
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.store import records
+from prolepsis.store.database import Database
+from prolepsis.store.queue import QueueItem
+from prolepsis.store.writer import Writer
+
+
+class QueuedEvent(QueueItem):
+    """An event that the writer's thread redacts and appends to the chain."""
+
+    kind = "audit"
+
+    def __init__(self, event: AuditEvent | Callable[[], AuditEvent]) -> None:
+        """`event`: a function makes it in the writer's thread."""
+        self._event = event
+        self.is_slow = not isinstance(event, AuditEvent)
+
+    @cached_property
+    def redacted(self) -> RedactedEvent:
+        """The event, made and redacted once even if the write is tried again."""
+        return redact(self._event if isinstance(self._event, AuditEvent) else self._event())
+
+    def prepare(self) -> None:
+        _ = self.redacted
+
+    @classmethod
+    def write(cls, connection: Connection, items: Sequence["QueuedEvent"]) -> None:
+        chain.append(connection, [item.redacted for item in items])
+
+
+class AuditLog:
+    """Records events without waiting for the store; without a store they are not recorded."""
+
+    def __init__(self, writer: Writer | None = None) -> None:
+        self._writer = writer
+
+    def record(self, event: AuditEvent) -> None:
+        if self._writer is not None:
+            self._writer.offer(QueuedEvent(event))
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenTenant:
+    num_records: int
+    entry: AuditEntry
+    """It lists the erased entries and names no person."""
+
+
+def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
+    """Delete a tenant's request records, then erase the details of the audit entries about it.
+
+    The chain still verifies. A running server writes its queue afterwards. If this fails half way, it can be repeated
+    from the start. Raises `StoreUnavailable`, and `InvalidParameter` if the name is empty.
+    """
+    if not tenant:
+        raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
+    num_records = records.forget(database, tenant)
+    event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
+    with database.write() as connection:
+        return ForgottenTenant(num_records, chain.erase(connection, tenant, event))

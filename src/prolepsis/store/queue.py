@@ -1,0 +1,62 @@
+"""The items that wait for the store's writer, and their metrics."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from sqlalchemy import Connection
+
+Kind = Literal["request", "audit"]
+KINDS: tuple[Kind, ...] = ("request", "audit")
+"""In the order in which a batch is written: audit entries last, because they hold the end of their chain."""
+DropReason = Literal["queue_full", "refused", "closed"]
+
+
+class QueueItem(ABC):
+    """An item that the writer's thread prepares, and then writes in one transaction with others of its kind."""
+
+    __slots__ = ()
+
+    kind: ClassVar[Kind]
+    is_slow: bool = False
+    """Preparing it takes milliseconds, so a batch has few such items."""
+
+    def prepare(self) -> None:  # noqa: B027  # most items need no preparation
+        """Do the work that needs no database; called before the transaction."""
+
+    @classmethod
+    @abstractmethod
+    def write(cls, connection: Connection, items: Sequence[Self]) -> None:
+        """Write items; a batch that failed is written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    ok: bool
+    """The last attempt to write succeeded."""
+    detail: str
+    """The error of the last attempt, if it failed."""
+    num_queued: int
+    written: Mapping[Kind, int]
+    """On disk, since the start of this process."""
+    dropped: Mapping[Kind, int]
+    """Lost, since the start of this process."""
+
+
+class StoreMetrics:
+    """`kind` is request or audit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"prolepsis_store_{name}", text, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"prolepsis_store_{name}", text, labels, registry=registry)
+
+        self.written = counter("written", "Items on disk", "kind")
+        self.dropped = counter("dropped", "Items lost, by reason", "kind", "reason")
+        self.failures = counter("failures", "Attempts to write that failed")
+        self.queued = gauge("queued_items", "Items that wait to be written")
+        self.up = gauge("up", "1 if the last attempt to write succeeded, 0 if it failed")
