@@ -1,8 +1,8 @@
-"""What drafting needs of a draft head, whichever forward runs it.
+"""The interface of a draft head, for every forward that can run one.
 
-A head (EAGLE-3, arXiv 2503.01840) is one decoder layer that predicts from the target's hidden states. Its slot s takes
-token s and g of the token before: `fc` of the target's features where the target computed that token, the head's own
-state where it was drafted, zeros at slot 0. It predicts token s + 1.
+A head (EAGLE-3, arXiv 2503.01840) is one decoder layer that predicts from the target's hidden states. The inputs of its
+slot s are token s and the state g of the token before: `fc` of the target's features if the target computed that token,
+the head's own state if the token was drafted, zeros at slot 0. The slot predicts token s + 1.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.models.protocol import Batch, KVCache
 
 SHORTLIST = 64
-"""Tokens of a further level that a drafted token chooses among."""
+"""Candidates of a level, among which the level chooses once the drafted token before it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +24,21 @@ class HeadInfo:
 
     name: str
     taps: tuple[int, ...]
-    """Layers of the target whose input it is conditioned on."""
+    """Layers of the target whose input the head reads (EAGLE-3: auxiliary hidden-state layers)."""
     feature_size: int
-    """Numbers of one token's features: taps times the target's hidden size."""
+    """Size of one token's features: number of taps times the target's hidden size."""
     num_candidates: int
-    """Tokens it can draft."""
+    """Number of tokens that it can draft."""
     page_bytes: int
     """Memory of one of its KV pages, in bytes."""
     weight_bytes: int
     levels: int = 0
-    """Further levels that a pass over committed tokens can tell of (`LookingAhead`)."""
+    """Number of levels: further tokens that a pass over committed tokens predicts (`LookingAhead`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What a head expects after each of L rows: the likeliest tokens first."""
+    """A head's predictions after each of L rows, the likeliest tokens first."""
 
     tokens: Tensor  # [L, k] int64, the target's token ids
     logprobs: Tensor  # [L, k] float32, over the head's whole vocabulary
@@ -47,37 +47,37 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a head expects after each of L rows, and n levels further: `LookingAhead.follow` makes candidates of it."""
+    """A head's predictions after each of L rows and for n levels (`LookingAhead.follow` makes candidates of these)."""
 
     first: Candidates
-    ahead: Tensor  # [n * L, hidden] float32: states whatever is drafted (`models.head_levels`), level by level
-    shortlist: Tensor  # [n * L, k]: the likeliest draft ids there
-    entered: Tensor  # [n * L, width] float32: what of the states meets the drafted token
+    ahead: Tensor  # [n * L, hidden] float32: states before the drafted token is known (`levels`), level by level
+    shortlist: Tensor  # [n * L, k]: the likeliest draft ids of each state
+    entered: Tensor  # [n * L, width] float32: the part of the states that is combined with the drafted token
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a draft tree grows over levels, whatever the sample."""
+    """Parameters of draft trees, the same for all sequences."""
 
     candidates: int
-    """Tokens looked at after a node."""
+    """Candidates considered after a node."""
     children: int
-    """Nodes kept below one node at most."""
+    """Most children of a node."""
     width: int
-    """Nodes of a level that get children at most."""
+    """Most nodes of a level that get children."""
     floor: float
-    """Nodes that survive less often are not kept."""
+    """Nodes with a lower survival probability are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeWish:
-    """What one sample may have of a tree, and how it samples."""
+    """The limits of one sequence's tree, and its sampling."""
 
     depth: int
     limit: int
     """Most nodes."""
     threshold: float
-    """Nodes that survive less often get no children."""
+    """Nodes with a lower survival probability get no children."""
     params: SamplingParams
     noise_key: int
     position: int
@@ -86,17 +86,17 @@ class TreeWish:
 
 @dataclass(frozen=True, slots=True)
 class GrownTree:
-    """A tree, its principal chain in front (`spec.draft.Draft`); parent -1 is the last committed token."""
+    """A tree that begins with its principal chain (`spec.draft.Draft`); parent -1 is the last committed token."""
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     survival: tuple[float, ...]
     chances: tuple[float, ...]
-    """Of each node, given its parent."""
+    """Probability of each node, given its parent."""
 
 
 class DraftHead(Protocol):
-    """A draft head over paged KV of its own, which has the target's page numbers."""
+    """A draft head with its own paged KV, under the target's page numbers."""
 
     @property
     def info(self) -> HeadInfo: ...
@@ -107,26 +107,26 @@ class DraftHead(Protocol):
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
         """Write the K/V of committed tokens and return the `count` likeliest tokens after `batch.logit_rows`.
 
-        features [T, feature_size] bfloat16: the target's, of the token before each of the batch; zeros at slot 0.
+        `features` ([T, feature_size] bfloat16) are the target's, of the token before each token; zeros at slot 0.
         """
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        """Do the same for drafted tokens: states [T, hidden] float32 are those of each token's parent."""
+        """Do the same for drafted tokens; `states` ([T, hidden] float32) are those of each token's parent."""
 
 
 @runtime_checkable
 class LookingAhead(DraftHead, Protocol):
-    """A head that drafts several levels with one pass over committed tokens, where `info.levels` says so."""
+    """A head that can draft `info.levels` further tokens with one pass over committed tokens."""
 
     def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
-        """Do `committed`, with what is expected further on."""
+        """Do `committed`, and predict the levels too."""
 
     def follow(
         self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
         """Return candidates after drafted `tokens`: ids [m, k] int64 and log-probabilities [m, k] float32.
 
-        `places[j]` = (i - 1) * L + row says that `tokens[j]` is the i-th drafted token after that row. Probabilities
+        `places[j]` = (i - 1) * L + row means that `tokens[j]` is the i-th drafted token after that row. Probabilities
         are over the shortlist.
         """
 

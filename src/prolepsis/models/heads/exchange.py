@@ -1,4 +1,4 @@
-"""Draft heads in and out: EAGLE-3 checkpoints in the speculators format, copied whole or not at all."""
+"""Import and export of draft heads: EAGLE-3 checkpoints in the speculators format, copied whole or not at all."""
 
 import json
 import re
@@ -23,32 +23,38 @@ NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     """Check the head in `folder`, copy it to the user's heads as the next version of `name`, or as NAME@VERSION.
 
-    Its checksum is recorded there. Raises `ModelLoadError` for what is no whole EAGLE-3 head, `InvalidParameter` for a
-    name that cannot be one or is taken.
+    The copy records its checksum. Raises `ModelLoadError` if the folder is not a whole EAGLE-3 head, and
+    `InvalidParameter` for a name that is invalid or taken.
     """
     label = _free_label(name, root)
     source = find_head(str(folder.resolve()), root) if (folder / CONFIG).is_file() else None
     if source is None:
-        raise ModelLoadError(f"{folder} holds no {CONFIG}; allowed: the folder of an EAGLE-3 head, speculators format")
+        raise ModelLoadError(
+            f"{folder} has no {CONFIG}; allowed: the folder of an EAGLE-3 head in the speculators format"
+        )
     check_checksum(source)
     load_head(folder)
-    said = {**source.config.provenance, "version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
-    said.setdefault("source", str(folder.resolve()))
+    provenance = {
+        **source.config.provenance,
+        "version": int(label.partition("@")[2]),
+        "sha256": weights_checksum(folder),
+    }
+    provenance.setdefault("source", str(folder.resolve()))
     home = head_folder(root) / label
-    copy_head(source, home, {KEY: said})
+    copy_head(source, home, {KEY: provenance})
     return find_head(str(home), root)
 
 
 def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
-    """Return the names of the models here that a head can draft for."""
+    """Return the names of the installed models that a head can draft for."""
     store = open_store(root)
     names: list[str] = []
     for manifest in store.installed():
         path = store.path(manifest.name)
-        assert path is not None, "what is installed has a path"
+        assert path is not None, "an installed model has a path"
         try:
             shape = LeanShape.from_config(open_checkpoint(path).config)
-        except ModelLoadError:  # no head drafts for what the lean forward cannot run
+        except ModelLoadError:  # a head needs a model that the lean forward can run
             continue
         identity = identity_of(path) if entry.target_fingerprint else ""
         if misfit(entry, shape, identity) is None:
@@ -57,21 +63,21 @@ def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
 
 
 def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) -> Path:
-    """Write a head to `directory`, which appears whole or not at all, and return it; `verifier` names its target there.
+    """Write a head to the new `directory`, whole or not at all, and return it; `verifier` names its target there.
 
-    Raises `ModelLoadError` where the head is damaged or `directory` is there or cannot be written.
+    Raises `ModelLoadError` if the head is damaged, or `directory` exists or cannot be written.
     """
     check_checksum(entry)
     load_head(entry.folder)
     document = json.loads((entry.folder / CONFIG).read_text())
-    told = document.get("speculators_config", {})
-    named = {**told.get("verifier", {}), "name_or_path": verifier or entry.config.verifier}
-    copy_head(entry, directory, {"speculators_config": {**told, "verifier": named}})
+    speculators = document.get("speculators_config", {})
+    named = {**speculators.get("verifier", {}), "name_or_path": verifier or entry.config.verifier}
+    copy_head(entry, directory, {"speculators_config": {**speculators, "verifier": named}})
     return directory
 
 
 def remove_head(name: str, root: Path | None = None) -> HeadEntry:
-    """Delete one of the user's heads and return what it was; raises `InvalidParameter` for those of the package."""
+    """Delete one of the user's heads and return its entry; raises `InvalidParameter` for a head of the package."""
     entry = find_head(name, root)
     if entry.folder.parent != head_folder(root).resolve() and entry.folder.parent != head_folder(root):
         raise InvalidParameter(
@@ -84,7 +90,7 @@ def remove_head(name: str, root: Path | None = None) -> HeadEntry:
 def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None:
     """Copy configuration, with top-level `changes`, and weights to the new folder `home`, whole or not at all."""
     if home.exists():
-        raise ModelLoadError(f"{home} is there already; allowed: a folder that is not")
+        raise ModelLoadError(f"{home} already exists; allowed: a new folder")
     staging = home.with_name(f".{home.name}.partial")
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -103,15 +109,15 @@ def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None
 
 
 def _free_label(name: str, root: Path | None) -> str:
-    """Return NAME@VERSION, the version one more than the newest where `name` says none."""
+    """Return NAME@VERSION; without a version in `name`, it is one more than the newest."""
     match = NAME.fullmatch(name)
     if match is None or match["name"] in ("auto", "none"):
         raise InvalidParameter(
-            f"name is {name!r}; allowed: letters, digits, '.', '_', '-', and @VERSION after it; not 'auto', not 'none'",
+            f"name is {name!r}; allowed: letters, digits, '.', '_' and '-', or NAME@VERSION; not 'auto' or 'none'",
             param="name",
         )
     taken = [entry.version for entry in list_heads(root) if entry.name == match["name"]]
     version = int(match["version"] or max(taken, default=0) + 1)
     if version in taken:
-        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: a version that is not", param="name")
+        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: another version", param="name")
     return f"{match['name']}@{version}"

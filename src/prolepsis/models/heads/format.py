@@ -24,27 +24,28 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What a head computes, and of which target.
+    """The computation of a head, and its target.
 
-    Slot s takes the embedding of token s and g of token s - 1, sits at position s and predicts token s + 1. For a token
-    the target has seen, g = fc(norm(its hidden states)); in a draft, g is what the slot before put out.
+    Slot s is at position s; its inputs are the embedding of token s and g of token s - 1, and it predicts token s + 1.
+    For a token that the target has processed, g = fc(norm(its hidden states)); in a draft, g is the output of the slot
+    before.
     """
 
     shape: LeanShape
     """Geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's."""
     taps: tuple[int, ...]
-    """Hidden states that enter these layers of the target are concatenated to [len(taps) * d]."""
+    """The hidden states entering these layers of the target are concatenated to [len(taps) * d]."""
     draft_vocab: int
     norm_before_fc: bool = True
-    """A norm over the concatenated hidden states, before fc."""
+    """Whether a norm is applied to the concatenated hidden states, before fc."""
     norm_output: bool = True
-    """What is fed back has passed the final norm; else it is the layer's output as it is."""
+    """Whether the state that is fed back has passed the final norm; if not, it is the layer's output."""
     norm_before_residual: bool = False
-    """The residual is g after its norm; else g as it is."""
+    """Whether the residual is g after its norm; if not, it is g itself."""
     verifier: str = ""
     """Name of the target."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was trained; `target_fingerprint` where known. Plain JSON values."""
+    """How it was trained, with `target_fingerprint` if known (`models.provenance`). Plain JSON values."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class HeadWeights:
     """A head's tensors; projections have no bias."""
 
     fc: Tensor  # [d, taps * d]
-    input_norm: Tensor | None  # [taps * d]; where norm_before_fc
+    input_norm: Tensor | None  # [taps * d]; with norm_before_fc only
     embed_norm: Tensor  # [d]
     hidden_norm: Tensor  # [d]
     q: Tensor  # [h * head_dim, 2d]: columns of the embedding, then of g
@@ -95,7 +96,7 @@ NAMES: dict[str, str] = {
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor by field; `input_norm` only where the head has it."""
+    """Return the shape of each tensor by field; `input_norm` only if the head has one."""
     shape, d = config.shape, config.shape.hidden
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     taps = len(config.taps) * d
@@ -146,7 +147,7 @@ def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
                     if name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
                         found[name] = _whole_vocabulary(name, config.draft_vocab)
                         continue
-                    raise ModelLoadError(f"{file} holds no tensor {NAMES[name]!r}")
+                    raise ModelLoadError(f"{file} has no tensor {NAMES[name]!r}")
                 found[name] = _checked(file, NAMES[name], tensors.get_tensor(NAMES[name]), shape)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
@@ -156,7 +157,7 @@ def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
 
 
 def read_config(folder: Path) -> HeadConfig:
-    """Read config.json of a head; raises `ModelLoadError` naming what is missing or not supported."""
+    """Read config.json of a head; raises `ModelLoadError` that names a missing or unsupported entry."""
     file = folder / CONFIG
     try:
         document = json.loads(file.read_text())
@@ -185,7 +186,7 @@ def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str
 def weights_checksum(folder: Path) -> str:
     """Return the SHA-256, in hexadecimal, of the weights of a head or draft model.
 
-    Raises `ModelLoadError` where they cannot be read.
+    Raises `ModelLoadError` if they cannot be read.
     """
     try:
         return sha256_of(folder / WEIGHTS)
@@ -241,7 +242,7 @@ def _config(document: dict[str, Any]) -> HeadConfig:
         raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
     taps = document.get("eagle_aux_hidden_state_layer_ids")
     if not taps:
-        raise ModelLoadError("eagle_aux_hidden_state_layer_ids is missing: which layers the head reads is not known")
+        raise ModelLoadError("eagle_aux_hidden_state_layer_ids is missing: it says which layers the head reads")
     verifier = document.get("speculators_config", {}).get("verifier", {}).get("name_or_path") or ""
     return HeadConfig(
         shape=shape,

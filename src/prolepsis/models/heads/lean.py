@@ -1,4 +1,4 @@
-"""A draft head's arithmetic in torch, slot by slot, for serving and training; `HeadConfig` says what a slot is.
+"""A draft head in torch: its arithmetic slot by slot, for serving and training (`HeadConfig` defines a slot).
 
 Legend: n slots, d hidden size, h query heads, k key/value heads, e head dimension.
 """
@@ -62,7 +62,7 @@ class HeadLayer:
         return hidden + F.linear(F.silu(F.linear(normed, w.gate)) * F.linear(normed, w.up), w.down)
 
     def ends(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the logits are of and what the next drafted slot takes as g, both [n, d]."""
+        """Return the input of the output head, and g of the next drafted slot, both [n, d]."""
         out = rms_norm(hidden, self.weights.norm, self.config.shape.eps)
         return out, out if self.config.norm_output else hidden
 
@@ -73,7 +73,7 @@ class HeadLayer:
 
 
 class LeanHead:
-    """A `models.draft_head.DraftHead` on torch's kernels, on its target's device and in its dtype."""
+    """A `DraftHead` on torch's kernels, on its target's device and in its dtype."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class LeanHead:
 
     @torch.no_grad()
     def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
-        """Run a pass over committed tokens that looks further ahead (`LookingAhead.outlook`)."""
+        """Run a pass over committed tokens that predicts the levels too (`LookingAhead.outlook`)."""
         levels = self._known_levels()
         hidden = self._hidden(batch, cache, features, None)
         out, after = self._layer.ends(hidden)

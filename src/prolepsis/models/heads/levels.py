@@ -1,8 +1,17 @@
-"""Levels of a draft head as a file in its folder, bound to its weights by their checksum.
+"""Levels of a draft head: they predict the tokens after the first one from the head's one pass over committed tokens.
 
-The head is a whole EAGLE-3 head without it. `models.head_levels` says what the tensors do.
+z [d] is the head's state after the last committed token, before its final norm N. Level i = 1 .. n predicts the token
+after i drafted tokens. Before any of them is known, it predicts with the logits of
+    p_i = z + leave_i silu(enter_i N(z))                        (a block as in Medusa, arXiv 2401.10774)
+and, once the last of them is x with embedding e(x), with those of
+    s_i(x) = p_i + out silu(state N(p_i) + token e(x) / rms(e(x)))      (conditioned as in Hydra, arXiv 2402.05109)
+The p_i of all levels pass the output head together with z, so its weights are read once. s_i(x) only chooses among the
+likeliest tokens of p_i, so it reads as many rows of the output head.
 
-Legend: n levels, w width of the levels, d hidden size.
+Levels are a file in the head's folder, bound to the head's weights by their checksum. Without it the head is a complete
+EAGLE-3 head.
+
+Legend: r rows, n levels, w width of the levels, d hidden size.
 """
 
 import json
@@ -25,7 +34,7 @@ from prolepsis.models.targets.lean import rms_norm
 log = structlog.get_logger(__name__)
 
 LEVELS = "levels/levels.safetensors"
-"""Of the head's folder: in one of its own, as others read all safetensors beside a configuration as one model."""
+"""File in the head's folder; in a subfolder, because other programs read all safetensors of a folder as one model."""
 _HEAD, _REPORT = "head_sha256", "report"  # in the file's metadata
 
 
@@ -57,7 +66,7 @@ class LevelWeights:
 
 
 def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) -> None:
-    """Write levels beside the head in `folder`, in bfloat16; `report` is how they were trained, plain JSON values."""
+    """Write the levels of the head in `folder`, in bfloat16, with a `report` on their training (plain JSON values)."""
     part = folder / f"{LEVELS}.part"
     part.parent.mkdir(exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in weights.to(torch.bfloat16).tensors().items()}
@@ -67,9 +76,9 @@ def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) 
 
 
 def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
-    """Read the levels of the head in `folder`; None where it has none, or has other weights than they were trained for.
+    """Read the levels of the head in `folder`; return None if it has none, or if they were trained for other weights.
 
-    Raises `ModelLoadError` for a file that is broken or not of `hidden` columns.
+    Raises `ModelLoadError` for a file that is damaged or not of `hidden` columns.
     """
     file = folder / LEVELS
     if not file.is_file():
@@ -79,7 +88,7 @@ def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
             trained_for = (found.metadata() or {}).get(_HEAD)
             weights = LevelWeights(**{f.name: found.get_tensor(f.name) for f in fields(LevelWeights)})
     except (OSError, SafetensorError) as error:
-        raise ModelLoadError(f"{file} holds no levels of a draft head: {error}") from error
+        raise ModelLoadError(f"{file} does not hold the levels of a draft head: {error}") from error
     n, w = (weights.enter.shape[0], weights.enter.shape[1]) if weights.enter.ndim == 3 else (0, 0)
     expected = {
         "enter": (n, w, hidden),
@@ -112,7 +121,7 @@ class HeadLevels:
         return z + torch.matmul(F.silu(entered), w.leave.transpose(1, 2))
 
     def entered(self, ahead: Tensor) -> Tensor:  # [.., d] -> [.., w]
-        """Return what of p meets the drafted token."""
+        """Return the part of p that is combined with the drafted token."""
         return F.linear(self.normed(ahead), self.weights.state)
 
     def told(self, ahead: Tensor, entered: Tensor, tokens: Tensor) -> Tensor:
@@ -120,10 +129,10 @@ class HeadLevels:
         return ahead + F.linear(F.silu(entered + tokens), self.weights.out)
 
     def of_tokens(self, embeddings: Tensor) -> Tensor:  # [.., d] -> [.., w]
-        """Return what the levels see of drafted tokens."""
+        """Return the levels' input from drafted tokens."""
         ones = torch.ones_like(self.norm)
         return F.linear(rms_norm(embeddings, ones, self.eps), self.weights.token)
 
     def normed(self, states: Tensor) -> Tensor:
-        """Return what the output head is multiplied with."""
+        """Return the input of the output head."""
         return rms_norm(states, self.norm, self.eps)

@@ -15,7 +15,7 @@ from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add
 
 
 class NativeHead:
-    """A `models.draft_head.DraftHead` for a target on the native forward."""
+    """A `DraftHead` for a target on the native forward."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class NativeHead:
         *,
         eight_bit: bool = True,
     ) -> None:
-        """Keep matrices in 8 bits, or in bfloat16 where tests compare the two; those of levels are bfloat16.
+        """Keep matrices in 8 bits, or in bfloat16 so that tests can compare the two; levels are always in bfloat16.
 
-        Raises `ModelLoadError` for sizes that the native forward does not take.
+        Raises `ModelLoadError` for sizes that the native forward cannot run.
         """
         shape = config.shape
         _check_widths(config, levels)
@@ -81,7 +81,7 @@ class NativeHead:
         return self._candidates(batch, cache, None, states, count)
 
     def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
-        """Run a pass over committed tokens that looks further ahead (`LookingAhead.outlook`)."""
+        """Run a pass over committed tokens that predicts the levels too (`LookingAhead.outlook`)."""
         logits, after, ahead, entered = self._decoder.outlook(*operands(batch, cache), features)
         ids, logprobs = self._module.likeliest(logits, self._shortlist)
         rows = len(after)

@@ -1,4 +1,4 @@
-"""Draft heads by name and version: those that the package ships and those the user trained or brought."""
+"""Draft heads by name and version: the package's own, and those that the user trained or imported."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class HeadEntry:
-    """A head that is here: a folder called NAME or NAME@VERSION."""
+    """An installed head: a folder called NAME or NAME@VERSION."""
 
     folder: Path
     config: HeadConfig
@@ -45,18 +45,18 @@ class HeadEntry:
 
     @property
     def version(self) -> int:
-        """What the folder is called after, else what its provenance says, else 1."""
+        """Version in the name of the folder, else in the provenance, else 1."""
         named = self.folder.name.partition("@")[2]
         return int(named) if named.isdecimal() else self.provenance.version or 1
 
     @property
     def label(self) -> str:
-        """NAME@VERSION: finds exactly this head."""
+        """NAME@VERSION, which identifies this head."""
         return f"{self.name}@{self.version}"
 
     @property
     def target(self) -> str:
-        """Name of the target it was trained for; empty where it does not say."""
+        """Name of the target it was trained for; empty if unknown."""
         return self.provenance.target or self.config.verifier
 
     @property
@@ -66,7 +66,7 @@ class HeadEntry:
 
     @property
     def size(self) -> int:
-        """Bytes of its weights; 0 where the file is missing."""
+        """Bytes of its weights; 0 if the file is missing."""
         file = self.folder / WEIGHTS
         return file.stat().st_size if file.is_file() else 0
 
@@ -76,12 +76,12 @@ class HeadEntry:
 
 
 def head_folder(root: Path | None = None) -> Path:
-    """Return where the user's heads are kept: beside the models."""
+    """Return the folder of the user's heads, next to the models."""
     return (root or cache_directory() / "models").parent / "heads"
 
 
 def list_heads(root: Path | None = None) -> list[HeadEntry]:
-    """Return all heads here by name and version; of two with the same, the user's. Broken ones are left out."""
+    """Return all installed heads by name and version, without damaged ones; the user's replace the package's."""
     found: dict[tuple[str, int], HeadEntry] = {}
     for entry in _entries(SHIPPED, head_folder(root)):
         found[entry.name, entry.version] = entry
@@ -89,9 +89,9 @@ def list_heads(root: Path | None = None) -> list[HeadEntry]:
 
 
 def find_head(name: str, root: Path | None = None) -> HeadEntry:
-    """Return the head that `name` names: NAME@VERSION, the newest of NAME, or a folder.
+    """Return the head called `name`: NAME@VERSION, the newest of NAME, or a folder.
 
-    Raises `ModelLoadError` where there is none.
+    Raises `ModelLoadError` if there is none.
     """
     folder = Path(name)
     if (folder / CONFIG).is_file():
@@ -99,25 +99,25 @@ def find_head(name: str, root: Path | None = None) -> HeadEntry:
     heads = list_heads(root)
     matching = [entry for entry in heads if name in (entry.name, entry.label)]
     if not matching:
-        allowed = ", ".join(entry.label for entry in heads) or "none is here"
+        allowed = ", ".join(entry.label for entry in heads) or "no head is installed"
         raise ModelLoadError(f"draft_head is {name!r}; allowed: a folder with {CONFIG}, {AUTO}, {NONE}, or: {allowed}")
     return matching[-1]
 
 
 def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | None:
-    """Return the head trained for exactly this target that drafts best by its own report; None where there is none.
+    """Return the head trained for exactly this target with the best reported acceptance; None if there is none.
 
-    Of each name only the newest version that fits counts.
+    Of each name only the newest version that fits is considered.
     """
     newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == target.identity}
     return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
 
 
 def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
-    """Load a head for a target. Raises `ModelLoadError` naming what differs where it is another's, or damaged."""
+    """Load a head for a target. Raises `ModelLoadError` with the difference if it does not fit, or if it is damaged."""
     model = target.model
     if not isinstance(model, NativeModel | LeanModel):
-        raise ModelLoadError(f"the forward {model.info.forward} runs no draft heads; allowed: native, lean")
+        raise ModelLoadError(f"the forward {model.info.forward} cannot run draft heads; allowed: native, lean")
     fault = misfit(entry, model.shape, target.identity)
     if fault is not None:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
@@ -134,33 +134,33 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
 
 
 def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
-    """Say what differs between the target a head is for and one of this `shape` and `identity`; None if nothing does.
+    """Return the difference between a head's target and one of this `shape` and `identity`; None if there is none.
 
-    A head that does not say which weights it was trained for fits every target of its sizes.
+    A head without a recorded target fits every target of its sizes.
     """
     fault = head_fault(entry.config, shape, shape.layers)
     if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
         return fault
     return (
-        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}; this one's is "
-        f"{identity or 'not known'} (other weights or another tokenizer)"
+        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}, not "
+        f"{identity or 'an unknown one'} (other weights or another tokenizer)"
     )
 
 
 def check_checksum(entry: HeadEntry) -> None:
-    """Raise `ModelLoadError` where the weights are not those that the checksum was recorded of."""
+    """Raise `ModelLoadError` if the weights do not match the recorded checksum."""
     recorded = entry.provenance.sha256
     if recorded and (found := weights_checksum(entry.folder)) != recorded:
         raise ModelLoadError(
-            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, {recorded} was recorded; "
+            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, not the recorded {recorded}; "
             "import or train the head again"
         )
 
 
 def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftHead | None:
-    """Return the head that the configuration asks for: "none", "auto" (the fitting one, if any), a name or a folder.
+    """Return the configured head: "none", "auto" (the fitting one, if any), a name or a folder.
 
-    Raises `ModelLoadError` for one that was named and cannot be used; "auto" never raises.
+    Raises `ModelLoadError` for a named head that cannot be used; "auto" never raises.
     """
     if name == NONE:
         return None
