@@ -154,7 +154,7 @@ async def test_a_pinned_rule_refuses_what_contradicts_it(house: House, route: st
     refused = await ask(http, route, **body, speculation={"mode": "on"})
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (403, "policy_conflict", "speculation.mode")
-    assert "'audit' assignments it to off" in error["message"]
+    assert "'audit' pins it to off" in error["message"]
     assert house.engine.requests == []
     assert (await ask(http, route, **body, speculation={"mode": "off"})).status_code == 200
 

@@ -147,7 +147,7 @@ def test_explain_says_what_would_be_refused() -> None:
     assert "role operator" in str(needs_role["refused"])
     assert needs_role["in_effect"] is None
     pinned = explained("--tenant", "bank", "--role", "operator", body=asking)
-    assert "'regulated' assignments it to off" in str(pinned["refused"])
+    assert "'regulated' pins it to off" in str(pinned["refused"])
     shown = policy("explain", EXAMPLE, "--request", "-", stdin=json.dumps(asking))
     assert "refused" in shown.stdout
 
