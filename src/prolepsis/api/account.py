@@ -64,18 +64,19 @@ class PromptAccount:
     def ended(self) -> PromptEnded:
         """Return what the answer came to."""
         progress, last = self.progress, self.progress.ended
+        filled = self.delivery.filled(last.stats if last is not None else RequestStats())
         num_prompt_tokens = len(self._request.prompt_token_ids)
         came = RequestStats(num_prompt_tokens=num_prompt_tokens, num_output_tokens=progress.num_tokens)
         return PromptEnded(
             request=self._request,
             end=self._end[0],
             error=self._end[1],
-            stats=self.delivery.filled(last.stats) if last is not None else came,
+            stats=filled if last is not None else came,
             has_engine_stats=last is not None,
             is_cached=progress.stored is not None,
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),
-            delivery=self.delivery.by_proposer(last.stats if last is not None else RequestStats()),
+            delivery=self.delivery.by_proposer(filled),
         )
 
 

@@ -1,6 +1,6 @@
 """Declares each HTTP route once: path, roles, body, reply and errors. Sign-in and the OpenAPI document read this."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -93,13 +93,15 @@ class Routes:
         errors: Sequence[int] = (),
         may_fail: bool = False,
         streams: bool = False,
+        headers: Mapping[str, Any] | None = None,
         documented: bool = True,
     ) -> Callable[[Endpoint], Endpoint]:
         """Return the decorator of the endpoint.
 
         `reply`: the model of the reply, for an endpoint that makes its own `Response`; default: what the endpoint is
         annotated to return. `str` stands for plain text. `errors`: statuses beside those of every route. `may_fail`:
-        a 503 may have the shape of the reply. `streams`: the reply may be server-sent events.
+        a 503 may have the shape of the reply. `streams`: the reply may be server-sent events. `headers`: those that the
+        endpoint reads, with their schemas.
         """
 
         def declare(endpoint: Endpoint) -> Endpoint:
@@ -110,13 +112,20 @@ class Routes:
                 "response_model": None if reply is str else Default(None) if reply is None else reply,
                 "response_class": PlainTextResponse if reply is str else Default(JSONResponse),
                 "responses": _responses(reply, errors, may_fail=may_fail, streams=streams),
-                "openapi_extra": {"security": [] if roles is None else [{"key": sorted(roles)}]},
+                "openapi_extra": {
+                    "security": [] if roles is None else [{"key": sorted(roles)}],
+                    "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
+                },
                 "include_in_schema": documented,
             }
             self.all.append(Route(path, endpoint, roles, options))
             return endpoint
 
         return declare
+
+
+def _parameter(name: str, place: str, schema: Any) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": False, "schema": schema}
 
 
 def _responses(reply: Any, errors: Sequence[int], *, may_fail: bool, streams: bool) -> dict[int | str, Any]:

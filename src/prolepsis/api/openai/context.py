@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from fastapi import Depends, Request
+from starlette.requests import Request
 
-from prolepsis.web.body_reader import Reader
 from prolepsis.web.caller import Caller, caller_of
 
 SPEC_MODE = "x-spec-mode"
@@ -27,23 +25,6 @@ class RequestContext:
         return self.headers.get(SPEC_MODE)
 
 
-class ContextReader(Reader):
-    """Reads it from a request that sign-in let through."""
-
-    openapi = {  # noqa: RUF012
-        "parameters": [
-            {
-                "name": "X-Spec-Mode",
-                "in": "header",
-                "required": False,
-                "schema": {"enum": ["auto", "off", "on", "shadow"]},
-            }
-        ]
-    }
-
-    async def __call__(self, request: Request) -> RequestContext:
-        return RequestContext(caller_of(request), request.scope["path"], dict(request.headers))
-
-
-Sent = Annotated[RequestContext, Depends(ContextReader())]
-"""The context, as parameter of a route."""
+def context_of(request: Request) -> RequestContext:
+    """Read it from a request that sign-in let through."""
+    return RequestContext(caller_of(request), request.scope["path"], dict(request.headers))

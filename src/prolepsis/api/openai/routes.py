@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, Response
 from prolepsis.api.answer import answer
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
-from prolepsis.api.openai.context import Sent
+from prolepsis.api.openai.context import SPEC_MODE, context_of
 from prolepsis.api.openai.prepare import admit_chat, admit_completion
 from prolepsis.api.openai.prepared import Admitted
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
@@ -25,6 +25,8 @@ from prolepsis.web.routes import CLIENTS, Route, Routes
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
+_HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}}
+"""Headers that these routes read, with their schemas."""
 
 
 def generation_routes(room: Room) -> Sequence[Route]:
@@ -38,11 +40,10 @@ def generation_routes(room: Room) -> Sequence[Route]:
         reply=ChatCompletion,
         errors=(504,),
         streams=True,
+        headers=_HEADERS,
     )
-    async def chat_completions(
-        request: Request, body: Annotated[ChatBody, read_body(ChatBody)], context: Sent
-    ) -> Response:
-        return await _completion(request, await admit_chat(body, context, room), room, ChatFormat)
+    async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
+        return await _completion(request, await admit_chat(body, context_of(request), room), room, ChatFormat)
 
     @routes.post(
         "/v1/completions",
@@ -51,11 +52,12 @@ def generation_routes(room: Room) -> Sequence[Route]:
         reply=Completion,
         errors=(504,),
         streams=True,
+        headers=_HEADERS,
     )
-    async def completions(
-        request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)], context: Sent
-    ) -> Response:
-        return await _completion(request, await admit_completion(body, context, room), room, CompletionFormat)
+    async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
+        return await _completion(
+            request, await admit_completion(body, context_of(request), room), room, CompletionFormat
+        )
 
     @routes.post(
         "/v1/responses",
@@ -64,11 +66,10 @@ def generation_routes(room: Room) -> Sequence[Route]:
         reply=ResponseReply,
         errors=(504,),
         streams=True,
+        headers=_HEADERS,
     )
-    async def responses(
-        request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)], context: Sent
-    ) -> Response:
-        admitted = await admit_response(body, context, room)
+    async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
+        admitted = await admit_response(body, context_of(request), room)
         shape = ResponseShape(body, admitted, room)
         if admitted.stream:
             events = response_events(answer(request, admitted, room), shape)

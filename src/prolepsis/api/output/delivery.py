@@ -54,8 +54,8 @@ class Delivery:
         return replace(stats, proposers=proposers, lost={reason: n for reason, n in lost.items() if n > 0})
 
     def by_proposer(self, stats: RequestStats) -> dict[str, DeliveredDrafts]:
-        """Return what was delivered and lost of each proposer's drafts, given the engine's counts."""
-        return {name: self._of(name, counts) for name, counts in self.filled(stats).proposers.items()}
+        """Return what was delivered and lost of each proposer's drafts, given counts that are `filled`."""
+        return {name: self._of(name, counts) for name, counts in stats.proposers.items()}
 
     def _of(self, name: str, counts: ProposerCounts) -> DeliveredDrafts:
         delivered = counts.num_delivered or 0
