@@ -1,9 +1,14 @@
-"""The public surface: about ten names, imported when first used."""
+"""The public surface: about ten names, imported when first used; and the packages it depends on."""
 
+import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +65,29 @@ def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
     kinds = {"chat", "code_edit", "rag", "summarisation", "json", "math", "translation"}
     assert {p["category"] for p in prompts} == kinds
     assert all(p["prompt"].strip() for p in prompts)
+
+
+def test_declared_packages_are_imported_and_imported_ones_are_declared() -> None:
+    root = Path(__file__).parent.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    declared = {re.split(r"[^A-Za-z0-9_-]", need, maxsplit=1)[0] for need in needed}
+    distributions = packages_distributions()
+    imported = {
+        name: {one.lower().replace("_", "-") for one in distributions.get(name, [name])}
+        for name in imports_of(root / "src")
+    }
+    assert declared == {one for found in imported.values() for one in found if one in declared}, "imported nowhere"
+    assert [name for name, found in imported.items() if not found & declared] == [], "not declared"
+
+
+def imports_of(source: Path) -> set[str]:
+    """Return the top-level packages of others that the modules under `source` import anywhere."""
+    names: set[str] = set()
+    for file in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                names |= {one.name.partition(".")[0] for one in node.names}
+    return names - sys.stdlib_module_names - {"prolepsis"}
