@@ -18,7 +18,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.flags import FlagFileProvider
+from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.records import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics

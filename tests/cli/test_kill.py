@@ -83,7 +83,7 @@ def test_a_server_is_told_by_its_url(home: Path, server: Served) -> None:
     assert kill("status", "--url", "http://127.0.0.1:9").exit_code == 2
 
 
-def test_a_kill_switch_that_is_not_kept_is_said(home: Path, server: Served) -> None:
+def test_a_kill_switch_that_is_not_saved_says_so(home: Path, server: Served) -> None:
     (home / "its.json").mkdir()
     (home / "its.json" / "x").touch()
     assert "cannot be written" in kill("on", "--url", server.url).stderr
@@ -100,6 +100,6 @@ def test_breakers_of_a_server(home: Path, server: Served) -> None:
     assert (listed["proposer"], listed["traffic_class"], listed["state"]) == ("suffix", name, "forced_open")
     assert "suffix" in breaker("list").stdout
     assert "forced_open" in (home / "breakers.json").read_text()
-    assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_kept"] is None
+    assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_saved"] is None
     wrong = breaker("set", "magic", name, "closed")
     assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.safety.flags import parse_flags
+from prolepsis.safety.flag_file import parse_flags
 from tests.safety.flag_files import flag
 
 

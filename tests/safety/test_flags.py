@@ -12,9 +12,10 @@ from openfeature.flag_evaluation import FlagResolutionDetails
 from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvider
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.facts import RequestFacts
+from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.policy.explain import position
-from prolepsis.safety.flags import ENABLED, KILL, FlagDecision, FlagFileProvider, Flags, evaluation_context, provider_of
+from prolepsis.safety.flag_file import ENABLED, KILL, FlagFileProvider
+from prolepsis.safety.flags import Flags, evaluation_context, provider_of
 from tests.safety.flag_files import flag, write
 
 FACTS = RequestFacts(
@@ -116,8 +117,8 @@ class Provider(InMemoryProvider):
         return self.resolve_boolean_details(flag_key, default_value, evaluation_context)
 
 
-async def ready(provider: Provider, patience_s: float = 0.1) -> Flags:
-    flags = Flags(provider, patience_s)
+async def ready(provider: Provider, timeout_s: float = 0.1) -> Flags:
+    flags = Flags(provider, timeout_s)
     while (await flags.enabled(FACTS)).error == "PROVIDER_NOT_READY":  # noqa: ASYNC110  # it starts in a thread
         await asyncio.sleep(0.001)
     return flags
@@ -141,7 +142,7 @@ async def test_one_that_fails_or_is_late_leaves_the_default(fault: str, error: s
 
 async def test_whoever_asks_may_be_cancelled() -> None:
     flags = await ready(Provider("late"), 0.01)
-    flags._patience_s = 60
+    flags._timeout_s = 60
     asking = asyncio.ensure_future(flags.enabled(FACTS))
     await asyncio.sleep(0.01)
     asking.cancel()
@@ -163,11 +164,11 @@ async def test_two_servers_have_flags_of_their_own(tmp_path: Path) -> None:
 def test_a_bad_edit_leaves_the_last_good_flags(tmp_path: Path) -> None:
     provider = FlagFileProvider(write(tmp_path / "f.json", flag()))
     write(tmp_path / "f.json", flag(default="off"))
-    assert provider.look().changed
+    assert provider.poll().changed
     assert provider.resolve_boolean_details(ENABLED, True).value is False
     write(tmp_path / "f.json", flag(default="nothing"))
-    assert "defaultVariant is 'nothing'" in str(provider.look().refused)
-    assert provider.look().refused is None
+    assert "defaultVariant is 'nothing'" in str(provider.poll().refused)
+    assert provider.poll().refused is None
     assert provider.resolve_boolean_details(ENABLED, True).value is False
 
 

@@ -108,7 +108,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
                 metrics = chunk.get("metrics") or metrics
                 if text and not asked:
                     said = kill(house, on=True, reason="drill")
-                    assert (said["on"], said["sources"], said["not_kept"]) == (True, ["operator"], None)
+                    assert (said["on"], said["sources"], said["not_saved"]) == (True, ["operator"], None)
                     wait_for(lambda: house.engine.scheduler.plan.reason == "killed")
                     asked = len(first.asked)
         assert text == expected
@@ -156,7 +156,7 @@ def test_one_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) 
         (tmp_path / "kill.json").mkdir()
         (tmp_path / "kill.json" / "x").touch()
         said = kill(house, on=True)
-        assert "cannot be written" in said["not_kept"]
+        assert "cannot be written" in said["not_saved"]
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
 
 
@@ -214,7 +214,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
         assert text_of(reply) == text_of(complete(house, "bcd", **PLAIN))
         assert httpx.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
-        assert httpx.put(url, json=body).json()["not_kept"] is None
+        assert httpx.put(url, json=body).json()["not_saved"] is None
         for wrong, param in (
             ({"proposer": "gone"}, "proposer"),
             ({"traffic_class": "chat"}, "traffic_class"),
@@ -236,12 +236,12 @@ def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: 
     with house_with(tmp_path, Named("only")) as house:
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
         url, body = f"{house.url}/admin/breakers", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
-        assert httpx.put(url, json=body).json()["not_kept"] is None
+        assert httpx.put(url, json=body).json()["not_saved"] is None
         (tmp_path / "breakers.json").unlink()
         (tmp_path / "breakers.json").mkdir()
         (tmp_path / "breakers.json" / "x").touch()
         said = httpx.put(url, json={**body, "state": "forced_closed"}).json()
-        assert "cannot be written" in said["not_kept"]
+        assert "cannot be written" in said["not_saved"]
         assert breakers(house)["only", TEXT] == "forced_closed"
         assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 

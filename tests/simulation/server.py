@@ -30,7 +30,7 @@ from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import StoreJournal
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
-from prolepsis.safety.flags import FlagFileProvider
+from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 

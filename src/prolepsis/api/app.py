@@ -45,11 +45,11 @@ from prolepsis.rollout.shadow import ShadowFeature
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftStreams
-from prolepsis.safety.drift_watch import DriftWatch
-from prolepsis.safety.feature_flags import FeatureFlags
-from prolepsis.safety.kill_switch import KillSwitch, kill_file
-from prolepsis.safety.routes import kill_routes
-from prolepsis.safety.watch import PlanInEffect, Watch
+from prolepsis.safety.drift_runtime import DriftFeature
+from prolepsis.safety.effective_plan import EffectivePlan
+from prolepsis.safety.flags_runtime import FlagsFeature
+from prolepsis.safety.kill_switch import kill_file
+from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.replays import ReplayMetrics
@@ -88,25 +88,29 @@ def build(
 
     Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
     cost is in money; without `store` no requests are recorded, and who opened one closes it. Every answer passes
-    `output` before its client sees it. The application's `state.gate` is what a server drains, its `state.watch` what
-    may turn speculation off, in `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where
+    `output` before its client sees it. The application's `state.gate` is what a server drains; in
+    `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where
     the address asks for keys and there are none.
     """
     door = door or Door()
     check_exposure(config, door.keys)
-    plan = PlanInEffect(door.base_plan, client.apply_plan)
+    plan = EffectivePlan(door.base_plan, client.apply_plan)
     gate = AdmissionController(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
     emit = AuditLog(store.writer if store else None).record
     version_of = partial(_version_of, client, policies)
     breaker = _breaker(config, client, plan, metrics.registry, emit)
-    watch = _watch(config, client, plan, metrics.registry, flags, version_of=version_of, emit=emit, breaker=breaker)
+    kill_switch = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), metrics.registry, emit=emit)
+    flag_feature = FlagsFeature(flags, metrics.registry, on_kill=kill_switch.follow) if flags is not None else None
+    drift = _drift(config, client, metrics.registry, breaker, version_of=version_of, emit=emit)
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
     audit = _request_audit(config, client, tokenizer, store) if store is not None else None
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     delivery = DeliveryFeature(metrics.contract)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
-    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=watch.kill, emit=emit)
-    found = (recorder, audit, costs, policies.rollouts if policies else None, shadow, replays, delivery, breaker)
+    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=kill_switch, emit=emit)
+    rollouts = policies.rollouts if policies else None
+    listeners = (recorder, audit, costs, rollouts, shadow, replays, delivery)
+    found: Sequence[Feature | None] = (kill_switch, flag_feature, *listeners, breaker, drift)
     features: Sequence[Feature] = [feature for feature in found if feature is not None]
     room = Room(
         config=config,
@@ -114,7 +118,8 @@ def build(
         tokenizer=tokenizer,
         gate=gate,
         started=int(time.time()),
-        watch=watch,
+        kill_switch=kill_switch,
+        flags=flag_feature,
         policies=policies,
         recorder=recorder,
         emit=emit,
@@ -129,7 +134,7 @@ def build(
     routes = (*_routes(room, metrics, costs, store), *(route for feature in features for route in feature.routes))
     app = Application(routes, partial(_while_serving, room))
     app.state.gate = gate
-    app.state.watch = watch
+    app.state.features = features
     app.state.door_metrics = metrics.door
     app.state.max_body_bytes = config.max_body_bytes
     install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
@@ -142,11 +147,10 @@ def build(
 @asynccontextmanager
 async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, None]:
     """Run what looks at clocks and files beside the requests; close the engine at the end."""
-    watch, policies = room.watch, room.policies
-    await watch.look(drift=False)
+    policies = room.policies
     for feature in room.features:
         await contained_tick(feature)
-    parts = [room.gate.run(), watch.run()]
+    parts = [room.gate.run()]
     parts += [policies.run()] if policies else []
     parts += [feature.run() for feature in room.features]
     running = [asyncio.create_task(part) for part in parts]
@@ -158,8 +162,6 @@ async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, Non
     room.gate.end_waiting()
     for feature in room.features:
         await feature.close()
-    if watch.flags is not None:
-        watch.flags.close()
     await room.client.close()
 
 
@@ -170,7 +172,6 @@ def _routes(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> 
         *status_routes(room, metrics),
         *rollout_routes(room),
         *policy_routes(room),
-        *kill_routes(room),
         *correctness_routes(room),
         *audit_routes(room, store),
         *cost_routes(costs),
@@ -190,30 +191,22 @@ def _version_of(client: EngineClient, policies: Policies | None, proposer: str) 
     return f"{weights} {policies.version}" if policies else weights
 
 
-def _watch(
+def _drift(
     config: ServerConfig,
     client: EngineClient,
-    plan: PlanInEffect,
     registry: CollectorRegistry,
-    provider: FeatureProvider | None,
+    breaker: BreakerFeature,
     *,
     version_of: Callable[[str], str],
     emit: Emit,
-    breaker: BreakerFeature,
-) -> Watch:
-    """Return the kill switch, flags and drift; a kill switch that is on has been applied."""
-    kill = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), registry, emit=emit)
-    flags = None if provider is None else FeatureFlags(provider, registry)
-    drift = None
-    if config.drift == "on":
-        on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
-        counts = client.proposer_counts
-        drift = DriftWatch(DriftStreams(), counts, version_of, registry, emit=emit, on_cliff=on_cliff)
-    return Watch(kill, flags, drift)
+) -> DriftFeature:
+    streams = DriftStreams() if config.drift == "on" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    return DriftFeature(streams, client.proposer_counts, version_of, registry, emit=emit, on_cliff=on_cliff)
 
 
 def _breaker(
-    config: ServerConfig, client: EngineClient, plan: PlanInEffect, registry: CollectorRegistry, emit: Emit
+    config: ServerConfig, client: EngineClient, plan: EffectivePlan, registry: CollectorRegistry, emit: Emit
 ) -> BreakerFeature:
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)

@@ -1,24 +1,14 @@
 """Shapes of /admin/contract, /admin/drift and /admin/shadow."""
 
 from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import Field
 
 from prolepsis.api.output.chain import OutputPolicies
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.room import Room
-from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import LossReason
 from prolepsis.rollout.shadow import Estimate, ShadowEvidence
-from prolepsis.safety.drift import DriftStream, Key, Status
-from prolepsis.safety.drift_watch import DriftWatch
-from prolepsis.web.body_reader import read_body
-from prolepsis.web.caller import SignedIn
-from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body, Reply
-from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import READERS, Route, Routes
 
 
 class OutputPolicyReply(Reply):
@@ -66,57 +56,6 @@ def contract_reply(delivery: DeliveryFeature, output: OutputPolicies) -> Contrac
             )
             for (proposer, traffic_class), counts in sorted(delivery.counts.items())
         ],
-    )
-
-
-class DriftResetBody(Body):
-    proposer: Annotated[str, Field(max_length=64)]
-    traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
-
-
-class DriftStreamReply(Reply):
-    """What is known of one proposer in one traffic class since its version was put in; None: not yet."""
-
-    proposer: str
-    traffic_class: str
-    version: str
-    status: Status
-    acceptance: float | None
-    """Of first drafted tokens, since the last change."""
-    recent_acceptance: float | None
-    """Over the window in which cliffs are seen."""
-    overestimated: float | None
-    """What the proposer gave its first token less what came true, lately."""
-    num_judged: int
-    seconds: float
-
-
-class DriftReply(Reply):
-    enabled: bool
-    streams: list[DriftStreamReply]
-
-
-def drift_reply(watch: DriftWatch | None) -> DriftReply:
-    """Return what is known of all."""
-    streams = (
-        []
-        if watch is None
-        else [stream_reply(key, one, watch) for key, one in sorted(watch.streams.items(), key=lambda item: item[0])]
-    )
-    return DriftReply(enabled=watch is not None, streams=streams)
-
-
-def stream_reply(key: Key, stream: DriftStream, watch: DriftWatch) -> DriftStreamReply:
-    return DriftStreamReply(
-        proposer=key[0],
-        traffic_class=key[1],
-        version=stream.version,
-        status=stream.status,
-        acceptance=stream.acceptance,
-        recent_acceptance=stream.recent_acceptance,
-        overestimated=stream.overestimated,
-        num_judged=stream.num_judged,
-        seconds=round(watch.seconds_of(stream), 1),
     )
 
 
@@ -200,23 +139,5 @@ def evidence_routes(room: Room) -> Sequence[Route]:
     )
     async def shadow() -> ShadowReply:
         return shadow_reply(room.shadow.evidence)
-
-    @routes.get("/admin/drift", roles=READERS, summary="Drift by proposer and traffic class")
-    async def drift() -> DriftReply:
-        return drift_reply(room.watch.drift)
-
-    @routes.post("/admin/drift/reset", roles=OPERATORS, summary="Restart the detectors of one proposer", errors=(409,))
-    async def reset_drift(
-        body: Annotated[DriftResetBody, read_body(DriftResetBody)], caller: SignedIn
-    ) -> DriftStreamReply:
-        key, watch = (body.proposer, body.traffic_class), room.watch.drift
-        before = None if watch is None else watch.streams.get(key)
-        if watch is None or before is None:
-            message = f"nothing is known of {body.proposer!r} in {body.traffic_class!r}; GET /admin/drift has what is"
-            raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
-        shown = stream_reply(key, before, watch).model_dump()
-        fresh = watch.reset(key)
-        room.emit(AuditEvent(actor=caller.actor, action="drift.reset", subject=" ".join(key), before=shown))
-        return stream_reply(key, fresh, watch)
 
     return routes.all

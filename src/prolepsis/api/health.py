@@ -218,5 +218,5 @@ def _readiness(room: Room) -> Json:
         "num_waiting": health.num_waiting,
         "kv_usage": health.kv_usage,
         "store": room.recorder.readiness(),
-        "killed_by": room.watch.kill.status.sources,
+        "killed_by": room.kill_switch.status.sources,
     }

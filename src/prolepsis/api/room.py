@@ -15,7 +15,8 @@ from prolepsis.correctness.runtime import Replays
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.shadow import ShadowFeature
-from prolepsis.safety.watch import Watch
+from prolepsis.safety.flags_runtime import FlagsFeature
+from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.web.caller import Caller
 from prolepsis.web.feature import Feature
 from prolepsis.web.refusals import model_not_allowed
@@ -29,7 +30,9 @@ class Room:
     gate: AdmissionController
     started: int
     """Unix time in seconds."""
-    watch: Watch
+    kill_switch: KillSwitch
+    flags: FlagsFeature | None
+    """None: none are configured."""
     policies: Policies | None
     """None: callers decide alone, as their roles allow."""
     recorder: Recorder

@@ -35,7 +35,7 @@ from prolepsis.rollout.file_journal import FileJournal
 from prolepsis.rollout.journal import RolloutJournal, StoreJournal
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
-from prolepsis.safety.feature_flags import flag_provider
+from prolepsis.safety.flags import flag_provider
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics

@@ -24,7 +24,7 @@ Key = Annotated[
     ),
 ]
 _TIMEOUT_S = 30.0
-_WARNINGS = ("fault", "not_kept", "warnings")
+_WARNINGS = ("fault", "not_saved", "warnings")
 """Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 
 

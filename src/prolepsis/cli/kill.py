@@ -70,7 +70,7 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
     _print(KillState.model_validate(status["operator"]), on=status["on"])
     if status["sources"]:
         note(f"turned on by: {', '.join(status['sources'])}")
-    for problem in (status["fault"], status.get("not_kept")):
+    for problem in (status["fault"], status.get("not_saved")):
         if problem:
             warn(problem)
 

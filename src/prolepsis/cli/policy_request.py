@@ -18,10 +18,11 @@ from prolepsis.api.openai.responses_bodies import ResponsesBody, to_chat
 from prolepsis.api.openai.speculation import asked_speculation
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import ConfigError, UserError
-from prolepsis.core.facts import RequestFacts
+from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.policy.explain import NO_WISH, Wish
-from prolepsis.safety.flags import FlagDecision, FlagFileProvider, Flags
+from prolepsis.safety.flag_file import FlagFileProvider
+from prolepsis.safety.flags import Flags
 from prolepsis.web.body_reader import parse_body
 from prolepsis.web.caller import Caller, Role
 from prolepsis.web.errors import RequestRefused

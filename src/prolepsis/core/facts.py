@@ -1,6 +1,7 @@
 """What a policy may know of a request; nothing in it is guessed."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -104,3 +105,27 @@ def _context(num_tokens: int) -> str:
     if num_tokens <= _SHORT:
         return "short"
     return "medium" if num_tokens <= _MEDIUM else "long"
+
+
+_SHOWABLE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FlagDecision:
+    """OpenFeature's evaluation details."""
+
+    key: str
+    value: bool
+    variant: str | None
+    reason: str
+    """STATIC, TARGETING_MATCH, SPLIT, DEFAULT, DISABLED, CACHED, STALE, UNKNOWN or ERROR."""
+    version: str = ""
+    """Of the set of flags, if the provider has one."""
+    error: str = ""
+    """OpenFeature's error code, such as FLAG_NOT_FOUND; `value` is then the default."""
+
+    @property
+    def shown(self) -> str:
+        """Return KEY:VARIANT:REASON for a header; the value replaces a variant that a header cannot carry."""
+        variant = self.variant if self.variant and _SHOWABLE.fullmatch(self.variant) else str(self.value).lower()
+        return f"{self.key}:{variant}:{self.reason}"

@@ -14,13 +14,12 @@ from prolepsis.api.openai.facts import GENERATION_ROUTES
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.ended import Assignment
-from prolepsis.core.facts import RequestFacts
+from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.files import LastGood, Reload
 from prolepsis.core.yaml_document import read_text
 from prolepsis.policy.check import NOTHING_KNOWN, Known, check, usable_policy
 from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.flags import FlagDecision
 from prolepsis.web.caller import ROLES
 
 log = structlog.get_logger(__name__)

@@ -236,7 +236,7 @@ class BreakerReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSetReply(BreakerReply):
-    not_kept: str | None
+    not_saved: str | None
     """Why the state holds only until the server ends."""
 
 
@@ -264,6 +264,6 @@ def breaker_routes(feature: BreakerFeature) -> Sequence[Route]:
             message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
             raise RequestRefused(message, code="invalid_value", param="proposer")
         breaker, fault = feature.set((body.proposer, body.traffic_class), body.state, caller.actor)
-        return BreakerSetReply(**asdict(feature.shown_one(breaker)), not_kept=fault or None)
+        return BreakerSetReply(**asdict(feature.shown_one(breaker)), not_saved=fault or None)
 
     return routes.all

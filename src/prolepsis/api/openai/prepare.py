@@ -160,8 +160,8 @@ async def _admit(
     ruling = await _ruling(facts, room)
     if ruling is not None:
         speculation = under_policy(speculation, ruling, own)
-    if room.watch.flags is not None:
-        speculation = under_flag(speculation, await room.watch.flags.enabled(facts))
+    if room.flags is not None:
+        speculation = under_flag(speculation, await room.flags.enabled(facts))
     requests = tuple(
         GenerateRequest(
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
@@ -193,7 +193,7 @@ async def _ruling(facts: RequestFacts, room: Room) -> Ruling | None:
     """Return what the policy says, once the flags have been asked that its rules name; None without a policy."""
     if room.policies is None:
         return None
-    names, flags = room.policies.flag_names, room.watch.flags
+    names, flags = room.policies.flag_names, room.flags
     said = await flags.named(names, facts) if names and flags is not None else ()
     return room.policies.ruling(facts, said)
 

@@ -6,10 +6,10 @@ from typing import get_args
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.api.openai.context import SPEC_MODE
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.facts import FlagDecision
 from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.policy.explain import InEffect, Wish, conflict, in_effect
 from prolepsis.policy.runtime import Ruling
-from prolepsis.safety.flags import FlagDecision
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestRefused
 

@@ -7,9 +7,9 @@ from typing import Protocol
 from prolepsis.api.deltas import Delta, ShownLogprobs, ShownToken
 from prolepsis.api.openai.answer import ChatAnswer, Piece
 from prolepsis.api.openai.prepared import Showing
+from prolepsis.core.facts import FlagDecision
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.policy.runtime import Ruling
-from prolepsis.safety.flags import FlagDecision
 
 Json = dict[str, object]
 

@@ -1,6 +1,6 @@
 from prolepsis.api.admission.load_shedding import PLAIN, SHALLOW, plan_at
 from prolepsis.core.plan import LeftOut, SpecPlan
-from prolepsis.safety.watch import PlanInEffect
+from prolepsis.safety.effective_plan import EffectivePlan
 
 BASE = SpecPlan(version=3, num_speculative_tokens=8)
 OUT = (LeftOut("head", "chat"),)
@@ -8,7 +8,7 @@ OUT = (LeftOut("head", "chat"),)
 
 def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
     applied: list[SpecPlan] = []
-    plan = PlanInEffect(BASE, applied.append)
+    plan = EffectivePlan(BASE, applied.append)
     plan.disable(OUT)
     plan.shed(plan_at(SHALLOW, BASE, 99))
     plan.kill(on=True)
@@ -27,7 +27,7 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
 
 def test_what_changes_nothing_is_no_plan() -> None:
     applied: list[SpecPlan] = []
-    plan = PlanInEffect(BASE, applied.append)
+    plan = EffectivePlan(BASE, applied.append)
     plan.disable(())
     plan.kill(on=False)
     assert applied == []

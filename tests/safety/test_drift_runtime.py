@@ -15,8 +15,7 @@ from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftSettings, DriftStreams
-from prolepsis.safety.drift_watch import DriftWatch
-from prolepsis.safety.watch import Watch
+from prolepsis.safety.drift_runtime import DriftFeature
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
 
@@ -25,7 +24,7 @@ SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
 
 
 class Watched:
-    """A drift watch over fake counts, with its audit events."""
+    """Drift over fake counts, with its audit events."""
 
     def __init__(self, folder: Path) -> None:
         self.registry = CollectorRegistry()
@@ -41,7 +40,7 @@ class Watched:
             self.registry,
             file=breaker_file(folder / "breakers.json"),
         )
-        self.watch = DriftWatch(
+        self.drift = DriftFeature(
             DriftStreams(SETTINGS),
             lambda: [self.counts],
             lambda _: self.version,
@@ -55,7 +54,7 @@ class Watched:
         before = self.counts
         self.now += 2.0
         self.counts = replace(before, num_judged=before.num_judged + judged, num_right=before.num_right + right)
-        self.watch.poll()
+        self.drift.poll()
 
     def sample(self, name: str, **labels: str) -> float | None:
         labels |= {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
@@ -99,21 +98,22 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def connect(engine: FakeEngine) -> Callable[..., tuple[httpx.AsyncClient, Watch]]:
-    def make(**config: object) -> tuple[httpx.AsyncClient, Watch]:
+def connect(engine: FakeEngine) -> Callable[..., tuple[httpx.AsyncClient, DriftFeature]]:
+    def make(**config: object) -> tuple[httpx.AsyncClient, DriftFeature]:
         app = build(ServerConfig(**config), engine, ByteTokenizer(), Metrics())  # type: ignore[arg-type]
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"), app.state.watch
+        drift = next(feature for feature in app.state.features if isinstance(feature, DriftFeature))
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"), drift
 
     return make
 
 
-async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, Watch]]) -> None:
-    client, watch = connect()
+async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, DriftFeature]]) -> None:
+    client, drift = connect()
     async with client:
         assert (await client.get("/admin/drift")).json() == {"enabled": True, "streams": []}
-        await watch.look()
+        drift.poll()
         engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=300, num_right=160),)
-        await watch.look()
+        drift.poll()
         [stream] = (await client.get("/admin/drift")).json()["streams"]
         assert (stream["proposer"], stream["traffic_class"], stream["status"]) == (
             "draft_head",
@@ -129,20 +129,20 @@ async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.
 
 
 async def test_a_new_head_begins_anew(
-    engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, Watch]]
+    engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, DriftFeature]]
 ) -> None:
-    client, watch = connect()
+    client, drift = connect()
     async with client:
         for name, judged in (("head@1", 100), ("head@1", 300), ("head@2", 400)):
             engine.info = replace(INFO, draft_head=name)
             engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=judged),)
-            await watch.look()
+            drift.poll()
         [stream] = (await client.get("/admin/drift")).json()["streams"]
         assert (stream["version"], stream["num_judged"]) == ("head@2", 0)
 
 
-async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, Watch]]) -> None:
-    client, watch = connect(drift="off")
+async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, DriftFeature]]) -> None:
+    client, drift = connect(drift="off")
     async with client:
-        await watch.look()
+        drift.poll()
         assert (await client.get("/admin/drift")).json() == {"enabled": False, "streams": []}

@@ -19,7 +19,7 @@ from prolepsis.core.requests import SpeculationChoice
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.flags import FlagFileProvider
+from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.safety.flag_files import flag, write
@@ -48,6 +48,10 @@ class House:
         reply = await self.http.post(route, json=shape | body)
         assert reply.status_code == 200, reply.text
         return reply
+
+    async def tick(self) -> None:
+        for feature in self.app.state.features:
+            await feature.tick()
 
     @property
     def choice(self) -> SpeculationChoice:
@@ -106,7 +110,7 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(
     house = make(flag())
     for enabled, expected in ((flag(default="off"), False), (flag(default="maybe"), False), (flag(), True)):
         write(tmp_path / "flags.json", enabled)
-        await house.app.state.watch.look()
+        await house.tick()
         await house.ask()
         assert house.choice.enabled == expected
     assert house.metrics.registry.get_sample_value("prolepsis_flag_file_refused_total") == 1.0
@@ -114,22 +118,22 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(
 
 async def test_the_kill_flag_stops_all_and_goes_on(make: Callable[..., House], tmp_path: Path) -> None:
     house = make(kill=flag(default="on"))
-    await house.app.state.watch.look()
+    await house.tick()
     assert [(plan.num_speculative_tokens, plan.reason) for plan in house.engine.plans] == [(0, "killed")]
     assert (await house.http.get("/health")).json()["killed_by"] == ["flag"]
     write(tmp_path / "flags.json", kill=flag(default="on", state="DISABLED"))
-    await house.app.state.watch.look()
+    await house.tick()
     assert house.engine.plans[-1].num_speculative_tokens > 0
     assert (await house.http.get("/health")).json()["killed_by"] == []
 
 
 async def test_a_kill_flag_that_cannot_be_had_changes_nothing(make: Callable[..., House], tmp_path: Path) -> None:
     house = make(kill=flag(default="on"))
-    await house.app.state.watch.look()
+    await house.tick()
     write(tmp_path / "flags.json", enabled=flag())  # the flag is gone: FLAG_NOT_FOUND
-    await house.app.state.watch.look()
+    await house.tick()
     assert len(house.engine.plans) == 1
-    assert house.app.state.watch.kill.status.on
+    assert (await house.http.get("/admin/kill")).json()["on"]
 
 
 async def test_a_provider_that_fails_costs_no_request(tmp_path: Path) -> None:

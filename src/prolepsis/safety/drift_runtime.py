@@ -1,0 +1,201 @@
+"""Drift while serving: it polls the engine's counts, and reports alarms to log, metrics and the audit log."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from pydantic import Field
+
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.facts import TRAFFIC_CLASS
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status, load_detectors
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import SignedIn
+from prolepsis.web.errors import RequestRefused
+from prolepsis.web.feature import Feature
+from prolepsis.web.fields import Body
+from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftStreamReply:
+    """One proposer in one traffic class since its version was deployed; null: not known yet."""
+
+    proposer: str
+    traffic_class: str
+    version: str
+    status: Status
+    acceptance: float | None
+    """Of first drafted tokens, since the last change."""
+    recent_acceptance: float | None
+    """Over the window in which cliffs are detected."""
+    overestimated: float | None
+    """The proposer's recent estimate for its first token less the actual acceptance."""
+    num_judged: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftReply:
+    enabled: bool
+    streams: list[DriftStreamReply]
+
+
+class DriftFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "drift"
+    period_s = 0.2
+
+    def __init__(
+        self,
+        streams: DriftStreams | None,
+        counts: Callable[[], Iterable[TrafficClassCounts]],
+        version_of: Callable[[str], str],
+        registry: CollectorRegistry,
+        *,
+        emit: Emit = discard,
+        on_cliff: Callable[[Key], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`streams`: None disables drift. `on_cliff` is called with proposer and traffic class of a cliff."""
+        self.streams = streams
+        self.routes = drift_routes(self)
+        self._counts = counts
+        self._version_of = version_of
+        self._emit = emit
+        self._on_cliff = on_cliff
+        self._clock = clock
+        self._shown: dict[Key, tuple[Status, float | None, float | None]] = {}
+        self._metrics = _Metrics(registry)
+        self._loaded = False
+
+    async def run(self) -> None:
+        """Import the detectors in a thread, then tick until cancelled."""
+        if self.streams is not None:
+            await asyncio.to_thread(load_detectors)
+            self._loaded = True
+            await super().run()
+
+    async def tick(self) -> None:
+        """Take in the engine's counts once the detectors are there."""
+        if self._loaded:
+            self.poll()
+
+    def poll(self) -> None:
+        """Take in the engine's counts."""
+        if self.streams is None:
+            return
+        for alarm in self.streams.observe(self._counts(), self._version_of, self._clock()):
+            self._report(alarm)
+        for key, stream in self.streams.all.items():
+            status, acceptance, overestimated = figures = (stream.status, stream.acceptance, stream.overestimated)
+            if self._shown.get(key) != figures:
+                self._shown[key] = figures
+                self._metrics.show(key, status, acceptance, overestimated)
+
+    def reset(self, key: Key, by: str) -> DriftStreamReply | None:
+        """Start a stream again for an operator; return it, None for an unknown one."""
+        if self.streams is None or key not in self.streams.all:
+            return None
+        before = self._stream(key)
+        self.streams.reset(key, self._clock())
+        self._emit(AuditEvent(actor=by, action="drift.reset", subject=" ".join(key), before=asdict(before)))
+        return self._stream(key)
+
+    @property
+    def reply(self) -> DriftReply:
+        streams = [self._stream(key) for key in sorted(self.streams.all)] if self.streams is not None else []
+        return DriftReply(enabled=self.streams is not None, streams=streams)
+
+    def _stream(self, key: Key) -> DriftStreamReply:
+        assert self.streams is not None, "there is a stream"
+        stream = self.streams.all[key]
+        return DriftStreamReply(
+            proposer=key[0],
+            traffic_class=key[1],
+            version=stream.version,
+            status=stream.status,
+            acceptance=stream.acceptance,
+            recent_acceptance=stream.recent_acceptance,
+            overestimated=stream.overestimated,
+            num_judged=stream.num_judged,
+            seconds=round(self._clock() - stream.since, 1),
+        )
+
+    def _report(self, alarm: DriftAlarm) -> None:
+        write = {"cliff": log.error, "recovered": log.info}.get(alarm.kind, log.warning)
+        write("drift", **asdict(alarm))
+        key = (alarm.proposer, alarm.traffic_class)
+        self._metrics.alarms.labels(*key, alarm.kind).inc()
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"drift.{alarm.kind}",
+                subject=" ".join(key),
+                after=asdict(alarm),
+                versions={"proposer": alarm.version},
+            )
+        )
+        if alarm.kind == "cliff" and self._on_cliff is not None:
+            self._on_cliff(key)
+
+
+class _Metrics:
+    """There are few traffic classes by construction, so they can be labels."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by = ["proposer", "traffic_class"]
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"prolepsis_drift_{name}", text, [*by, *labels], registry=registry)
+
+        text = "Alarms of drift and of cliffs"
+        self.alarms = Counter("prolepsis_drift_alarms", text, [*by, "kind"], registry=registry)
+        self._status = gauge("status", "1 for the drift status of a proposer", "status")
+        self._acceptance = gauge("acceptance", "Acceptance of first drafted tokens since the last change")
+        self._overestimated = gauge("overestimated", "Estimated less actual acceptance of first drafted tokens")
+
+    def show(self, key: Key, status: Status, acceptance: float | None, overestimated: float | None) -> None:
+        """Show one stream; figures that are None are not known yet."""
+        for other in STATUSES:
+            self._status.labels(*key, other).set(other == status)
+        if acceptance is not None:
+            self._acceptance.labels(*key).set(acceptance)
+        if overestimated is not None:
+            self._overestimated.labels(*key).set(overestimated)
+
+
+class DriftResetBody(Body):
+    """The stream to start again."""
+
+    proposer: Annotated[str, Field(max_length=64)]
+    traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
+
+
+def drift_routes(feature: DriftFeature) -> Sequence[Route]:
+    """Return the routes that show and reset drift."""
+    routes = Routes()
+
+    @routes.get("/admin/drift", roles=READERS, summary="Drift by proposer and traffic class")
+    async def drift() -> DriftReply:
+        return feature.reply
+
+    @routes.post("/admin/drift/reset", roles=OPERATORS, summary="Start one stream again", errors=(404, 409))
+    async def reset_drift(
+        body: Annotated[DriftResetBody, read_body(DriftResetBody)], caller: SignedIn
+    ) -> DriftStreamReply:
+        stream = feature.reset((body.proposer, body.traffic_class), caller.actor)
+        if stream is None:
+            message = f"{body.proposer!r} has no stream in {body.traffic_class!r}; GET /admin/drift lists all streams"
+            raise RequestRefused(message, code="unknown_stream", param="traffic_class", status=404)
+        return stream
+
+    return routes.all

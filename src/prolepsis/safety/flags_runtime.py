@@ -1,0 +1,85 @@
+"""Flags while serving: the file is reloaded, requests are counted, and the kill flag is polled."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+from openfeature.provider import FeatureProvider
+from prometheus_client import CollectorRegistry, Counter
+
+from prolepsis.core.facts import FlagDecision, RequestFacts
+from prolepsis.safety.flag_file import FlagFileProvider
+from prolepsis.safety.flags import TIMEOUT_S, Flags
+from prolepsis.web.feature import Feature
+
+KILL_PERIOD_S = 1.0
+"""Seconds between two evaluations of the kill flag; a changed file is evaluated at once."""
+
+log = structlog.get_logger(__name__)
+
+
+class FlagsFeature(Feature):
+    """Evaluates the flags of the configured provider. Belongs to one event loop."""
+
+    name = "flags"
+    period_s = 0.2
+
+    def __init__(
+        self,
+        provider: FeatureProvider,
+        registry: CollectorRegistry,
+        *,
+        on_kill: Callable[[FlagDecision], None],
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_kill` receives every evaluation of the kill flag."""
+        self._file = provider if isinstance(provider, FlagFileProvider) else None
+        self._flags = Flags(provider, timeout_s)
+        self._on_kill = on_kill
+        self._clock = clock
+        self._kill_due = float("-inf")
+        labels = ["flag", "variant", "reason", "error"]
+        text = "Flags evaluated for requests"
+        self._evaluations = Counter("prolepsis_flag_evaluations", text, labels, registry=registry)
+        text = "Edits of the flag file that were refused"
+        self._refused = Counter("prolepsis_flag_file_refused", text, registry=registry)
+        self._log("flags_loaded")
+
+    async def enabled(self, facts: RequestFacts) -> FlagDecision:
+        """Return whether the request may speculate; a provider's failure raises nothing."""
+        return self._counted(await self._flags.enabled(facts))
+
+    async def named(self, keys: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
+        """Return the values of these flags for the request; a missing flag is false."""
+        return tuple(self._counted(decision) for decision in await self._flags.named(keys, facts))
+
+    async def tick(self) -> None:
+        """Reload the file if it changed, and evaluate the kill flag if that is due."""
+        if self._reload() or self._clock() >= self._kill_due:
+            self._kill_due = self._clock() + KILL_PERIOD_S
+            self._on_kill(await self._flags.killed())
+
+    async def close(self) -> None:
+        self._flags.close()
+
+    def _reload(self) -> bool:
+        """Return whether the flags changed."""
+        if self._file is None:
+            return False
+        reload = self._file.poll()
+        if reload.refused is not None:
+            self._refused.inc()
+            log.error("flags_not_reloaded", error=str(reload.refused), in_use=self._file.file.value.version)
+        elif reload.changed:
+            self._log("flags_reloaded")
+        return reload.changed
+
+    def _counted(self, decision: FlagDecision) -> FlagDecision:
+        self._evaluations.labels(decision.key, decision.variant or "", decision.reason, decision.error).inc()
+        return decision
+
+    def _log(self, event: str) -> None:
+        if self._file is not None:
+            flags = self._file.file.value
+            log.info(event, file=str(self._file.file.path), version=flags.version, flags=sorted(flags.keys))

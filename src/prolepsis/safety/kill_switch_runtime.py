@@ -1,0 +1,125 @@
+"""The kill switch while serving: it follows its file and the flag, and operators turn it over HTTP."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated
+
+import structlog
+from prometheus_client import CollectorRegistry, Gauge
+from pydantic import Field, TypeAdapter
+
+from prolepsis.core.audit_event import AuditEvent, Emit, discard
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.facts import FlagDecision
+from prolepsis.core.files import JsonFile
+from prolepsis.safety.kill_switch import NEVER_SET, KillState, KillStatus
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import SignedIn
+from prolepsis.web.feature import Feature
+from prolepsis.web.fields import Body
+from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
+
+log = structlog.get_logger(__name__)
+
+
+class KillSwitch(Feature):
+    """Calls `kill` whenever the switch turns. Belongs to one event loop."""
+
+    name = "kill_switch"
+    period_s = 0.2
+
+    def __init__(
+        self,
+        file: JsonFile[KillState],
+        kill: Callable[[bool], None],
+        registry: CollectorRegistry,
+        *,
+        emit: Emit = discard,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.status = KillStatus.of(NEVER_SET, None)
+        self.routes = kill_routes(self)
+        self._file = file
+        self._kill = kill
+        self._emit = emit
+        self._now = now
+        text = "1 while the kill switch is on, by source"
+        self._killed = Gauge("prolepsis_speculation_killed", text, ["source"], registry=registry)
+        self._read(at_start=True)
+
+    async def tick(self) -> None:
+        """Follow the file if it changed."""
+        if self._file.changed():
+            self._read(at_start=False)
+
+    def turn(self, *, on: bool, by: str, reason: str) -> None:
+        """Turn the operator's switch at once; the status says if the state could not be saved."""
+        before = self.status
+        state = KillState(on=on, by=by, reason=reason, at=self._now())
+        self._become(KillStatus.of(state, before.flag))
+        try:
+            self._file.write(state)
+        except ConfigError as error:
+            log.error("kill_switch_not_saved", error=str(error))
+            self.status = replace(self.status, not_saved=str(error))
+        action = "kill.on" if on else "kill.off"
+        self._emit(AuditEvent(actor=by, action=action, before=_plain(before), after=_plain(self.status)))
+
+    def follow(self, flag: FlagDecision) -> None:
+        """Follow the flag; an evaluation that failed changes nothing."""
+        if not flag.error:
+            now = self.status
+            self._become(KillStatus.of(now.operator, flag, fault=now.fault, not_saved=now.not_saved))
+
+    def _read(self, *, at_start: bool) -> None:
+        """Take over the file's state. A file that is damaged at the start counts as on, because it may have been."""
+        try:
+            operator, fault = self._file.read(), None
+        except ConfigError as error:
+            fault = str(error)
+            log.error("kill_file_unusable", error=fault)
+            unknown = KillState(on=True, reason=fault[:1024], at=self._now())
+            operator = unknown if at_start else self.status.operator
+        self._become(KillStatus.of(operator, self.status.flag, fault=fault))
+
+    def _become(self, status: KillStatus) -> None:
+        before, self.status = self.status, status
+        for source in ("operator", "flag"):
+            self._killed.labels(source).set(source in status.sources)
+        if status.on == before.on:
+            return
+        self._kill(status.on)
+        operator = status.operator
+        write = log.warning if status.on else log.info
+        write("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)
+
+
+_STATUS = TypeAdapter(KillStatus)
+
+
+def _plain(status: KillStatus) -> object:
+    return _STATUS.dump_python(status, mode="json")
+
+
+class KillBody(Body):
+    """The new state of the operator's switch."""
+
+    on: bool
+    reason: Annotated[str, Field(max_length=1024)] = ""
+
+
+def kill_routes(switch: KillSwitch) -> Sequence[Route]:
+    """Return the routes that show and turn the kill switch."""
+    routes = Routes()
+
+    @routes.get("/admin/kill", roles=WATCHERS, summary="The kill switch, and the sources that keep it on")
+    async def kill_status() -> KillStatus:
+        return switch.status
+
+    @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch")
+    async def kill(body: Annotated[KillBody, read_body(KillBody)], caller: SignedIn) -> KillStatus:
+        switch.turn(on=body.on, by=caller.actor, reason=body.reason)
+        return switch.status
+
+    return routes.all
