@@ -75,7 +75,8 @@ def parse_flags(text: str, name: str) -> FlagSet:
     try:
         file = _File.model_validate(document)
     except ValidationError as error:
-        raise ConfigError(f"flags {name}: {first_problem(error, _File, document)}", param="flags") from None
+        problem = first_problem(error, _File, document)
+        raise ConfigError(f"flags {name}: {problem.where or 'the file'} {problem.message}", param="flags") from None
     wrong = next(_faults(file), None)
     if wrong is not None:
         raise ConfigError(f"flags {name}: {wrong}", param="flags")
