@@ -16,13 +16,13 @@ from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.records import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import POLICY
 from tests.safety.flag_files import flag, write
 from tests.store.fakes import append, latest_records
@@ -180,7 +180,7 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, store=store)
     [view] = await rollouts.views()
@@ -190,7 +190,7 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
     [record] = recorded(store)
     assert record.rollout_run is not None
     assert record.rollout_run.startswith(f"{view.state.rollout_id}#")
-    assert record.arm in ("canary", "rest", "control")
+    assert record.arm in ("canary", "unassigned", "holdout")
     assert record.policy_rule is not None
 
 
@@ -199,7 +199,7 @@ async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_pat
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
     app = build(config, engine, ByteTokenizer(), metrics, policies=policies, flags=flags, store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

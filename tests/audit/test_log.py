@@ -17,13 +17,13 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
 from tests.api.test_run import process
+from tests.rollout.stores import memory_store
 from tests.store.databases import opened
 
 
@@ -38,7 +38,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
     file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
     file.write_text("version: 1\ndefault: {mode: off}\n")
     with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
-        rollouts = Rollouts(MemoryJournal(), lambda _: None, Metrics().rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), lambda _: None, Metrics().rollouts, model="tiny")
         assert store is not None
         policies = Policies(open_policy(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
         file.write_text("version: 2\ndefault: {mode: on}\n")

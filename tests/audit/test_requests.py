@@ -23,12 +23,12 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.correctness.replay import Recording, parse, plain
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
+from tests.rollout.stores import memory_store
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
 
@@ -162,7 +162,7 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
     )
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(audit_sample=1.0), engine, ByteTokenizer(), metrics, policies=policies, store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:

@@ -62,7 +62,7 @@ def test_without_a_store_commands_say_so_and_make_none(home: Path) -> None:
 @pytest.mark.usefixtures("database")
 def test_the_store_says_what_it_holds_and_grows_up(home: Path) -> None:
     status = plain("store", "status")
-    assert (status["request_records"], status["audit_entries"], status["plan_version"]) == (2, 3, 0)
+    assert (status["request_records"], status["audit_entries"], status["policy_version"]) == (2, 3, 0)
     assert status["store"] == f"sqlite:///{home / 'data' / 'store.sqlite'}"
     assert plain("store", "upgrade")["schema_before"] == status["newest_schema"]
 

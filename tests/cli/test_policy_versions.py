@@ -12,13 +12,13 @@ from typer.testing import CliRunner, Result
 from prolepsis.cli.main import app
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.stored_policy import StoredPolicy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
+from tests.rollout.stores import memory_store
 from tests.store.databases import opened, sqlite_setting
 
 Policy = Callable[..., Result]
@@ -32,7 +32,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     engine = FakeEngine()
     with closing(opened(sqlite_setting(tmp_path))) as database:
         upgrade(database)
-        rollouts = Rollouts(MemoryJournal(), engine.stop_run, Metrics().rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().rollouts, model="tiny")
         with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
             yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
     structlog.reset_defaults()
@@ -70,6 +70,6 @@ def test_what_is_refused_is_said(policy: Policy, tmp_path: Path) -> None:
     assert policy("apply", "on.yaml").exit_code == 0
     late = policy("apply", "on.yaml", "--expect", "0")
     assert late.exit_code == 2
-    assert "409: the plan in use is version 1 by developer, not version 0" in late.stderr
+    assert "409: the policy in use is version 1 by developer, not version 0" in late.stderr
     assert "stored: 1 to 1" in policy("rollback", "5").stderr
     assert "cannot be read" in policy("apply", "none.yaml").stderr

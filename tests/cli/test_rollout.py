@@ -10,12 +10,12 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
+from tests.rollout.stores import memory_store
 
 POLICY = """
 rules:
@@ -35,7 +35,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, file = FakeEngine(), open_policy(tmp_path / "policy.yaml")
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, Metrics().rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().rollouts, model="tiny")
     with served(engine, policies=Policies(file, (), rollouts)) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
     structlog.reset_defaults()

@@ -23,7 +23,6 @@ from prolepsis.correctness.runtime import MAX_TRIES
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.store import Store, opened_store
@@ -34,6 +33,7 @@ from tests.audit.test_log import entries_of
 from tests.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import room
 from tests.fake_proposer import Scripted
+from tests.rollout.stores import memory_store
 
 BODY = {"model": "table", "prompt": [1, 2, 3], "max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 POLICY = """
@@ -97,7 +97,7 @@ async def serving(
     metrics, policies = Metrics(), None
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(MemoryJournal(), client.stop_run, metrics.rollouts, model="table")
+        rollouts = Rollouts(memory_store(), client.stop_run, metrics.rollouts, model="table")
         policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
     app = build(config, client, ByteTokenizer(), metrics, policies=policies, store=store)
     transport = httpx.ASGITransport(app)

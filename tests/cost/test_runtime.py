@@ -21,11 +21,11 @@ from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.routes import CostReply
 from prolepsis.cost.runtime import Costs
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 from tests.store.fakes import latest_records
 
 BOOK = """
@@ -36,7 +36,7 @@ prices: [{name: a, per_device_hour: 3.0, overheads: {power: 0.6}, memory_gib: 10
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [50], control_weight: 50, gate: automatic}
+  rollout: {step_weights: [50], holdout: 50, gate: automatic}
   guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
 """
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
@@ -69,7 +69,7 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
         parts["prices"] = PriceFile(folder / "prices.yaml")
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
         parts["policies"] = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
     return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
 

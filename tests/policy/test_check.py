@@ -79,7 +79,7 @@ def test_terms(rule: str, beginning: str) -> None:
         "proposers: []",
         "mode: shadow, shadow_percentage: 5",
         "mode: on, rollout: {}",
-        "mode: on, rollout: {step_weights: 80, control_weight: 20}",
+        "mode: on, rollout: {step_weights: 80, holdout: 20}",
         "mode: on, shadow_percentage: 10, rollout: {gate: automatic}, "
         "guardrails: [{name: g, metric: acceptance_rate, limit: 0.3}, {name: l, metric: latency_p95_ms, limit: 3000}]",
         "mode: off, pinned: true",

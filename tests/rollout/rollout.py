@@ -1,7 +1,7 @@
 """A rollout of three stages with one guardrail, and evidence that decides it."""
 
-from prolepsis.policy.rollout_terms import RolloutSettings, Stage
 from prolepsis.rollout.machine import Command, RolloutState, command
+from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.arms import ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import StageEvidence
@@ -15,7 +15,7 @@ STAGES = (
     Stage(name="canary 50%", share=0.5, guardrails=(ERRORS,), minimum_s=10.0, maximum_s=100.0, manual_gate=True),
 )
 SETTINGS = RolloutSettings(stages=STAGES)
-NEW = RolloutState("r1", plan_version="7")
+NEW = RolloutState("r1", policy_version="7")
 
 
 def counts(stage: int, canary_errors: float, errors: int = 0, num_canary: int = 1000) -> StageEvidence:
@@ -34,4 +34,4 @@ def by_hand(state: RolloutState, what: Command, now: float) -> RolloutState:
 
 
 def running_in(stage: int, since: float = 0.0) -> RolloutState:
-    return RolloutState("r1", plan_version="7", version=3, run=1, phase="running", stage=stage, stage_since=since)
+    return RolloutState("r1", policy_version="7", version=3, run=1, phase="running", stage=stage, stage_since=since)

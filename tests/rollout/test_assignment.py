@@ -13,15 +13,15 @@ KEYS = [f"request-{i}" for i in range(20_000)]
 def test_who_is_on_the_canary_stays_there_as_it_grows(key: str, rollout: str, share: float, more: float) -> None:
     small, large = arm_of(key, rollout, Weights(share)), arm_of(key, rollout, Weights(share + more))
     assert small != "canary" or large == "canary"
-    assert (small == "control") == (large == "control")
+    assert (small == "holdout") == (large == "holdout")
 
 
-@pytest.mark.parametrize(("canary", "control"), [(0.01, 0.05), (0.25, 0.05), (0.95, 0.05), (0.5, 0.5), (0.0, 0.0)])
-def test_arms_have_their_shares(canary: float, control: float) -> None:
-    places = [arm_of(key, "r", Weights(canary, control)) for key in KEYS]
-    for place, share in (("canary", canary), ("control", control)):
+@pytest.mark.parametrize(("canary", "holdout"), [(0.01, 0.05), (0.25, 0.05), (0.95, 0.05), (0.5, 0.5), (0.0, 0.0)])
+def test_arms_have_their_shares(canary: float, holdout: float) -> None:
+    arms = [arm_of(key, "r", Weights(canary, holdout)) for key in KEYS]
+    for arm, share in (("canary", canary), ("holdout", holdout)):
         deviation = (share * (1 - share) / len(KEYS)) ** 0.5
-        assert abs(places.count(place) / len(KEYS) - share) <= 4 * deviation  # type: ignore[arg-type]
+        assert abs(arms.count(arm) / len(KEYS) - share) <= 4 * deviation  # type: ignore[arg-type]
 
 
 def test_another_rollout_deals_anew() -> None:
@@ -38,4 +38,4 @@ def test_shares_are_together_at_most_one() -> None:
         Weights(0.96, 0.05)
 
 
-EXPECTED = ["control", "canary", "control", "rest", "canary", "canary", "control", "rest"]
+EXPECTED = ["holdout", "canary", "holdout", "unassigned", "canary", "canary", "holdout", "unassigned"]

@@ -4,16 +4,14 @@ import math
 
 import pytest
 
-from prolepsis.policy.rollout_terms import RolloutSettings
 from prolepsis.rollout.forecast import forecast
+from prolepsis.rollout.settings import RolloutSettings, settings_of
 from tests.policy.policies import policy
 
 
 def settings(guardrail: str, rollout: str = "{}") -> RolloutSettings:
     text = f"default: {{mode: on, rollout: {rollout}, guardrails: [{{name: g, {guardrail}}}]}}"
-    terms = policy(text).default_terms
-    assert terms.rollout is not None
-    return terms.rollout.settings(terms.guardrails, 100)
+    return settings_of(policy(text).default_terms)
 
 
 @pytest.mark.parametrize(

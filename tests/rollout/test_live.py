@@ -7,9 +7,16 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.ended import Assignment
-from prolepsis.policy.rollout_terms import RolloutSettings, ladder
-from prolepsis.rollout.live import REFERENCE_REQUESTS, LiveRollout, RolloutTarget, look, stopped_runs, targets_of
+from prolepsis.rollout.live import (
+    REFERENCE_REQUESTS,
+    LiveRollout,
+    RolloutTarget,
+    step_with_references,
+    stopped_runs,
+    targets_of,
+)
 from prolepsis.rollout.machine import RolloutState
+from prolepsis.rollout.settings import RolloutSettings, settings_of, stages
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit
 from prolepsis.statistics.quantiles import QuantileRatio
@@ -19,9 +26,9 @@ TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, nu
 SLOW = Guardrail(name="slow", metric="latency_ms", measure=QuantileRatio(level=0.5, margin=0.1))
 ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.1))
 SETTINGS = RolloutSettings(
-    stages=ladder((TAKEN, SLOW, ERRORS), shares=(0.2, 0.5), shadow_guardrails=(TAKEN,)), standing_control=0.1
+    stages=stages((TAKEN, SLOW, ERRORS), shares=(0.2, 0.5), shadow_guardrails=(TAKEN,)), holdout=0.1
 )
-OFF = RolloutState("code@1", plan_version="p")
+OFF = RolloutState("code@1", policy_version="p")
 VALUES = {"acceptance": 0.6, "latency_ms": 100.0, "error": 0.0}
 
 
@@ -36,12 +43,12 @@ def in_stage(stage: int) -> RolloutState:
 @pytest.mark.parametrize(
     ("state", "modes"),
     [
-        (OFF, {"rest": "off", "control": "off"}),
-        (in_stage(0), {"canary": "shadow", "control": "off"}),
-        (in_stage(1), {"canary": "on", "rest": "off", "control": "off"}),
-        (replace(in_stage(1), phase="held"), {"canary": "on", "rest": "off", "control": "off"}),
-        (replace(in_stage(2), phase="on"), {"canary": "on", "control": "off"}),
-        (replace(in_stage(2), phase="rolled_back"), {"rest": "off", "control": "off"}),
+        (OFF, {"unassigned": "off", "holdout": "off"}),
+        (in_stage(0), {"canary": "shadow", "holdout": "off"}),
+        (in_stage(1), {"canary": "on", "unassigned": "off", "holdout": "off"}),
+        (replace(in_stage(1), phase="held"), {"canary": "on", "unassigned": "off", "holdout": "off"}),
+        (replace(in_stage(2), phase="on"), {"canary": "on", "holdout": "off"}),
+        (replace(in_stage(2), phase="rolled_back"), {"unassigned": "off", "holdout": "off"}),
     ],
 )
 def test_who_gets_what(state: RolloutState, modes: dict[str, str]) -> None:
@@ -55,12 +62,12 @@ def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> Non
     live, canary, control = (
         live_in(in_stage(1)),
         Assignment("code@1", 1, 1, "canary", "on"),
-        Assignment("code@1", 1, 1, "rest", "off"),
+        Assignment("code@1", 1, 1, "unassigned", "off"),
     )
     live.observe(canary, {})
-    live.observe_more(canary, {"error": 1.0})
-    live.observe_more(control, {"error": 0.0})
-    live.observe_more(replace(canary, stage=0), {"error": 1.0})
+    live.observe(canary, {"error": 1.0}, late=True)
+    live.observe(control, {"error": 0.0}, late=True)
+    live.observe(replace(canary, stage=0), {"error": 1.0}, late=True)
     arms = live.evidence.scores["errors"]
     assert (arms.canary.count, arms.canary.mean, arms.control.count) == (1, 1.0, 1)
     assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
@@ -75,7 +82,7 @@ def test_a_request_counts_for_the_stage_it_came_in() -> None:
     live.take(in_stage(2))
     live.observe(early, VALUES)
     assert live.evidence.num_canary == 0
-    live.observe(Assignment("code@1", 1, 2, "rest", "off"), VALUES)
+    live.observe(Assignment("code@1", 1, 2, "unassigned", "off"), VALUES)
     assert (live.evidence.num_canary, live.evidence.num_control) == (0, 1)
     live.take(replace(in_stage(2), phase="held", version=9))
     assert live.evidence.num_control == 1
@@ -86,20 +93,20 @@ def test_a_request_counts_for_the_stage_it_came_in() -> None:
 def test_in_shadow_only_those_count_that_draft() -> None:
     live = live_in(in_stage(0))
     live.observe(Assignment("code@1", 1, 0, "canary", "shadow"), VALUES)
-    live.observe(Assignment("code@1", 1, 0, "rest", "off"), VALUES)
+    live.observe(Assignment("code@1", 1, 0, "unassigned", "off"), VALUES)
     assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
 
 
 def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     live = live_in(in_stage(1))
-    plain = Assignment("code@1", 1, 1, "rest", "off")
+    plain = Assignment("code@1", 1, 1, "unassigned", "off")
     for i in range(REFERENCE_REQUESTS - 1):
         live.observe(plain, VALUES)
         if i % 4 == 0:
             live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
-    assert look(live.state, live.evidence, live.histories, 1.0, SETTINGS) == (live.state, ())
+    assert step_with_references(live.state, live.evidence, live.histories, 1.0, SETTINGS) == (live.state, ())
     live.observe(plain, VALUES)
-    after, events = look(live.state, live.evidence, live.histories, 1.0, SETTINGS)
+    after, events = step_with_references(live.state, live.evidence, live.histories, 1.0, SETTINGS)
     assert (after.version, events) == (live.state.version + 1, ())
     assert after.references == {"slow": pytest.approx(100.0, rel=0.02)}  # errors were counted without one
     counted = live.evidence.num_control
@@ -114,12 +121,12 @@ def test_a_canary_is_judged_by_what_a_token_costs(factor: float, phase: str) -> 
     text = """
 default:
   mode: on
-  rollout: {step_weights: 50, gate: automatic, min_step_s: 0, control_weight: 50}
+  rollout: {step_weights: 50, gate: automatic, min_step_s: 0, holdout: 50}
   guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
 """
     terms = policy(text).default_terms
     assert terms.rollout is not None
-    settings = terms.rollout.settings(terms.guardrails, 100)
+    settings = settings_of(terms)
     live = LiveRollout(RolloutTarget("code@1", "code", settings, starts_itself=True), in_stage(0))
     draw = random.Random(1)
     for number in range(3000):
@@ -127,7 +134,7 @@ default:
         cost = draw.lognormvariate(2.0, 0.4) * (factor if assignment.arm == "canary" else 1.0)
         live.observe(assignment, {"device_ms_per_token": cost})
         if number % 50 == 0:
-            live.take(look(live.state, live.evidence, live.histories, 1.0, settings)[0])
+            live.take(step_with_references(live.state, live.evidence, live.histories, 1.0, settings)[0])
     assert live.state.phase == phase
 
 

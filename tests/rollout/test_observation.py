@@ -13,11 +13,11 @@ from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.observation import observed, values_of
 from prolepsis.rollout.runtime import Rollouts, RolloutView
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 
 POLICY = """
 default:
@@ -106,7 +106,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics = Metrics()
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies)
     [view] = await rollouts.views()

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from prolepsis.policy.rollout_terms import RolloutSettings, ladder
 from prolepsis.rollout.machine import RolloutEvent, RolloutState, step
+from prolepsis.rollout.settings import RolloutSettings, stages
 from tests.rollout.rollout import ERRORS, NEW, SETTINGS, SHADOW_ERRORS, by_hand, counts, running_in
+from tests.rollout.stores import memory_store
 
 TIMES = st.floats(allow_nan=False, allow_infinity=False)
 STATES = st.builds(
@@ -29,34 +30,37 @@ def test_an_event_survives_with_its_numbers() -> None:
 
 def test_what_is_not_a_state_is_refused() -> None:
     with pytest.raises(ValidationError):
-        RolloutState.from_json('{"rollout_id": "r", "plan_version": 1, "phase": "sideways"}')
+        RolloutState.from_json('{"rollout_id": "r", "policy_version": 1, "phase": "sideways"}')
 
 
 def test_of_two_replicas_that_step_at_once_one_is_stored() -> None:
     stored = by_hand(NEW, "start", 0.0)
     ours, theirs = step(stored, counts(0, 0.0), 20.0, SETTINGS)[0], by_hand(stored, "rollback", 20.0)
-    assert ours.follows(stored)
-    assert theirs.follows(stored)
-    assert not theirs.follows(ours)
-    assert not replace(theirs, rollout_id="r2").follows(stored)
-    assert NEW.follows(None)
+    for first, second in ((ours, theirs), (theirs, ours)):
+        store = memory_store()
+        assert store.swap(NEW, ())
+        assert store.swap(stored, ())
+        assert store.swap(first, ())
+        assert not store.swap(second, ())
+        assert store.swap(replace(second, rollout_id="r2"), ())
+        assert store.states() == {"r1": first, "r2": replace(second, rollout_id="r2")}
 
 
-def test_a_ladder_grows_and_begins_in_shadow_where_that_can_decide() -> None:
-    stages = ladder((ERRORS,), shadow_guardrails=(SHADOW_ERRORS,), manual_gate=True)
-    assert [(s.name, s.share, s.manual_gate) for s in stages] == [
+def test_stages_grow_and_begin_in_shadow_where_that_can_decide() -> None:
+    found = stages((ERRORS,), shadow_guardrails=(SHADOW_ERRORS,), manual_gate=True)
+    assert [(s.name, s.share, s.manual_gate) for s in found] == [
         ("shadow", 0.95, True),
         ("canary 1%", 0.01, True),
         ("canary 5%", 0.05, True),
         ("canary 25%", 0.25, True),
         ("canary 50%", 0.5, True),
     ]
-    assert RolloutSettings(stages=stages).levels.num_stages == 5
-    assert len(ladder((ERRORS,))) == 4
+    assert RolloutSettings(stages=found).levels.num_stages == 5
+    assert len(stages((ERRORS,))) == 4
 
 
 def test_a_canary_only_grows_and_leaves_the_control_alone() -> None:
     with pytest.raises(AssertionError, match="only grows"):
-        RolloutSettings(stages=ladder((ERRORS,), shares=(0.5, 0.1)))
-    with pytest.raises(AssertionError, match="standing control"):
-        RolloutSettings(stages=ladder((ERRORS,), shares=(0.97,)))
+        RolloutSettings(stages=stages((ERRORS,), shares=(0.5, 0.1)))
+    with pytest.raises(AssertionError, match="the holdout stays"):
+        RolloutSettings(stages=stages((ERRORS,), shares=(0.97,)))

@@ -32,7 +32,7 @@ def test_harm_rolls_back_at_once_from_every_active_phase(phase: Phase, stage: in
     before = replace(running_in(stage), phase=phase)
     state, [event] = step(before, counts(stage, 0.3), 0.0, SETTINGS)
     assert (state.phase, state.version, canary_share(state, SETTINGS)) == ("rolled_back", 4, 0.0)
-    assert (event.kind, event.reason, event.plan_version, event.version) == ("rolled_back", "errors", "7", 4)
+    assert (event.kind, event.reason, event.policy_version, event.version) == ("rolled_back", "errors", "7", 4)
     assert event.verdict is not None
     assert event.verdict.guardrails[0].estimate == pytest.approx(0.3)
 

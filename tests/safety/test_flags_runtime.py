@@ -17,11 +17,11 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 from tests.safety.flag_files import flag, write
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -37,7 +37,7 @@ class House:
         policies = None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, self.metrics.rollouts, model="tiny")
+            rollouts = Rollouts(memory_store(), self.engine.stop_run, self.metrics.rollouts, model="tiny")
             policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
         config = ServerConfig(kill_file=folder / "kill.json")
         self.app: FastAPI = build(config, self.engine, ByteTokenizer(), self.metrics, policies=policies, flags=provider)

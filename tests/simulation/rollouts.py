@@ -39,7 +39,7 @@ rules:
     shadow_percentage: {self.shadow_percentage}
     rollout:
       step_weights: {self.step_weights}
-      control_weight: 10
+      holdout: 10
       gate: automatic
       min_samples: {self.min_samples}
       min_step_s: {self.min_step_s}

@@ -27,9 +27,9 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import StoreJournal
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
@@ -173,7 +173,7 @@ async def running_server(
             emit(audit_event(event))
 
         made.rollouts = Rollouts(
-            StoreJournal(store.database), client.stop_run, metrics.rollouts, model=client.info.model, tell=tell
+            RolloutStore(store.database), client.stop_run, metrics.rollouts, model=client.info.model, tell=tell
         )
         policies = Policies(open_policy(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFileProvider(folder / "flags.yaml")

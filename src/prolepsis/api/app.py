@@ -240,7 +240,7 @@ def _replays(
 
     def count(assignment: Assignment, right: bool) -> None:
         if policies is not None:
-            policies.rollouts.observe_more(assignment, {"correctness": float(right)})
+            policies.rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(gate.has_room, config.replay_beside)

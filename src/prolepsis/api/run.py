@@ -25,17 +25,17 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import data_directory
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.policy.runtime import Policies, PolicySource, open_policy
 from prolepsis.policy.stored_policy import StoredPolicy
-from prolepsis.rollout.file_journal import FileJournal
-from prolepsis.rollout.journal import RolloutJournal, StoreJournal
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flags import flag_provider
+from prolepsis.store.database import in_memory
+from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -81,13 +81,13 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         metrics = Metrics()
         with opened_store(config, metrics.registry) as store:
             source = file or (StoredPolicy(store.database) if store else None)
-            journal = _journal(config, store) if source else None
+            kept = _rollout_store(store) if source else None
             engine = start_engine(engine_config, metrics)
             emit = AuditLog(store.writer if store else None).record
             emit(_started(engine.client.info, engine_config, config))
             policies = None
-            if source and journal:
-                rollouts = _rollouts(journal, engine.client, metrics, emit)
+            if source and kept:
+                rollouts = _rollouts(kept, engine.client, metrics, emit)
                 policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
             door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
@@ -122,11 +122,11 @@ def _policies(
     return Policies(source, client.info.proposers, rollouts, emit=emit, flags=asks_flags, replays=replays)
 
 
-def _rollouts(journal: RolloutJournal, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
+def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
     def record(event: RolloutEvent) -> None:
         emit(audit_event(event))
 
-    return Rollouts(journal, client.stop_run, metrics.rollouts, model=client.info.model, tell=record)
+    return Rollouts(store, client.stop_run, metrics.rollouts, model=client.info.model, tell=record)
 
 
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
@@ -135,11 +135,13 @@ def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> Au
     return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
 
 
-def _journal(config: ServerConfig, store: Store | None) -> RolloutJournal:
-    """Rollouts are kept in the store, unless a folder is named or there is no store; raises `ConfigError`."""
-    if store is None or config.rollouts_folder is not None:
-        return FileJournal(config.rollouts_folder or data_directory() / "rollouts")
-    return StoreJournal(store.database)
+def _rollout_store(store: Store | None) -> RolloutStore:
+    """Return the rollouts of the store; without a store they end with the server."""
+    if store is not None:
+        return RolloutStore(store.database)
+    database = in_memory()
+    upgrade(database)
+    return RolloutStore(database)
 
 
 def _keys(config: ServerConfig) -> Keys:

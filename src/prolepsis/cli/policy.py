@@ -36,6 +36,7 @@ from prolepsis.policy.reading import InvalidPolicy, read_policy
 if TYPE_CHECKING:
     from prolepsis.cli.policy_request import Sample
 from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
+from prolepsis.rollout.settings import settings_of
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
@@ -347,9 +348,7 @@ def forecasts(policy: Policy, requests_per_s: float, replay_sample: float) -> li
         RuleForecast(name, stage)
         for name, terms in policy.named_terms()
         if terms.rollout is not None
-        for stage in forecast(
-            terms.rollout.settings(terms.guardrails, terms.shadow_percentage), requests_per_s, replay_sample
-        )
+        for stage in forecast(settings_of(terms), requests_per_s, replay_sample)
     ]
 
 

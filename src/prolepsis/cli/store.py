@@ -15,7 +15,7 @@ from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
-from prolepsis.policy import versions as plans
+from prolepsis.policy import versions
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import newest_revision, revision
@@ -53,7 +53,7 @@ def ready_database(given: str | None) -> Iterator[Database]:
         yield database
 
 
-app = command_group("Look after the store of records, plans and the audit log.")
+app = command_group("Look after the store of records, policies and the audit log.")
 
 _DAY_S = 86400.0
 
@@ -68,7 +68,7 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
             with database.read() as connection:
                 facts["request records"] = records.count(connection)
                 facts["audit entries"] = chain.head(connection)[0]
-                facts["plan version"] = plans.current_version(connection)
+                facts["policy version"] = versions.current_version(connection)
     _show(facts, as_json=as_json)
 
 

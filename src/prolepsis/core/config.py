@@ -93,11 +93,6 @@ class ServerConfig(BaseModel):
         description="policy file: which requests may speculate and how; taken anew when it changes; default: the "
         "version in the store, if there is one",
     )
-    rollouts_folder: Path | None = Field(
-        default=None,
-        description="where rollouts of the policy are kept; default: in the store, without one in the user's data "
-        "directory",
-    )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
         description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "

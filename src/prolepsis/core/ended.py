@@ -9,7 +9,8 @@ from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import LossReason, Mode, RequestStats
 
-AssignedArm = Literal["canary", "rest", "control"]
+AssignedArm = Literal["canary", "unassigned", "holdout"]
+"""Unassigned requests are plain until the rollout is on, then they get the rule's mode; the holdout stays plain."""
 End = Literal[
     "finished",  # with all of its text
     "failed",

@@ -155,15 +155,15 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms]) -> Iterator[Fi
 
 
 def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:
-    steps, here, most = rollout.step_weights, (*path, "step_weights"), 100.0 - rollout.control_weight
+    steps, here, most = rollout.step_weights, (*path, "step_weights"), 100.0 - rollout.holdout
     shown = ", ".join(f"{step:g}" for step in steps)
     if list(steps) != sorted(set(steps)):
         yield _error(here, f"is {shown}; allowed: percentages that rise from step to step")
     elif steps[0] == 0:
         yield _error(here, f"is {shown}; allowed: percentages above 0")
     elif steps[-1] > most:
-        kept = f"{rollout.control_weight:g} percent plain"
-        yield _error(here, f"is {shown}; allowed: up to {most:g}, since control_weight keeps {kept}")
+        kept = f"{rollout.holdout:g} percent plain"
+        yield _error(here, f"is {shown}; allowed: up to {most:g}, since holdout keeps {kept}")
     if rollout.min_step_s >= rollout.max_step_s:
         message = f"is {rollout.min_step_s:g}, and max_step_s {rollout.max_step_s:g}; allowed: less than that"
         yield _error((*path, "min_step_s"), message)

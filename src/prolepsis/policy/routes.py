@@ -14,7 +14,7 @@ from prolepsis.policy.model import Policy
 from prolepsis.policy.reading import InvalidPolicy
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.stored_policy import Change, Changed, StoredPolicy
-from prolepsis.policy.versions import PlanVersion
+from prolepsis.policy.versions import PolicyVersion
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import Caller, SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -184,11 +184,11 @@ def _stored(room: Room) -> StoredPolicy:
     raise RequestRefused(message, code="policy_not_in_store", status=409)
 
 
-def _version(stored: PlanVersion) -> PolicyVersionReply:
+def _version(stored: PolicyVersion) -> PolicyVersionReply:
     return PolicyVersionReply(
         version=stored.version,
         digest=stored.digest,
         author=stored.author,
-        reason=stored.note,
+        reason=stored.reason,
         created_at=stored.created_at,
     )

@@ -10,15 +10,15 @@ from prolepsis.audit.redaction import storable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError, ProlepsisError, StoreUnavailable
 from prolepsis.core.files import Reload
-from prolepsis.policy import versions as plans
+from prolepsis.policy import versions
 from prolepsis.policy.check import usable_policy
 from prolepsis.policy.model import Policy
 from prolepsis.policy.runtime import KNOWN
-from prolepsis.policy.versions import NO_PLAN, PlanVersion
+from prolepsis.policy.versions import NO_VERSION, PolicyText, PolicyVersion
 from prolepsis.store.database import Database
 
 NUM_LISTED = 100
-Changed = tuple[PlanVersion, Policy]
+Changed = tuple[PolicyVersion, Policy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Change:
 
     by: str
     reason: str
-    over: int
+    expect: int
     """Version that is to be replaced; 0 before the first."""
 
 
@@ -50,30 +50,30 @@ def roll_back(database: Database, to: int, change: Change) -> Changed:
     return _put(database, text, policy, replace(change, reason=reason), "policy.rolled_back")
 
 
-def newest(database: Database) -> list[PlanVersion]:
+def newest(database: Database) -> list[PolicyVersion]:
     """Return the last `NUM_LISTED` versions, the newest first."""
     with database.read() as connection:
-        return plans.history(connection, NUM_LISTED)
+        return versions.history(connection, NUM_LISTED)
 
 
-def version_of(database: Database, version: int) -> PlanVersion:
+def version_of(database: Database, version: int) -> PolicyText:
     """Return one version; raises `InvalidParameter` where there is none."""
     with database.read() as connection:
-        return plans.get(connection, version)
+        return versions.get(connection, version)
 
 
 def _put(database: Database, text: str, policy: Policy, change: Change, action: str) -> Changed:
     reason = storable(change.reason)
     with database.write() as connection:
-        before = plans.current(connection)
-        stored = plans.put(connection, text, author=change.by, note=reason, over=change.over)
+        before = versions.current(connection)
+        stored = versions.put(connection, text, author=change.by, reason=reason, expect=change.expect)
         event = AuditEvent(
             actor=change.by,
             action=action,
             subject=f"version {stored.version}",
             before=None if before is None else {"version": before.version, "digest": before.digest},
             after={"version": stored.version, "digest": stored.digest, "reason": reason, "content": policy.content()},
-            versions={"policy": policy.full_version, "plan": str(stored.version)},
+            versions={"policy": policy.full_version, "policy_version": str(stored.version)},
         )
         chain.append(connection, [event])
     return stored, policy
@@ -91,7 +91,7 @@ class StoredPolicy:
         self.policy: Policy | None = NOT_READ
         """None: the store has no version yet, so callers decide alone."""
         self.version: int | None = None
-        """The one that `policy` is, `NO_PLAN` before the first; None: not known yet."""
+        """The one that `policy` is, `NO_VERSION` before the first; None: not known yet."""
         self.fault = ""
         """Why what the store has is not known, or not in use here."""
         self.database = database
@@ -137,11 +137,11 @@ class StoredPolicy:
             raise ConfigError(message, param="store")
         return version, None
 
-    def _in_use(self) -> tuple[int, PlanVersion | None]:
+    def _in_use(self) -> tuple[int, PolicyText | None]:
         """Return the version in use, with its text unless it is known."""
         if self.database.file is not None and not self.database.file.exists():
-            return NO_PLAN, None
+            return NO_VERSION, None
         with self.database.read() as connection:
-            version = plans.current_version(connection)
-            is_known = version in (NO_PLAN, self.version, self._refused)
-            return version, None if is_known else plans.get(connection, version)
+            version = versions.current_version(connection)
+            is_known = version in (NO_VERSION, self.version, self._refused)
+            return version, None if is_known else versions.get(connection, version)

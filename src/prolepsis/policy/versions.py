@@ -1,75 +1,91 @@
-"""Versions of the plan, and which one is in use: of two who change it at once, one wins and the other is told."""
+"""The table of policy versions, and which one is in use: of two changes at once one wins, the other is a conflict."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from sqlalchemy import Connection, func, insert, select, update
 
 from prolepsis.core.errors import InvalidParameter, StoreConflict
-from prolepsis.store.tables import plan_current, plan_versions
+from prolepsis.store.tables import policy_current, policy_versions
 
-NO_PLAN = 0
+NO_VERSION = 0
 """The version in use before the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanVersion:
-    """One text of the plan; versions count up from 1 and are never changed or used twice."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyVersion:
+    """One version of the policy; versions count up from 1 and are never changed or used twice."""
 
     version: int
-    text: str
     digest: str
     """SHA-256 of the text."""
     author: str
-    note: str
+    reason: str
     created_at: float
     """Unix time in seconds."""
 
 
-def put(connection: Connection, text: str, *, author: str, note: str = "", over: int) -> PlanVersion:
-    """Store a text as the next version, in use in place of version `over` from now on (`NO_PLAN`: as the first).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyText(PolicyVersion):
+    """One version with its text."""
 
-    Raises `StoreConflict` where another version is in use by now: whoever decided had not seen it.
+    text: str
+
+
+def put(connection: Connection, text: str, *, author: str, reason: str = "", expect: int) -> PolicyText:
+    """Store a text as the next version and use it in place of version `expect` (`NO_VERSION`: as the first).
+
+    Raises `StoreConflict` if another version is in use by now: the author decided without having seen it.
     """
-    newest = connection.scalar(select(func.max(plan_versions.c.version))) or 0
-    digest = sha256(text.encode()).hexdigest()
-    stored = PlanVersion(newest + 1, text, digest, author, note, time.time())
-    _use(connection, stored.version, over)
-    row = {name: getattr(stored, name) for name in PlanVersion.__dataclass_fields__}
-    connection.execute(insert(plan_versions), [row])
+    stored = PolicyText(
+        version=_newest(connection) + 1,
+        digest=sha256(text.encode()).hexdigest(),
+        author=author,
+        reason=reason,
+        created_at=time.time(),
+        text=text,
+    )
+    _use(connection, stored.version, expect)
+    connection.execute(insert(policy_versions), [asdict(stored)])
     return stored
 
 
-def current(connection: Connection) -> PlanVersion | None:
+def current(connection: Connection) -> PolicyText | None:
     """Return the version in use, None before the first."""
     version = current_version(connection)
-    return None if version == NO_PLAN else get(connection, version)
+    return None if version == NO_VERSION else get(connection, version)
 
 
 def current_version(connection: Connection) -> int:
-    return connection.scalar(select(plan_current.c.version)) or NO_PLAN
+    return connection.scalar(select(policy_current.c.version)) or NO_VERSION
 
 
-def get(connection: Connection, version: int) -> PlanVersion:
-    """Return a stored version; raises `InvalidParameter` where there is none."""
-    row = connection.execute(select(plan_versions).where(plan_versions.c.version == version)).mappings().first()
+def get(connection: Connection, version: int) -> PolicyText:
+    """Return a stored version; raises `InvalidParameter` if there is none of this number."""
+    row = connection.execute(select(policy_versions).where(policy_versions.c.version == version)).mappings().first()
     if row is None:
-        newest = connection.scalar(select(func.max(plan_versions.c.version))) or 0
-        raise InvalidParameter(f"plan version is {version}; stored: 1 to {newest}", param="version")
-    return PlanVersion(**row)
+        message = f"policy version is {version}; stored: 1 to {_newest(connection)}"
+        raise InvalidParameter(message, param="version")
+    return PolicyText(**row)
 
 
-def history(connection: Connection, limit: int) -> list[PlanVersion]:
-    """Return stored versions, the newest first."""
-    query = select(plan_versions).order_by(plan_versions.c.version.desc()).limit(limit)
-    return [PlanVersion(**row) for row in connection.execute(query).mappings()]
+def history(connection: Connection, limit: int) -> list[PolicyVersion]:
+    """Return stored versions without their texts, the newest first."""
+    of = policy_versions.c
+    columns = (of.version, of.digest, of.author, of.reason, of.created_at)
+    query = select(*columns).order_by(of.version.desc()).limit(limit)
+    return [PolicyVersion(**row) for row in connection.execute(query).mappings()]
 
 
-def _use(connection: Connection, version: int, over: int) -> None:
-    change = update(plan_current).where(plan_current.c.version == over).values(version=version)
+def _newest(connection: Connection) -> int:
+    return connection.scalar(select(func.max(policy_versions.c.version))) or NO_VERSION
+
+
+def _use(connection: Connection, version: int, expect: int) -> None:
+    change = update(policy_current).where(policy_current.c.version == expect).values(version=version)
     if connection.execute(change).rowcount:
         return
     now = current(connection)
     winner = f"version {now.version} by {now.author}" if now else "none"
-    raise StoreConflict(f"the plan in use is {winner}, not version {over}: look at it and decide again")
+    raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from prolepsis.policy.rollout_terms import RolloutSettings, Stage, Value
+from prolepsis.policy.rollout_terms import Value
+from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import HEADROOM, Difference, Limit, Ratio
 from prolepsis.statistics.planning import Expectation, Wait, expected_time_to_pass

@@ -1,4 +1,7 @@
-"""Which arm a request goes to: a function of its key, the same on every replica and after every restart."""
+"""One rollout while it is served: the arm of each request, the evidence so far, and the next step from both.
+
+The arm is a function of the request's key, the same on every replica and after every restart.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,65 +9,69 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
+from prolepsis.core.stats import Mode
 from prolepsis.policy.explain import position
-from prolepsis.policy.model import Mode, Policy, Terms, plain_match, plain_terms
-from prolepsis.policy.rollout_terms import RolloutSettings
-from prolepsis.rollout.machine import ACTIVE, RolloutState, Stepped, canary_share, guardrails_of, step
+from prolepsis.policy.model import Policy, Terms, plain_match, plain_terms
+from prolepsis.rollout.machine import ACTIVE, RolloutState, Transition, canary_share, guardrails_of, step
+from prolepsis.rollout.settings import RolloutSettings, settings_of
 from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.judge import StageEvidence
 
-"""The rest runs as the control does until the rollout is on, then as the canary."""
+REFERENCE_REQUESTS = 100
+"""Requests of the control whose quantiles become a stage's references; with fewer, quantiles are not judged yet."""
+Histories = Mapping[str, Histogram]
+"""Values of plain requests since the stage began, by metric."""
+_DIGEST_LENGTH = 8
+_NO_HISTORY = Histogram()
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Shares of keys; the standing control is never moved, so there is something to compare with to the end."""
+    """Shares of keys; the holdout never gets the canary, so there is a comparison to the end."""
 
     canary: float
-    control: float = 0.05
+    holdout: float = 0.05
 
     def __post_init__(self) -> None:
         assert self.canary >= 0.0, "shares are in [0, 1]"
-        assert self.control >= 0.0, "shares are in [0, 1]"
-        assert self.canary + self.control <= 1.0 + 1e-9, "shares are together at most 1"
+        assert self.holdout >= 0.0, "shares are in [0, 1]"
+        assert self.canary + self.holdout <= 1.0 + 1e-9, "shares are together at most 1"
 
 
 def arm_of(key: str, rollout_id: str, weights: Weights) -> AssignedArm:
     """Return the arm of all requests with `key`.
 
-    The canary grows from below and the control stands at the top, so a key that is on the canary at 1 % stays on it at
-    5 %. Another rollout deals anew. The rest is compared as control. Verdicts are exact with one key for each request;
-    with one for each conversation they are wrong somewhat more often, and with one for each tenant they do not hold.
+    The canary grows from below and the holdout stands at the top, so a key that is on the canary at 1 % stays on it at
+    5 %. Another rollout draws independently. Unassigned requests are compared as control. Verdicts are exact with one
+    key for each request; with one for each conversation they are wrong somewhat more often, and with one for each
+    tenant they do not hold.
     """
-    place = position(rollout_id, key) / 100.0
-    if place < weights.canary:
+    drawn = position(rollout_id, key) / 100.0
+    if drawn < weights.canary:
         return "canary"
-    return "control" if place >= 1.0 - weights.control else "rest"
-
-
-_DIGEST_LENGTH = 8
+    return "holdout" if drawn >= 1.0 - weights.holdout else "unassigned"
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """One rule, as it is rolled out."""
+    """A rule that is rolled out."""
 
     rollout_id: str
-    """RULE@DIGEST, of its conditions and terms and of the model: what is edited is rolled out anew, what is put back
-    goes on where it stood."""
+    """RULE@DIGEST, of its conditions, its terms and the model: an edited rule is another rollout, and a rule that is
+    put back continues its own."""
     rule: str
     settings: RolloutSettings
     starts_itself: bool
 
 
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
-    """Return the traffic classes of a policy without errors by the names of their rules; `model` is the one served."""
+    """Return the rules of a policy that are rolled out, by name; `model` is the one served."""
     conditions: dict[str, object] = {rule.name: plain_match(rule.match) for rule in policy.rules}
     return {
         name: RolloutTarget(
             rollout_id=f"{name}@{_digest([model, conditions.get(name), _drafting(terms)])}",
             rule=name,
-            settings=terms.rollout.settings(terms.guardrails, terms.shadow_percentage),
+            settings=settings_of(terms),
             starts_itself=terms.rollout.gate == "automatic",
         )
         for name, terms in policy.named_terms()
@@ -73,7 +80,7 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
 
 
 def _drafting(terms: Terms) -> dict[str, object]:
-    """Return the terms that change how requests are served; what is kept of them changes nothing that is judged."""
+    """Return the terms that change how requests are served: all but those of the audit log."""
     return plain_terms(replace(terms, audit=None))
 
 
@@ -81,19 +88,13 @@ def _digest(content: object) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
-REFERENCE_REQUESTS = 100
-"""Requests of the control whose quantiles a stage is judged by; with fewer its quantiles wait."""
-Histories = Mapping[str, Histogram]
-"""What plain requests showed since the stage began, by what is measured."""
-
-
 class LiveRollout:
-    """Holds state and evidence as frozen values: whoever reads them in a thread sees one moment. One event loop."""
+    """Holds state and evidence as frozen values: a thread that reads them sees one moment. For one event loop."""
 
     def __init__(self, target: RolloutTarget, state: RolloutState) -> None:
         self.target = target
         self.others: tuple[StageEvidence, ...] = ()
-        """Evidence of other replicas, and of earlier lives of this one."""
+        """Evidence of other replicas, and of earlier starts of this one."""
         self._begin(state)
         self.take(state)
 
@@ -102,7 +103,7 @@ class LiveRollout:
         return self.target.settings
 
     def take(self, state: RolloutState) -> None:
-        """Go on from `state`; a stage that is new begins without evidence."""
+        """Go on from `state`; a new stage begins without evidence."""
         if not self.evidence.belongs_to(state.rollout_id, state.run, state.stage):
             self._begin(state)
         self.state = state
@@ -113,48 +114,40 @@ class LiveRollout:
         self._histories: dict[str, Histogram] = {}
 
     def assign(self, key: str) -> Assignment:
-        """Return what the request with `key` gets now."""
+        """Return the assignment of a request with `key` now."""
         state, settings = self.state, self.settings
         shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
         verifying = canary_share(state, settings)
         share = settings.stages[state.stage].share if shadow else verifying
-        arm = arm_of(key, state.rollout_id, Weights(share, settings.standing_control))
+        arm = arm_of(key, state.rollout_id, Weights(share, settings.holdout))
         mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
         return Assignment(state.rollout_id, state.run, state.stage, arm, mode, verifying)
 
-    def observe(self, assignment: Assignment, values: Mapping[str, float]) -> None:
-        """Count one finished request, given its values by what was measured; less than 0.1 ms."""
-        self._remember(assignment, values)
-        arm = self._arm(assignment)
-        if arm is not None:
-            self.evidence = self.evidence.observe(self._guardrails, arm, values)
+    def observe(self, assignment: Assignment, values: Mapping[str, float], *, late: bool = False) -> None:
+        """Count a finished request, given its values by metric; less than 0.1 ms.
 
-    def observe_more(self, assignment: Assignment, values: Mapping[str, float]) -> None:
-        """Take in what was measured later of a request that is counted already."""
-        self._remember(assignment, values)
-        arm = self._arm(assignment)
-        if arm is not None:
-            self.evidence = self.evidence.observe_more(self._guardrails, arm, values)
-
-    def _remember(self, assignment: Assignment, values: Mapping[str, float]) -> None:
+        `late`: the request is counted already, and these values of it were measured afterwards.
+        """
         if assignment.mode == "off":
             for name, value in values.items():
                 self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
+        arm = self._judged_arm(assignment)
+        if arm is not None:
+            observe = self.evidence.observe_more if late else self.evidence.observe
+            self.evidence = observe(self._guardrails, arm, values)
 
-    def _arm(self, assignment: Assignment) -> Arm | None:
-        """Return the arm that a request is evidence for; None where it is for none any more."""
-        if (
-            not self.evidence.belongs_to(assignment.rollout_id, assignment.run, assignment.stage)
-            or self.state.phase not in ACTIVE
-        ):
+    def _judged_arm(self, assignment: Assignment) -> Arm | None:
+        """Return the arm for which a request is evidence; None if the stage is over or has no such arm."""
+        run, stage = assignment.run, assignment.stage
+        if not self.evidence.belongs_to(assignment.rollout_id, run, stage) or self.state.phase not in ACTIVE:
             return None
         if assignment.arm == "canary":
             return "canary"
-        return "control" if self.settings.stages[assignment.stage].kind == "canary" else None
+        return "control" if self.settings.stages[stage].kind == "canary" else None
 
     @property
     def all_evidence(self) -> StageEvidence:
-        """What all replicas saw of the stage."""
+        """The evidence of all replicas for the stage."""
         state, total = self.state, self.evidence
         for other in self.others:
             if other.belongs_to(state.rollout_id, state.run, state.stage):
@@ -166,10 +159,10 @@ class LiveRollout:
         return dict(self._histories)
 
 
-def look(
+def step_with_references(
     state: RolloutState, evidence: StageEvidence, histories: Histories, now: float, settings: RolloutSettings
-) -> Stepped:
-    """Return the state at `now`, with the references that a stage needs and plain requests can give by now."""
+) -> Transition:
+    """Return the state at `now`, with the references that its stage needs and plain requests can give by now."""
     after, events = step(state, evidence, now, settings)
     return referenced(state, after, histories, settings), events
 
@@ -179,8 +172,8 @@ def referenced(
 ) -> RolloutState:
     """Return the state `after` with references for its stage, as one change from `before`.
 
-    Where the stage is new, for all guardrails there is a history of; later only for those that cannot be judged
-    without, so that nothing changes under what was counted already.
+    A new stage gets references for all guardrails with a history; later only guardrails that cannot be judged without
+    get one, so that nothing changes under the requests that were counted already.
     """
     if after.phase not in ACTIVE:
         return after
@@ -197,9 +190,6 @@ def referenced(
 
 
 def stopped_runs(before: RolloutState, after: RolloutState) -> Sequence[str]:
-    """Return the names to stop in the engine where the change took back what requests in flight were given."""
+    """Return the runs that the engine has to stop, because the change took back the mode of requests in flight."""
     taken_back = before.run > 0 and (after.phase == "rolled_back" or after.run != before.run)
     return (run_name(before.rollout_id, before.run),) if taken_back else ()
-
-
-_NO_HISTORY = Histogram()

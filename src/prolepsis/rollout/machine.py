@@ -1,4 +1,4 @@
-"""Where a rollout stands: a value that is stored, shared by replicas and survives restarts."""
+"""A rollout as a state machine: its state, events, the pure function that steps it, and the operator's commands."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Literal, Self, TypeVar
 from pydantic import TypeAdapter
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.policy.rollout_terms import RolloutSettings, Stage
+from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict, judge, outcome_of
 
@@ -18,33 +18,27 @@ ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
-    """Times in seconds, of one clock that all replicas share."""
+    """A value that is stored and shared by replicas. Times are in seconds, of one clock that all replicas share."""
 
     rollout_id: str
-    plan_version: str
-    """Of the policy that it was last changed under."""
+    policy_version: str
+    """Of the policy at the last change."""
     version: int = 0
-    """Rises by one with each change; a store takes a state only over the one before it (`follows`)."""
+    """Rises by one with each change; the store takes a state only over the one before it."""
     run: int = 0
-    """How often it was started."""
+    """Number of starts so far."""
     phase: Phase = "off"
     stage: int = 0
     stage_since: float = 0.0
-    """When the stage began, moved on by the time it was held by hand."""
+    """When the stage began, moved on by the time that an operator held it."""
     held_at: float | None = None
-    """Where it was held by hand: since when; None where it was held for want of a verdict."""
+    """Since when an operator holds it; None if it is held because no verdict came."""
     resumes_to: Phase = "running"
     references: Mapping[str, float] = field(default_factory=dict)
-    """What the control showed before the stage, by guardrail: replicas test against the same number."""
-
-    def follows(self, stored: Self | None) -> bool:
-        """Return whether this state may take the place of the stored one: compare-and-swap."""
-        if stored is None:
-            return True
-        return self.rollout_id == stored.rollout_id and self.version == stored.version + 1
+    """Values of the control before the stage, by guardrail: all replicas test against the same number."""
 
     def has_ended(self, run: int, stage: int) -> bool:
-        """Return whether nothing is decided any more by what was seen in that stage."""
+        """Return whether evidence of that stage can no longer decide anything."""
         return self.phase not in ACTIVE or (run, stage) < (self.run, self.stage)
 
     def changed(self, phase: Phase) -> Self:
@@ -61,12 +55,12 @@ class RolloutState:
 
     @staticmethod
     def from_json(text: bytes | str) -> "RolloutState":
-        """Return the stored state; raises pydantic's ValidationError where the text is not one."""
+        """Return the stored state; raises pydantic's ValidationError for any other text."""
         return _STATE.validate_json(text)
 
 
 def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
-    """Return the guardrails of the stage the rollout is in, with its references."""
+    """Return the guardrails of the current stage with their references."""
     references = state.references
     return tuple(
         guardrail.referring_to(references[guardrail.name]) if guardrail.name in references else guardrail
@@ -75,32 +69,33 @@ def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guard
 
 
 def canary_share(state: RolloutState, settings: RolloutSettings) -> float:
-    """Return the share of requests to be served by what is rolled out; shadow serves nothing by it."""
+    """Return the share of requests that get the rule's mode; 0 in shadow."""
     if state.phase == "on":
-        return 1.0 - settings.standing_control
+        return 1.0 - settings.holdout
     stage = settings.stages[state.stage]
     return stage.share if state.phase in ACTIVE and stage.kind == "canary" else 0.0
 
 
 _STATE = TypeAdapter(RolloutState)
 
-
 Kind = Literal[
     "started",
     "promoted",  # to the next stage
-    "gate_reached",  # passed, and waits for somebody to promote it
+    "gate_reached",  # passed, and waits for an operator's approval
     "completed",
     "rolled_back",
-    "held",  # by hand, or because no verdict came in time or is to be had: waits for somebody
+    "held",  # by an operator, or because no verdict came in time or is possible: waits for an operator
     "resumed",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutEvent:
+    """One change of a rollout."""
+
     at: float
     rollout_id: str
-    plan_version: str
+    policy_version: str
     version: int
     """Of the state that the event led to."""
     kind: Kind
@@ -108,19 +103,19 @@ class RolloutEvent:
     """Name of the stage that it happened in."""
     reason: str
     verdict: Verdict | None = None
-    """With the numbers that decided; None for what was done by hand."""
+    """With the numbers that decided; None for an operator's command."""
 
     def to_json(self) -> bytes:
         return _EVENT.dump_json(self)
 
     @staticmethod
     def from_json(text: bytes | str) -> "RolloutEvent":
-        """Return the stored event; raises pydantic's ValidationError where the text is not one."""
+        """Return the stored event; raises pydantic's ValidationError for any other text."""
         return _EVENT.validate_json(text)
 
 
-Stepped = tuple[RolloutState, tuple[RolloutEvent, ...]]
-"""The state after, and what happened; the state itself and nothing where nothing did."""
+Transition = tuple[RolloutState, tuple[RolloutEvent, ...]]
+"""The state after a step with its events; the same state and no event if nothing changed."""
 
 
 def change(
@@ -132,26 +127,24 @@ def change(
     now: float,
     reason: str,
     verdict: Verdict | None = None,
-) -> Stepped:
+) -> Transition:
     """Return `after` with the event of the change, which happened in the stage of `before`."""
-    told = RolloutEvent(now, before.rollout_id, before.plan_version, after.version, kind, stage, reason, verdict)
-    return after, (told,)
+    event = RolloutEvent(now, before.rollout_id, before.policy_version, after.version, kind, stage, reason, verdict)
+    return after, (event,)
 
 
 _EVENT = TypeAdapter(RolloutEvent)
-
-
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 _UNFIT = ("measurement_errors", "uneven_arms")
-"""Why a verdict is withheld for good, whatever else comes."""
+"""Reasons that no further evidence will change."""
 
 
-def step(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> Stepped:
+def step(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> Transition:
     """Return the state at `now` (seconds) and what happened.
 
-    A fail rolls back at once, from every active phase, held too. A pass promotes, or waits at a gate, once the stage
-    has lasted its least time. What is inconclusive waits up to the stage's longest time. Evidence of another rollout or
-    stage says nothing. Without a change the state is returned as it is.
+    A fail rolls back at once, from every active phase, held included. A pass promotes, or waits at a gate, once the
+    stage has lasted its least time. An inconclusive stage goes on up to its longest time. Evidence of another rollout
+    or stage does not count. Without a change the state is returned as it is.
     """
     if state.phase not in ACTIVE:
         return state, ()
@@ -166,8 +159,8 @@ def step(state: RolloutState, evidence: StageEvidence | None, now: float, settin
 
 def promote(
     state: RolloutState, now: float, settings: RolloutSettings, reason: str, verdict: Verdict | None = None
-) -> Stepped:
-    """Return the state one stage on, or on for all but the standing control after the last."""
+) -> Transition:
+    """Return the state one stage on; after the last stage, on for all but the holdout."""
     name = settings.stages[state.stage].name
     if state.stage + 1 == len(settings.stages):
         after = replace(state.changed("on"), stage_since=now, held_at=None)
@@ -177,23 +170,23 @@ def promote(
 
 
 def verdict_on(state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings) -> Verdict | None:
-    """Return what the evidence says of the stage, with its numbers; None where it is of another one."""
-    return _ask(judge, state, evidence, settings)
+    """Return the verdict on the stage with its numbers; None for evidence of another stage."""
+    return _judged(judge, state, evidence, settings)
 
 
 def outcome_on(state: RolloutState, evidence: StageEvidence, settings: RolloutSettings) -> Outcome:
-    """Return what the evidence says of the stage, without numbers, which take ten times as long."""
-    answer = _ask(outcome_of, state, evidence, settings) if state.phase in ACTIVE else None
-    return answer[0] if answer else "inconclusive"
+    """Return the outcome of the stage without numbers, which take ten times as long."""
+    result = _judged(outcome_of, state, evidence, settings) if state.phase in ACTIVE else None
+    return result[0] if result else "inconclusive"
 
 
-def _ask(
-    judging: Callable[..., Answer], state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings
-) -> Answer | None:
+def _judged(
+    judge_by: Callable[..., Result], state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings
+) -> Result | None:
     if evidence is None or not evidence.belongs_to(state.rollout_id, state.run, state.stage):
         return None
     stage = settings.stages[state.stage]
-    return judging(
+    return judge_by(
         guardrails_of(state, settings),
         evidence,
         share=1.0 if stage.kind == "shadow" else stage.share,
@@ -203,9 +196,8 @@ def _ask(
 
 
 def _is_due(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> bool:
-    """Return whether something changes now: most looks end here, without bounds, which take their time."""
-    asked = _ask(outcome_of, state, evidence, settings)
-    outcome, reason = asked or ("inconclusive", "not_enough_evidence")
+    """Return whether something changes now: most steps end here, without the slow bounds."""
+    outcome, reason = _judged(outcome_of, state, evidence, settings) or ("inconclusive", "not_enough_evidence")
     if outcome == "fail":
         return True
     stage, lasted = settings.stages[state.stage], now - state.stage_since
@@ -214,7 +206,7 @@ def _is_due(state: RolloutState, evidence: StageEvidence | None, now: float, set
     return state.phase == "running" and (passed or unfit or lasted >= stage.maximum_s)
 
 
-def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: RolloutSettings) -> Stepped:
+def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: RolloutSettings) -> Transition:
     stage = settings.stages[state.stage]
     lasted = now - state.stage_since
     if verdict is not None and verdict.outcome == "pass" and lasted >= stage.minimum_s:
@@ -227,7 +219,7 @@ def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: Rol
     return end(state, stage, now, "no verdict in time", verdict)
 
 
-def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSettings) -> Stepped:
+def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSettings) -> Transition:
     stage = settings.stages[state.stage]
     if not stage.manual_gate:
         return promote(state, now, settings, verdict.reason, verdict)
@@ -235,12 +227,12 @@ def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSe
     return change("gate_reached", state, after, stage=stage.name, now=now, reason=verdict.reason, verdict=verdict)
 
 
-def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Stepped:
+def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
     after = state.changed("rolled_back")
     return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
-def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Stepped:
+def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
     return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
@@ -254,13 +246,12 @@ _ALLOWED: dict[Command, tuple[Phase, ...]] = {
 }
 
 
-def command(state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str) -> Stepped:
-    """Return the state after a command at `now` (seconds), with its event; `reason` says who and why.
+def command(state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str) -> Transition:
+    """Return the state after a command at `now` (seconds), with its event; `reason` names the operator and the cause.
 
-    Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. Resuming
-    what was held for want of a verdict grants the stage its longest time anew. Promoting asks for no verdict. Starting
-    what was rolled back begins a new run. Raises `InvalidParameter` where the command means nothing in the state's
-    phase.
+    Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. If a stage
+    was held because no verdict came, resuming grants it its longest time again. Promoting needs no verdict. Starting a
+    rollout that was rolled back begins a new run. Raises `InvalidParameter` if the state's phase excludes the command.
     """
     if state.phase not in _ALLOWED[what]:
         allowed = ", ".join(_ALLOWED[what])

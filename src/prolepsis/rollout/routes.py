@@ -58,7 +58,7 @@ class RolloutReply(Reply):
     num_stages: int
     share: float
     """Of requests that get the mode of the rule, 0 to 1."""
-    control_share: float
+    holdout: float
     run: int
     version: int
     since: float
@@ -96,13 +96,13 @@ def shown(view: RolloutView) -> RolloutReply:
     return RolloutReply(
         id=state.rollout_id,
         rule=view.rule,
-        policy_version=state.plan_version,
+        policy_version=state.policy_version,
         phase=state.phase,
         stage=settings.stages[state.stage].name,
         stage_number=state.stage,
         num_stages=len(settings.stages),
         share=canary_share(state, settings),
-        control_share=settings.standing_control,
+        holdout=settings.holdout,
         run=state.run,
         version=state.version,
         since=state.stage_since,
@@ -122,7 +122,7 @@ def _event(event: RolloutEvent) -> RolloutEventReply:
         kind=event.kind,
         stage=event.stage,
         reason=event.reason,
-        policy_version=event.plan_version,
+        policy_version=event.policy_version,
         version=event.version,
         verdict=_verdict(event.verdict),
     )

@@ -2,32 +2,32 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
 
-from prolepsis.api.steady_clock import SteadyClock
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.ended import Assignment, RequestEnded
-from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound
+from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound, StoreUnavailable
 from prolepsis.policy.model import Policy
-from prolepsis.policy.rollout_terms import RolloutSettings
-from prolepsis.rollout.journal import RolloutJournal
-from prolepsis.rollout.live import LiveRollout, look, referenced, stopped_runs, targets_of
+from prolepsis.rollout.live import LiveRollout, referenced, step_with_references, stopped_runs, targets_of
 from prolepsis.rollout.machine import (
     ACTIVE,
     Command,
     RolloutEvent,
     RolloutState,
-    Stepped,
+    Transition,
     canary_share,
     command,
     outcome_on,
     verdict_on,
 )
 from prolepsis.rollout.observation import observed
+from prolepsis.rollout.settings import RolloutSettings
+from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict
 from prolepsis.telemetry.rollouts import RolloutMetrics
@@ -41,6 +41,17 @@ KEEP_EVERY_S = 10.0
 """How often evidence is kept for other replicas and the next start, at most."""
 
 log = structlog.get_logger(__name__)
+
+
+class SteadyClock:
+    """Unix time, read once and carried on by the monotonic clock: setting the system's clock promotes nothing."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._start = wall() - monotonic()
+        self._monotonic = monotonic
+
+    def __call__(self) -> float:
+        return self._start + self._monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ class Rollouts(Feature):
 
     def __init__(
         self,
-        journal: RolloutJournal,
+        store: RolloutStore,
         stop_run: Callable[[str], None],
         metrics: RolloutMetrics,
         *,
@@ -78,7 +89,7 @@ class Rollouts(Feature):
 
         Where the journal cannot be read now, rollouts stand at off, so plain, until it can.
         """
-        self._journal = journal
+        self._store = store
         self._stop_run = stop_run
         self._metrics = metrics
         self._model = model
@@ -88,7 +99,7 @@ class Rollouts(Feature):
         """By rule."""
         self._left: tuple[LiveRollout, ...] = ()
         """Those that the policy has no more, the last ones: put back, they go on with what they saw."""
-        self._stored = _read_at_start(journal)
+        self._stored = _read_at_start(store)
         self._policy_version = ""
         self._unkept: dict[str, list[RolloutEvent]] = {}
         """Events of rollbacks that took effect and could not be kept, by rollout."""
@@ -125,17 +136,14 @@ class Rollouts(Feature):
             if values is not None:
                 self.observe(assignment, values)
 
-    def observe(self, assignment: Assignment, values: Mapping[str, float]) -> None:
-        """Count a finished request, given its values by what was measured; none for one that ended before it could."""
-        for live in self._live.values():
-            if live.target.rollout_id == assignment.rollout_id:
-                live.observe(assignment, values)
+    def observe(self, assignment: Assignment, values: Mapping[str, float], *, late: bool = False) -> None:
+        """Count a finished request, given its values by metric; there are none if it ended before they could be taken.
 
-    def observe_more(self, assignment: Assignment, values: Mapping[str, float]) -> None:
-        """Take in what was measured later of a request that `observe` counted."""
+        `late`: the request is counted already, and these values of it were measured afterwards.
+        """
         for live in self._live.values():
             if live.target.rollout_id == assignment.rollout_id:
-                live.observe_more(assignment, values)
+                live.observe(assignment, values, late=late)
 
     async def run(self) -> None:
         """Look at the rollouts until cancelled; keep what was seen at the end."""
@@ -144,7 +152,7 @@ class Rollouts(Feature):
                 await self.tick()
                 await asyncio.sleep(TICK_S)
         finally:
-            with suppress(OSError):
+            with suppress(StoreUnavailable):
                 await self._keep_evidence()
 
     async def tick(self) -> None:
@@ -183,7 +191,7 @@ class Rollouts(Feature):
 
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return what happened to a rollout, oldest first."""
-        kept = await asyncio.to_thread(self._journal.events, rollout_id)
+        kept = await asyncio.to_thread(self._store.events, rollout_id)
         return [*kept, *self._unkept.get(rollout_id, ())]
 
     def _find(self, rollout_id: str) -> LiveRollout:
@@ -196,7 +204,7 @@ class Rollouts(Feature):
 
     async def _refresh(self) -> None:
         """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
-        self._stored.update(await asyncio.to_thread(self._journal.states))
+        self._stored.update(await asyncio.to_thread(self._store.states))
         now = self._clock()
         is_due = now - self._kept_at >= KEEP_EVERY_S
         self._kept_at = now if is_due else self._kept_at
@@ -207,7 +215,7 @@ class Rollouts(Feature):
                 await self._keep_rollback(live, stored)
             else:
                 self._follow(live, stored)
-        others = await asyncio.to_thread(self._journal.other_evidence)
+        others = await asyncio.to_thread(self._store.other_evidence)
         for live in list(self._live.values()):
             live.others = tuple(one for one in others if one.rollout_id == live.target.rollout_id)
         if is_due:
@@ -225,13 +233,13 @@ class Rollouts(Feature):
         lives = [live for live in self._live.values() if live.state.phase in ACTIVE]
         seen = [live.evidence for live in lives if live.evidence.num_canary + live.evidence.num_control]
         if seen:
-            await asyncio.to_thread(self._journal.keep_evidence, seen)
+            await asyncio.to_thread(self._store.keep_evidence, seen)
 
     async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
         """Keep a rollback that took effect already, over whatever was kept meanwhile."""
         rollout_id = live.target.rollout_id
         state = replace(live.state, version=1 + (stored.version if stored else 0))
-        if await asyncio.to_thread(self._journal.swap, state, self._unkept[rollout_id]):
+        if await asyncio.to_thread(self._store.swap, state, self._unkept[rollout_id]):
             del self._unkept[rollout_id]
             self._stored[rollout_id] = state
             live.take(state)
@@ -245,11 +253,11 @@ class Rollouts(Feature):
         self._show(rule, live)
         self._metrics.judged(rule, outcome)
 
-    async def _change(self, live: LiveRollout, stepped: Stepped) -> bool:
+    async def _change(self, live: LiveRollout, stepped: Transition) -> bool:
         """Keep a change and let it take effect; return whether it did."""
         after, events = stepped
         try:
-            kept = await asyncio.to_thread(self._journal.swap, after, events)
+            kept = await asyncio.to_thread(self._store.swap, after, events)
         except Exception as error:  # contained: a journal that fails must not keep harm in service
             log.error("rollout_not_kept", rollout=after.rollout_id, phase=after.phase, error=str(error))
             self._metrics.not_kept.inc()
@@ -277,7 +285,7 @@ class Rollouts(Feature):
                 kind=event.kind,
                 stage=event.stage,
                 reason=event.reason,
-                policy=event.plan_version,
+                policy=event.policy_version,
                 guardrails=[_told(finding) for finding in event.verdict.guardrails] if event.verdict else [],
             )
 
@@ -286,7 +294,7 @@ class Rollouts(Feature):
         now = self._clock()
         held_at = None if state.held_at is None else min(state.held_at, now)
         since = min(state.stage_since, now)
-        return replace(state, plan_version=self._policy_version, stage_since=since, held_at=held_at)
+        return replace(state, policy_version=self._policy_version, stage_since=since, held_at=held_at)
 
     def _show(self, rule: str, live: LiveRollout) -> None:
         state = live.state
@@ -294,25 +302,27 @@ class Rollouts(Feature):
         self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
 
 
-def _read_at_start(journal: RolloutJournal) -> dict[str, RolloutState]:
+def _read_at_start(store: RolloutStore) -> dict[str, RolloutState]:
     try:
-        return dict(journal.states())
-    except OSError as error:
+        return dict(store.states())
+    except StoreUnavailable as error:
         log.error("rollouts_not_read", error=str(error))
         return {}
 
 
-def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Stepped:
+def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Transition:
     after, events = command(before, what, now, live.settings, reason)
     return referenced(before, after, live.histories, live.settings), events
 
 
-def _looked_at(live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float) -> tuple[Stepped, Outcome]:
+def _looked_at(
+    live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float
+) -> tuple[Transition, Outcome]:
     """Return what becomes of a rollout now, and what its evidence says of the stage it is at."""
     if before.phase == "off" and live.target.starts_itself:
         stepped = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
     else:
-        stepped = look(before, evidence, live.histories, now, live.settings)
+        stepped = step_with_references(before, evidence, live.histories, now, live.settings)
     return stepped, outcome_on(before, evidence, live.settings)
 
 
@@ -342,5 +352,5 @@ def audit_event(event: RolloutEvent) -> AuditEvent:
         action=f"rollout.{event.kind}",
         subject=event.rollout_id,
         after=json.loads(event.to_json()),
-        versions={"policy": event.plan_version},
+        versions={"policy": event.policy_version},
     )

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -52,12 +52,13 @@ class Database:
 
     def __init__(self, url: URL) -> None:
         """Nothing is opened yet. Raises `ConfigError` where the driver of PostgreSQL is not installed."""
-        self.file = Path(url.database or "") if url.get_backend_name() == "sqlite" else None
-        """Of SQLite."""
+        is_sqlite = url.get_backend_name() == "sqlite"
+        self.file = Path(url.database) if is_sqlite and url.database else None
+        """Of SQLite; None: PostgreSQL, or SQLite in memory."""
         self.name = url.render_as_string(hide_password=True)
-        self._engine = _sqlite(self.file) if self.file else _postgresql(url)
+        self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
         self._writing = self._engine.execution_options(**{_WRITES: True})
-        self._reading = self._engine if self.file else self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._reading = self._engine if is_sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -87,6 +88,11 @@ class Database:
     def close(self) -> None:
         """Close idle connections."""
         self._engine.dispose()
+
+
+def in_memory() -> Database:
+    """Return an empty SQLite database that ends with this process."""
+    return Database(URL.create("sqlite"))
 
 
 @contextmanager
@@ -123,7 +129,21 @@ def _sqlite(file: Path) -> Engine:
             raise
         return connection
 
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+    return _beginning(create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True))
+
+
+def _sqlite_in_memory() -> Engine:
+    """One connection, which transactions use in turn: the database ends with it."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+
+    one = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": LOCK_WAIT_S}
+    return _beginning(create_engine("sqlite://", creator=connect, hide_parameters=True, **one))
+
+
+def _beginning(engine: Engine) -> Engine:
+    """Begin transactions explicitly: those that may write take the lock at once."""
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -85,19 +85,19 @@ audit_head = Table(
 )
 """One row: the end of the chain; whoever appends holds it."""
 
-plan_versions = Table(
-    "plan_versions",
+policy_versions = Table(
+    "policy_versions",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("digest", String(64), nullable=False),
     Column("text", Text, nullable=False),
     Column("author", Text, nullable=False),
-    Column("note", Text, nullable=False),
+    Column("reason", Text, nullable=False),
     Column("created_at", Double, nullable=False),
 )
 
-plan_current = Table(
-    "plan_current",
+policy_current = Table(
+    "policy_current",
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("version", Integer, nullable=False),
@@ -140,4 +140,4 @@ rollout_evidence = Table(
     Column("evidence", Text, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
-"""What each replica saw of a rollout's stage, until the stage is over."""
+"""Evidence of each replica for a rollout's stage, until the stage is over."""

@@ -55,7 +55,7 @@ class Effective(Reply):
     policy_version: str | None = None
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
-    arm: Literal["canary", "rest", "control"] | None = None
+    arm: Literal["canary", "unassigned", "holdout"] | None = None
     policy_flags: list[Flag] | None = None
     """Those that rules of the policy ask, there where they do."""
     flag: Flag | None = None

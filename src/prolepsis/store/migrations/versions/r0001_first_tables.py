@@ -46,6 +46,13 @@ def upgrade() -> None:
         sa.Column("total_s", sa.Double, nullable=False),
         sa.Column("proposers", sa.JSON, nullable=False),
         sa.Column("shadow", sa.JSON, nullable=False),
+        sa.Column("device_prefill_s", sa.Double),
+        sa.Column("device_plain_s", sa.Double),
+        sa.Column("device_verify_s", sa.Double),
+        sa.Column("device_propose_s", sa.Double),
+        sa.Column("device_host_s", sa.Double),
+        sa.Column("predicted_plain_s", sa.Double),
+        sa.Column("prices_version", sa.Text),
     )
     op.create_index("ix_request_records_ended_at", "request_records", ["ended_at"])
     op.create_index("ix_request_records_tenant", "request_records", ["tenant"])
@@ -75,16 +82,16 @@ def upgrade() -> None:
         sa.Column("digest", sa.String(64), nullable=False),
     )
     op.create_table(
-        "plan_versions",
+        "policy_versions",
         sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("text", sa.Text, nullable=False),
         sa.Column("author", sa.Text, nullable=False),
-        sa.Column("note", sa.Text, nullable=False),
+        sa.Column("reason", sa.Text, nullable=False),
         sa.Column("created_at", sa.Double, nullable=False),
     )
-    plan_current = op.create_table(
-        "plan_current",
+    policy_current = op.create_table(
+        "policy_current",
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("version", sa.Integer, nullable=False),
     )
@@ -103,5 +110,19 @@ def upgrade() -> None:
         sa.Column("event", sa.Text, nullable=False),
         sa.Column("stored_at", sa.Double, nullable=False),
     )
+    op.create_table(
+        "rollout_evidence",
+        sa.Column("rollout_id", sa.String(128), primary_key=True),
+        sa.Column("replica", sa.String(32), primary_key=True),
+        sa.Column("evidence", sa.Text, nullable=False),
+        sa.Column("kept_at", sa.Double, nullable=False),
+    )
+    op.create_table(
+        "price_books",
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("version", sa.Text, nullable=False),
+        sa.Column("content", sa.Text, nullable=False),
+        sa.Column("taken_at", sa.Double, nullable=False),
+    )
     op.bulk_insert(audit_head, [{"id": 1, "seq": 0, "digest": "0" * 64}])
-    op.bulk_insert(plan_current, [{"id": 1, "version": 0}])
+    op.bulk_insert(policy_current, [{"id": 1, "version": 0}])

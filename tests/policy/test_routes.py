@@ -15,15 +15,15 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.audit import chain
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
-from prolepsis.policy import versions as plans
+from prolepsis.policy import versions
 from prolepsis.policy.routes import PolicyChangedReply, PolicyReply, PolicyTextReply, PolicyVersionsReply
 from prolepsis.policy.runtime import Policies, PolicySource, open_policy
 from prolepsis.policy.stored_policy import StoredPolicy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 from tests.store.databases import cut_off, opened, sqlite_setting
 
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, source: PolicySource, door: Door | None = None) -> None:
         self.engine, metrics = FakeEngine(), Metrics()
-        rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, metrics.rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
         self.policies = Policies(source, self.engine.info.proposers, rollouts)
         self.app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, door, policies=self.policies)
         self.http = self.client()
@@ -68,7 +68,7 @@ async def replicas(setting: str, number: int) -> AsyncIterator[list[Server]]:
 
 def history(setting: str) -> list[tuple[int, str, str]]:
     with closing(opened(setting)) as database, database.read() as connection:
-        return [(one.version, one.author, one.note) for one in plans.history(connection, 10)]
+        return [(one.version, one.author, one.reason) for one in versions.history(connection, 10)]
 
 
 async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None:
@@ -149,7 +149,7 @@ async def test_one_that_this_server_cannot_use_leaves_the_last_good_one(setting:
         await server.apply(ON, 0)
         with closing(opened(setting)) as database:
             with database.write() as connection:
-                plans.put(connection, "default: {mode: warp}", author="a newer server", over=1)
+                versions.put(connection, "default: {mode: warp}", author="a newer server", expect=1)
             for _ in range(2):
                 await server.policies.look()
                 assert await server.mode() == ("1", True)

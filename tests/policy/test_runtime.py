@@ -20,11 +20,11 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import ROLES
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 POLICY = """
@@ -55,7 +55,7 @@ class House:
         file.add(record)
         held = open_policy(self.folder / "policy.yaml")
         metrics = Metrics()
-        rollouts = Rollouts(MemoryJournal(), self.engine.stop_run, metrics.rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
         app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=self.policies)
         headers = {"authorization": f"Bearer {key}"}

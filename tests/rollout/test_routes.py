@@ -11,11 +11,11 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal
 from prolepsis.rollout.routes import RolloutHistoryReply, RolloutListReply, RolloutReply
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
 
 POLICY = """
 default:
@@ -30,7 +30,7 @@ def door(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
-    rollouts = Rollouts(MemoryJournal(), engine.stop_run, metrics.rollouts, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
     policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
 
     def client(*roles: str) -> httpx.AsyncClient:

@@ -10,17 +10,17 @@ import httpx
 import pytest
 
 from prolepsis.api.app import Door, build
-from prolepsis.api.steady_clock import SteadyClock
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.model import Policy
 from prolepsis.policy.reading import parse_policy
 from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.journal import MemoryJournal, RolloutJournal
 from prolepsis.rollout.machine import RolloutEvent, RolloutState
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.rollout.runtime import Rollouts, SteadyClock
+from prolepsis.rollout.store import RolloutStore
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
@@ -28,13 +28,14 @@ from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer
 from tests.fake_proposer import Scripted
+from tests.rollout.stores import memory_database
 
 POLICY = """
 rules:
   - name: code
     match: {route: /v1/completions}
     mode: on
-    rollout: {step_weights: [30, 60], control_weight: 10, gate: GATE, min_step_s: 10, max_step_s: 1000}
+    rollout: {step_weights: [30, 60], holdout: 10, gate: GATE, min_step_s: 10, max_step_s: 1000}
     guardrails:
       - {name: taken, metric: acceptance_rate, limit: 0.4}
       - {name: errors, metric: error_rate, limit: 0.2}
@@ -42,26 +43,31 @@ rules:
 """
 
 
-class FullJournal(MemoryJournal):
-    """A journal whose disk may be full."""
+class FullStore(RolloutStore):
+    """A store whose disk may be full."""
 
     full = False
 
+    def __init__(self) -> None:
+        super().__init__(memory_database())
+
     def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
         if self.full:
-            raise OSError(28, "No space left on device")
+            raise StoreUnavailable("no space left on device")
         return super().swap(state, events)
 
 
 @dataclass
-class House:
+class Server:
     """A server whose proposer is right until it is damaged."""
 
     folder: Path
-    journal: RolloutJournal = field(default_factory=FullJournal)
+    store: RolloutStore = field(default_factory=FullStore)
     gate: str = "automatic"
     damaged: bool = False
     now: float = 1000.0
+    is_broken: bool = False
+    """Whether each step of the rollouts fails."""
     num_asked: int = 0
     arms: list[tuple[str, str]] = field(default_factory=list)
     """(arm, mode in effect) of every request, in order."""
@@ -73,15 +79,18 @@ class House:
         (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))
         metrics = Metrics()
         self.metrics = metrics
-        self.rollouts = Rollouts(
-            self.journal, self.client.stop_run, metrics.rollouts, model="table", clock=lambda: self.now
-        )
+        self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.rollouts, model="table", clock=self._clock)
         policies = Policies(open_policy(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
         app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Door(), policies=policies)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
         return fakes.draft_chain(sequence, limit, wrong_from=0 if self.damaged else 99)
+
+    def _clock(self) -> float:
+        if self.is_broken:
+            raise ZeroDivisionError
+        return self.now
 
     async def ask(self, number: int) -> None:
         """Ask `number` requests at once; every answer is that of plain decoding."""
@@ -106,12 +115,12 @@ class House:
 
     @property
     def state(self) -> RolloutState:
-        [state] = self.journal.states().values()
+        [state] = self.store.states().values()
         return state
 
     @property
-    def told(self) -> list[tuple[str, str]]:
-        return [(event.kind, event.stage) for event in self.journal.events(self.state.rollout_id)]
+    def changes(self) -> list[tuple[str, str]]:
+        return [(event.kind, event.stage) for event in self.store.events(self.state.rollout_id)]
 
     async def until(self, phase: str, stage: int, *, most: int = 60) -> None:
         for _ in range(most):
@@ -134,155 +143,151 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    made = House(tmp_path)
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server(tmp_path)
     yield made
     await made.close()
 
 
-async def test_a_good_proposer_goes_from_off_to_on_and_the_control_stays_plain(house: House) -> None:
-    await house.ask(3)
-    assert {mode for _, mode in house.arms} == {"off"}
-    await house.go_on()
-    await house.until("on", 2)
-    assert house.told == [
+async def test_a_good_proposer_goes_from_off_to_on_and_the_control_stays_plain(server: Server) -> None:
+    await server.ask(3)
+    assert {mode for _, mode in server.arms} == {"off"}
+    await server.go_on()
+    await server.until("on", 2)
+    assert server.changes == [
         ("started", "shadow"),
         ("promoted", "shadow"),
         ("promoted", "canary 30%"),
         ("completed", "canary 60%"),
     ]
-    kinds = set(house.arms)
-    assert {("canary", "shadow"), ("canary", "on"), ("rest", "off"), ("control", "off")} == kinds
-    house.arms.clear()
-    await house.ask(60)
-    assert set(house.arms) == {("canary", "on"), ("control", "off")}
-    text = house.metrics.exposition().decode()
+    kinds = set(server.arms)
+    assert {("canary", "shadow"), ("canary", "on"), ("unassigned", "off"), ("holdout", "off")} == kinds
+    server.arms.clear()
+    await server.ask(60)
+    assert set(server.arms) == {("canary", "on"), ("holdout", "off")}
+    text = server.metrics.exposition().decode()
     assert 'prolepsis_rollout_changes_total{kind="promoted",rule="code"} 2.0' in text
     assert 'prolepsis_rollout_share{rule="code"} 0.9' in text
 
 
-async def test_a_damaged_one_is_rolled_back_and_nobody_notices(house: House) -> None:
-    await house.go_on()
-    await house.until("running", 1)
-    house.damaged = True
-    await house.until("rolled_back", 1)
-    event = (await house.rollouts.events(house.state.rollout_id))[-1]
+async def test_a_damaged_one_is_rolled_back_and_nobody_notices(server: Server) -> None:
+    await server.go_on()
+    await server.until("running", 1)
+    server.damaged = True
+    await server.until("rolled_back", 1)
+    event = (await server.rollouts.events(server.state.rollout_id))[-1]
     assert (event.kind, event.reason, event.stage) == ("rolled_back", "taken", "canary 30%")
     assert event.verdict is not None
     [taken] = [f for f in event.verdict.guardrails if f.name == "taken"]
     assert taken.estimate < 0.4 < taken.allowed + 1e-9
-    assert event.plan_version
-    house.arms.clear()
-    await house.ask(30)
-    assert {mode for _, mode in house.arms} == {"off"}
-    assert await house.stopped() == {f"{house.state.rollout_id}#1"}
+    assert event.policy_version
+    server.arms.clear()
+    await server.ask(30)
+    assert {mode for _, mode in server.arms} == {"off"}
+    assert await server.stopped() == {f"{server.state.rollout_id}#1"}
 
 
-async def test_a_restart_in_mid_canary_goes_on_there(house: House, tmp_path: Path) -> None:
-    await house.go_on()
-    await house.until("running", 1)
-    before = house.state
-    again = House(tmp_path, journal=house.journal, now=house.now)
+async def test_a_restart_in_mid_canary_goes_on_there(server: Server, tmp_path: Path) -> None:
+    await server.go_on()
+    await server.until("running", 1)
+    before = server.state
+    again = Server(tmp_path, store=server.store, now=server.now)
     await again.ask(30)
     assert ("canary", "on") in again.arms
     await again.go_on(1.0)
     assert (again.state.run, again.state.stage) == (before.run, before.stage)
     await again.until("on", 2)
-    await house.go_on(0.0)  # the first server, another replica now, follows
-    house.arms.clear()
-    await house.ask(40)
-    assert set(house.arms) == {("canary", "on"), ("control", "off")}
+    await server.go_on(0.0)  # the first server, another replica now, follows
+    server.arms.clear()
+    await server.ask(40)
+    assert set(server.arms) == {("canary", "on"), ("holdout", "off")}
     await again.close()
 
 
-async def test_what_cannot_be_kept_is_not_promoted_and_rolled_back_all_the_same(house: House) -> None:
-    assert isinstance(house.journal, FullJournal)
-    await house.go_on()
-    await house.until("running", 1)
-    house.journal.full = True
+async def test_what_cannot_be_kept_is_not_promoted_and_rolled_back_all_the_same(server: Server) -> None:
+    assert isinstance(server.store, FullStore)
+    await server.go_on()
+    await server.until("running", 1)
+    server.store.full = True
     for _ in range(6):
-        await house.ask(16)
-        await house.go_on()
-    assert (house.state.phase, house.state.stage) == ("running", 1)
-    house.damaged = True
-    while (await house.rollouts.view(house.state.rollout_id)).state.phase != "rolled_back":
-        assert house.num_asked < 1000
-        await house.ask(16)
-        await house.go_on()
-    assert house.state.phase == "running"  # as kept
-    house.arms.clear()
-    await house.ask(20)
-    assert {mode for _, mode in house.arms} == {"off"}
-    house.journal.full = False
-    await house.go_on()
-    assert house.told[-1] == ("rolled_back", "canary 30%")
+        await server.ask(16)
+        await server.go_on()
+    assert (server.state.phase, server.state.stage) == ("running", 1)
+    server.damaged = True
+    while (await server.rollouts.view(server.state.rollout_id)).state.phase != "rolled_back":
+        assert server.num_asked < 1000
+        await server.ask(16)
+        await server.go_on()
+    assert server.state.phase == "running"  # as kept
+    server.arms.clear()
+    await server.ask(20)
+    assert {mode for _, mode in server.arms} == {"off"}
+    server.store.full = False
+    await server.go_on()
+    assert server.changes[-1] == ("rolled_back", "canary 30%")
 
 
-async def test_a_controller_that_crashes_leaves_the_last_plan(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    await house.go_on()
-    await house.until("running", 1)
-
-    def crash(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("prolepsis.rollout.runtime.look", crash)
-    house.arms.clear()
+async def test_a_controller_that_crashes_leaves_the_last_plan(server: Server) -> None:
+    await server.go_on()
+    await server.until("running", 1)
+    server.is_broken = True
+    server.arms.clear()
     for _ in range(3):
-        await house.ask(16)
-        await house.go_on()
-    assert (house.state.phase, house.state.stage) == ("running", 1)
-    assert {("canary", "on"), ("rest", "off")} <= set(house.arms)
+        await server.ask(16)
+        await server.go_on()
+    assert (server.state.phase, server.state.stage) == ("running", 1)
+    assert {("canary", "on"), ("unassigned", "off")} <= set(server.arms)
 
 
 async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -> None:
-    house = House(tmp_path, gate="manual")
-    await house.go_on()
-    assert house.journal.states() == {}
-    [view] = await house.rollouts.views()
+    server = Server(tmp_path, gate="manual")
+    await server.go_on()
+    assert server.store.states() == {}
+    [view] = await server.rollouts.views()
     assert (view.state.phase, view.rule) == ("off", "code")
     rollout_id = view.state.rollout_id
-    await house.rollouts.command(rollout_id, "start", "by me")
-    await house.until("gate", 0)
-    await house.go_on(10_000.0)
-    assert house.state.phase == "gate"
-    await house.rollouts.command(rollout_id, "promote", "by me: looks good")
-    assert (house.state.phase, house.state.stage) == ("running", 1)
-    await house.rollouts.command(rollout_id, "rollback", "by me")
-    assert house.told == [
+    await server.rollouts.command(rollout_id, "start", "by me")
+    await server.until("gate", 0)
+    await server.go_on(10_000.0)
+    assert server.state.phase == "gate"
+    await server.rollouts.command(rollout_id, "promote", "by me: looks good")
+    assert (server.state.phase, server.state.stage) == ("running", 1)
+    await server.rollouts.command(rollout_id, "rollback", "by me")
+    assert server.changes == [
         ("started", "shadow"),
         ("gate_reached", "shadow"),
         ("promoted", "shadow"),
         ("rolled_back", "canary 30%"),
     ]
-    await house.close()
+    await server.close()
 
 
-async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(house: House) -> None:
-    await house.go_on()
-    await house.until("running", 1)
-    await house.ask(20)
-    [before] = await house.rollouts.views()
+async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(server: Server) -> None:
+    await server.go_on()
+    await server.until("running", 1)
+    await server.ask(20)
+    [before] = await server.rollouts.views()
     assert before.num_canary + before.num_control > 0
-    first = open_policy(house.folder / "policy.yaml").policy
-    house.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic").replace("0.4", "0.3"), "edited")[0])
-    [edited] = await house.rollouts.views()
+    first = open_policy(server.folder / "policy.yaml").policy
+    server.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic").replace("0.4", "0.3"), "edited")[0])
+    [edited] = await server.rollouts.views()
     assert (edited.state.phase, edited.num_canary) == ("off", 0)
-    house.rollouts.adopt(first)
-    assert list(await house.rollouts.views()) == [before]
+    server.rollouts.adopt(first)
+    assert list(await server.rollouts.views()) == [before]
 
-    house.rollouts.adopt(Policy())
-    held = replace(house.state.changed("held"), held_at=house.now)
-    assert house.journal.swap(held, ())  # by another replica, whose policy has it still
-    await house.go_on(1.0)
-    house.rollouts.adopt(first)
-    [after] = await house.rollouts.views()
+    server.rollouts.adopt(Policy())
+    held = replace(server.state.changed("held"), held_at=server.now)
+    assert server.store.swap(held, ())  # by another replica, whose policy has it still
+    await server.go_on(1.0)
+    server.rollouts.adopt(first)
+    [after] = await server.rollouts.views()
     assert (after.state.phase, after.num_canary) == ("held", before.num_canary)
 
 
-async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(house: House, tmp_path: Path) -> None:
-    await house.go_on()
-    await house.until("running", 1)
-    again = House(tmp_path, journal=house.journal, now=house.now - 1e6)
+async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(server: Server, tmp_path: Path) -> None:
+    await server.go_on()
+    await server.until("running", 1)
+    again = Server(tmp_path, store=server.store, now=server.now - 1e6)
     await again.until("on", 2)
     await again.close()
 

@@ -1,4 +1,4 @@
-"""The whole process: a rollout that is kept through kill -9, in the folder that is named or in the store."""
+"""The whole process: a rollout survives kill -9 in the store."""
 
 import signal
 import subprocess
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.api.test_run import free_port, wait_until_live
 
@@ -21,8 +20,7 @@ from prolepsis.api.run import StartedEngine, serve
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 folder = Path(sys.argv[2])
-where = {"folder": {"rollouts_folder": folder / "kept"}, "store": {"store": f"sqlite:///{folder / 'kept'}"}}
-config = ServerConfig(port=int(sys.argv[1]), policy=folder / "policy.yaml", **where[sys.argv[3]])
+config = ServerConfig(port=int(sys.argv[1]), policy=folder / "policy.yaml", store=f"sqlite:///{folder / 'kept'}")
 serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteTokenizer()))
 """
 POLICY = """
@@ -34,9 +32,9 @@ default:
 
 
 @contextmanager
-def process(folder: Path, where: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
-    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), str(folder), where])
+    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), str(folder)])
     try:
         wait_until_live(f"http://127.0.0.1:{port}")
         yield running, f"http://127.0.0.1:{port}/admin/rollouts"
@@ -50,10 +48,9 @@ def the_only(url: str) -> dict[str, Any]:
     return dict(rollout)
 
 
-@pytest.mark.parametrize("where", ["folder", "store"])
-def test_a_rollout_survives_kill_9(tmp_path: Path, where: str) -> None:
+def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
-    with process(tmp_path, where) as (running, url):
+    with process(tmp_path) as (running, url):
         name = the_only(url)["id"]
         for command in ("start", "promote"):
             assert httpx.post(f"{url}/{name}/{command}", json={"reason": "test"}).status_code == 200
@@ -61,7 +58,7 @@ def test_a_rollout_survives_kill_9(tmp_path: Path, where: str) -> None:
         running.send_signal(signal.SIGKILL)
         running.wait()
     assert (before["phase"], before["stage"]) == ("running", "canary 50%")
-    with process(tmp_path, where) as (_, url):
+    with process(tmp_path) as (_, url):
         after = the_only(url)
         assert after == before
         events = httpx.get(f"{url}/{name}").json()["events"]

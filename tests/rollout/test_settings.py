@@ -5,7 +5,7 @@ from textwrap import indent
 import pytest
 
 from prolepsis.policy.reading import InvalidPolicy
-from prolepsis.policy.rollout_terms import RolloutSettings
+from prolepsis.rollout.settings import RolloutSettings, settings_of
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
@@ -23,13 +23,12 @@ guardrails:
 
 
 def settings(rollout: str, guardrails: str = GUARDRAILS, share: int = 100) -> RolloutSettings:
-    terms = policy(f"default:\n  mode: on\n  rollout: {rollout}\n{indent(guardrails, '  ')}").default
-    assert terms.rollout is not None
-    return terms.rollout.settings(terms.guardrails, share)
+    text = f"default:\n  mode: on\n  shadow_percentage: {share}\n  rollout: {rollout}\n{indent(guardrails, '  ')}"
+    return settings_of(policy(text).default_terms)
 
 
 def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
-    found = settings("{step_weights: [2, 20], control_weight: 10, gate: automatic, min_step_s: 5, min_samples: 7}")
+    found = settings("{step_weights: [2, 20], holdout: 10, gate: automatic, min_step_s: 5, min_samples: 7}")
     assert [(s.name, s.kind, s.share, s.manual_gate, s.minimum_s) for s in found.stages] == [
         ("shadow", "shadow", 0.9, False, 5.0),
         ("canary 2%", "canary", 0.02, False, 5.0),
@@ -37,7 +36,7 @@ def test_stages_begin_in_shadow_where_acceptance_decides() -> None:
     ]
     assert [g.name for g in found.stages[0].guardrails] == ["taken"]
     assert {g.minimum_samples for stage in found.stages for g in stage.guardrails} == {7}
-    assert found.standing_control == 0.1
+    assert found.holdout == 0.1
     assert settings("{}", share=10).stages[0].share == 0.1
     assert settings("{}", share=0).stages[0].kind == "canary"
     assert settings("{}", "guardrails: [{name: e, metric: error_rate, limit: 0.1}]").stages[0].kind == "canary"

@@ -8,24 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.rollout.journal import StoreJournal
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.rollout.machine import step
+from prolepsis.rollout.store import RolloutStore
 from prolepsis.store.database import Database
-from tests.api.test_rollouts import House
 from tests.rollout.rollout import NEW, SETTINGS, by_hand, counts
+from tests.rollout.test_runtime import Server
 from tests.store.databases import cut_off, opened, sqlite_setting
 
-Connect = Callable[[], StoreJournal]
+Connect = Callable[[], RolloutStore]
 
 
 @pytest.fixture
 def replica(setting: str) -> Iterator[Connect]:
-    """Each call is the journal of another replica."""
+    """Each call is the store as another replica sees it."""
     made: list[Database] = []
 
-    def another() -> StoreJournal:
+    def another() -> RolloutStore:
         made.append(opened(setting))
-        return StoreJournal(made[-1])
+        return RolloutStore(made[-1])
 
     yield another
     for database in made:
@@ -52,9 +53,9 @@ def test_of_writers_at_one_moment_one_wins(replica: Connect) -> None:
     assert replica().swap(started, ())
     start, kept = threading.Barrier(4), []
 
-    def write(journal: StoreJournal, number: int) -> None:
+    def write(store: RolloutStore, number: int) -> None:
         start.wait()
-        if journal.swap(replace(by_hand(started, "hold", 1.0), references={"by": float(number)}), ()):
+        if store.swap(replace(by_hand(started, "hold", 1.0), references={"by": float(number)}), ()):
             kept.append(float(number))
 
     threads = [threading.Thread(target=write, args=(replica(), number)) for number in range(4)]
@@ -85,39 +86,39 @@ def test_evidence_of_the_dead_counts_until_their_stage_is_over(replica: Connect)
     assert list(again.other_evidence()) == [other]
 
 
-def test_a_database_that_fails_is_an_os_error(tmp_path: Path) -> None:
+def test_a_database_that_fails_says_so(tmp_path: Path) -> None:
     with closing(opened(sqlite_setting(tmp_path))) as database:
-        journal, started = StoreJournal(database), by_hand(NEW, "start", 0.0)
+        store, started = RolloutStore(database), by_hand(NEW, "start", 0.0)
         for call in (
-            journal.states,
-            journal.other_evidence,
-            lambda: journal.swap(started, ()),
-            lambda: journal.events("r1"),
-            lambda: journal.keep_evidence([counts(0, 0.0)]),
+            store.states,
+            store.other_evidence,
+            lambda: store.swap(started, ()),
+            lambda: store.events("r1"),
+            lambda: store.keep_evidence([counts(0, 0.0)]),
         ):
-            with pytest.raises(OSError, match=r"store sqlite.*unable to open"):
+            with pytest.raises(StoreUnavailable, match=r"store sqlite.*unable to open"):
                 call()
 
 
 async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Connect) -> None:
-    one, other = House(tmp_path, journal=replica()), House(tmp_path, journal=replica())
+    one, other = Server(tmp_path, store=replica()), Server(tmp_path, store=replica())
     try:
         await one.go_on()
         for _ in range(60):
             if one.state.phase == "on":
                 break
-            for house in (one, other):
-                await house.ask(8)
-                await house.go_on()
-        assert [kind for kind, _ in one.told] == ["started", "promoted", "promoted", "completed"]
-        assert other.told == one.told
+            for server in (one, other):
+                await server.ask(8)
+                await server.go_on()
+        assert [kind for kind, _ in one.changes] == ["started", "promoted", "promoted", "completed"]
+        assert other.changes == one.changes
         await other.go_on()
         other.arms.clear()
-        while set(other.arms) != {("canary", "on"), ("control", "off")}:  # by chance each request is one of control
+        while set(other.arms) != {("canary", "on"), ("holdout", "off")}:  # by chance each request is one of control
             assert other.num_asked < 2000
-            assert set(other.arms) <= {("canary", "on"), ("control", "off")}
+            assert set(other.arms) <= {("canary", "on"), ("holdout", "off")}
             await other.ask(30)
-        decided = [event for event in one.journal.events(one.state.rollout_id) if event.verdict is not None]
+        decided = [event for event in one.store.events(one.state.rollout_id) if event.verdict is not None]
         assert all(event.verdict and event.verdict.guardrails for event in decided)
     finally:
         await one.close()
@@ -125,7 +126,7 @@ async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Con
 
 
 async def test_harm_that_one_replica_saw_takes_back_what_all_serve(tmp_path: Path, replica: Connect) -> None:
-    one, other = House(tmp_path, journal=replica()), House(tmp_path, journal=replica())
+    one, other = Server(tmp_path, store=replica()), Server(tmp_path, store=replica())
     try:
         await one.go_on()
         await one.until("running", 1)
@@ -144,16 +145,16 @@ async def test_harm_that_one_replica_saw_takes_back_what_all_serve(tmp_path: Pat
 
 async def test_a_replica_that_was_killed_leaves_its_evidence_to_the_next(tmp_path: Path, postgresql: str) -> None:
     with closing(opened(postgresql)) as database:
-        killed = House(tmp_path, journal=StoreJournal(database))
+        killed = Server(tmp_path, store=RolloutStore(database))
         await killed.go_on()
         await killed.until("running", 1)
         state = killed.state
         await killed.ask(16)
         killed.now += 10.0
         await killed.rollouts._refresh()  # kept, and killed before anything is decided
-        again = House(tmp_path, journal=StoreJournal(database), now=killed.now)
+        again = Server(tmp_path, store=RolloutStore(database), now=killed.now)
         await again.rollouts._refresh()
-        before, after = [await house.rollouts.view(state.rollout_id) for house in (killed, again)]
+        before, after = [await server.rollouts.view(state.rollout_id) for server in (killed, again)]
         assert after.num_canary + after.num_control == before.num_canary + before.num_control > 0
         assert again.state == state
         await killed.close()
@@ -164,33 +165,33 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_t
     tmp_path: Path, postgresql: str
 ) -> None:
     with closing(opened(postgresql)) as database:
-        house = House(tmp_path, journal=StoreJournal(database))
-        await house.go_on()
-        await house.until("running", 1)
-        rollout_id = house.state.rollout_id
+        server = Server(tmp_path, store=RolloutStore(database))
+        await server.go_on()
+        await server.until("running", 1)
+        rollout_id = server.state.rollout_id
         with cut_off(postgresql):
-            house.arms.clear()
+            server.arms.clear()
             for _ in range(6):
-                await house.ask(16)
-                await house.go_on()
-            assert {("canary", "on"), ("rest", "off")} <= set(house.arms)
-            view = await house.rollouts.view(rollout_id)
+                await server.ask(16)
+                await server.go_on()
+            assert {("canary", "on"), ("unassigned", "off")} <= set(server.arms)
+            view = await server.rollouts.view(rollout_id)
             assert (view.state.phase, view.state.stage) == ("running", 1), "what cannot be kept does not happen"
-            house.damaged = True
-            while (await house.rollouts.view(rollout_id)).state.phase != "rolled_back":
-                assert house.num_asked < 1000
-                await house.ask(16)
-                await house.go_on()
-            assert await house.stopped() == {f"{rollout_id}#1"}
+            server.damaged = True
+            while (await server.rollouts.view(rollout_id)).state.phase != "rolled_back":
+                assert server.num_asked < 1000
+                await server.ask(16)
+                await server.go_on()
+            assert await server.stopped() == {f"{rollout_id}#1"}
             # a server that starts now serves everything plainly, and starts nothing
-            again = House(tmp_path, journal=StoreJournal(database), now=house.now)
+            again = Server(tmp_path, store=RolloutStore(database), now=server.now)
             await again.go_on()
             await again.ask(16)
             assert {mode for _, mode in again.arms} == {"off"}
-        assert house.state.phase == "running"
-        await house.go_on()
-        assert house.told[-1] == ("rolled_back", "canary 30%")
+        assert server.state.phase == "running"
+        await server.go_on()
+        assert server.changes[-1] == ("rolled_back", "canary 30%")
         await again.go_on()
         assert (await again.rollouts.view(rollout_id)).state.phase == "rolled_back"
-        await house.close()
+        await server.close()
         await again.close()

@@ -1,0 +1,129 @@
+"""Rollouts in the store: states that are exchanged by compare-and-swap, their events, and the evidence of replicas."""
+
+import time
+from collections.abc import Mapping, Sequence
+from uuid import uuid4
+
+from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from prolepsis.core.errors import StoreConflict
+from prolepsis.rollout.machine import RolloutEvent, RolloutState
+from prolepsis.statistics.judge import StageEvidence
+from prolepsis.store.database import Database
+from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states
+
+
+class RolloutStore:
+    """Keeps states, events and evidence for all replicas that use one database, and for their next start.
+
+    Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop. Evidence is a row
+    for each replica and rollout. The change that ends a stage drops the rows of all replicas with it; evidence of that
+    stage that a replica keeps afterwards belongs to no stage that goes on, and is dropped with the next.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._replica = uuid4().hex
+        self._read: dict[str, tuple[str, RolloutState]] = {}
+        """The last text of each state with its value: most do not change from one look to the next."""
+
+    def states(self) -> Mapping[str, RolloutState]:
+        """Return the newest state of every rollout by its id, including those that other replicas kept."""
+        of = rollout_states.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(of.rollout_id, of.state)).all()
+        self._read = {rollout_id: (text, self._parsed(rollout_id, text)) for rollout_id, text in rows}
+        return {rollout_id: state for rollout_id, (_, state) in self._read.items()}
+
+    def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
+        """Keep a state with the events that led to it, both or neither, if it follows the newest one by one version.
+
+        The first state of a rollout may have any version. Returns False if it does not follow: another replica was
+        first, and nothing is kept.
+        """
+        try:
+            with self._database.write() as connection:
+                before = _load(connection, state.rollout_id)
+                _swap(connection, state)
+                _add_events(connection, events)
+                if before is not None and state.has_ended(before.run, before.stage):
+                    connection.execute(delete(rollout_evidence).where(_evidence.rollout_id == state.rollout_id))
+        except StoreConflict:
+            return False
+        return True
+
+    def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
+        """Return what happened to a rollout, oldest first."""
+        of = rollout_events.c
+        query = select(of.event).where(of.rollout_id == rollout_id).order_by(of.version, of.number)
+        with self._database.read() as connection:
+            return [RolloutEvent.from_json(text) for text in connection.scalars(query)]
+
+    def keep_evidence(self, evidence: Sequence[StageEvidence]) -> None:
+        """Keep this replica's evidence of some rollouts' stages, in place of its earlier evidence of these rollouts."""
+        now = time.time()
+        rows = [
+            {
+                "rollout_id": one.rollout_id,
+                "replica": self._replica,
+                "evidence": one.to_json().decode(),
+                "kept_at": now,
+            }
+            for one in evidence
+        ]
+        ours = (_evidence.replica == self._replica) & _evidence.rollout_id.in_([one.rollout_id for one in evidence])
+        with self._database.write() as connection:
+            connection.execute(delete(rollout_evidence).where(ours))
+            if rows:
+                connection.execute(insert(rollout_evidence), rows)
+
+    def other_evidence(self) -> Sequence[StageEvidence]:
+        """Return the evidence of other replicas, and of earlier starts of this one; of any rollout and any stage."""
+        query = select(_evidence.evidence).where(_evidence.replica != self._replica)
+        with self._database.read() as connection:
+            texts = connection.scalars(query.order_by(_evidence.rollout_id, _evidence.replica))
+            return [StageEvidence.from_json(text) for text in texts]
+
+    def _parsed(self, rollout_id: str, text: str) -> RolloutState:
+        before, state = self._read.get(rollout_id, ("", None))
+        return state if state is not None and text == before else RolloutState.from_json(text)
+
+
+_evidence = rollout_evidence.c
+
+
+def _load(connection: Connection, rollout_id: str) -> RolloutState | None:
+    text = connection.scalar(select(rollout_states.c.state).where(rollout_states.c.rollout_id == rollout_id))
+    return None if text is None else RolloutState.from_json(text)
+
+
+def _swap(connection: Connection, after: RolloutState) -> None:
+    """Store a state over the one before it; raises `StoreConflict` if another one is stored."""
+    of = rollout_states.c
+    values = {"version": after.version, "state": after.to_json().decode(), "changed_at": time.time()}
+    before = (of.rollout_id == after.rollout_id) & (of.version == after.version - 1)
+    if connection.execute(update(rollout_states).where(before).values(values)).rowcount:
+        return
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(rollout_states), [{"rollout_id": after.rollout_id, **values}])
+    except IntegrityError:
+        message = f"version {after.version} of rollout {after.rollout_id} does not follow the stored one"
+        raise StoreConflict(message) from None
+
+
+def _add_events(connection: Connection, events: Sequence[RolloutEvent]) -> None:
+    now = time.time()
+    rows = [
+        {
+            "rollout_id": event.rollout_id,
+            "version": event.version,
+            "number": i,
+            "event": event.to_json().decode(),
+            "stored_at": now,
+        }
+        for i, event in enumerate(events)
+    ]
+    if rows:
+        connection.execute(insert(rollout_events), rows)
