@@ -82,7 +82,7 @@ def test_the_loss_of_one_anchor_written_out() -> None:
                 continue
             p = levels.ahead(step.hidden[anchor : anchor + 1])[level - 1]
             e = ends.embedding[int(document.tokens[slot])][None]
-            conditioned = levels.told(p, levels.entered(p), levels.of_tokens(e))
+            conditioned = levels.conditioned(p, levels.entered(p), levels.of_tokens(e))
             for state, weight in ((conditioned, 1.0), (p, 0.3)):
                 out = levels.normed(state)
                 ones = torch.ones(1)
@@ -119,7 +119,7 @@ def test_chains_are_counted_as_they_are_drafted() -> None:
         else:
             p = levels.ahead(step.hidden[anchor : anchor + 1])[level - 1]
             e = ends.embedding[int(said[slot])][None]
-            state = levels.normed(levels.told(p, levels.entered(p), levels.of_tokens(e)))[0]
+            state = levels.normed(levels.conditioned(p, levels.entered(p), levels.of_tokens(e)))[0]
             guess = int(ids[(head.weights.lm_head @ state).argmax()])
         said[slot + 1] = guess
         step = next(iter(unroll(head, lay_flat([dataclasses.replace(document, tokens=said)], ends, 3).flat, 1)))

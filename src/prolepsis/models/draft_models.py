@@ -1,4 +1,4 @@
-"""Draft models that were trained for a target: model folders whose config.json says so (`models.provenance`)."""
+"""Draft models trained for a target: model folders with a provenance in config.json (`models.provenance`)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DraftModelEntry:
-    """A draft model that is here."""
+    """An installed draft model."""
 
     name: str
     folder: Path
@@ -27,7 +27,7 @@ class DraftModelEntry:
 
     @property
     def target(self) -> str:
-        """Name of the target it was trained for; empty where it does not say."""
+        """Name of the target it was trained for; empty if not stated."""
         return self.provenance.target
 
     @property
@@ -37,7 +37,7 @@ class DraftModelEntry:
 
 
 def list_draft_models(root: Path | None = None) -> list[DraftModelEntry]:
-    """Return the draft models among the models here, by name; broken ones are left out."""
+    """Return the installed draft models by name; broken ones are logged and left out."""
     found: list[DraftModelEntry] = []
     for folder in sorted(open_store(root).root.glob("[!.]*/")):
         try:
@@ -51,9 +51,9 @@ def list_draft_models(root: Path | None = None) -> list[DraftModelEntry]:
 
 
 def warn_of_other_target(name: str, target: LoadedModel, root: Path | None = None) -> None:
-    """Log a warning where the draft model `name` was trained for other weights than the target's: it works, but less.
+    """Log a warning if the draft model `name` was trained for other weights than the target's: it works, but less well.
 
-    Another tokenizer is refused elsewhere (`spec.proposers.vocabulary`).
+    A different tokenizer is refused by `spec.proposers.vocabulary`.
     """
     path = resolve(name, root)
     provenance = provenance_of(path) if path.is_dir() else None

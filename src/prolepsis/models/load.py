@@ -1,4 +1,4 @@
-"""From a configuration to a model that runs: which forward, where, and why."""
+"""Loads a configured model: chooses its forward and device."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -31,17 +31,17 @@ class LoadedModel:
     fingerprint: str
     """Of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
-    """Of tokenizer and weights, whatever forward runs them: what draft heads are trained for."""
+    """Of tokenizer and weights, the same for every forward: draft heads are trained for it."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Of requests that leave sampling parameters out."""
     fallback: str | None = None
-    """Why a slower forward than the best for this device runs the model, or None."""
+    """Why the model runs with a slower forward than the best for this device, or None."""
 
 
 def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     """Load `config.model` (or `name`, for a draft model) with the best forward that can run it.
 
-    Raises `ModelLoadError` for files that cannot be used and for a forward or device that was asked for and cannot be.
+    Raises `ModelLoadError` for unusable files and for a configured forward or device that this machine or model lacks.
     """
     name = name or config.model
     path = resolve(name, config.model_dir)
@@ -64,18 +64,18 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     )
 
 
-def pick_device(asked: str) -> torch.device:
-    """Return the device to run on; raises `ModelLoadError` for CUDA where there is none."""
+def pick_device(requested: str) -> torch.device:
+    """Return the device to run on; raises `ModelLoadError` for CUDA on a machine without it."""
     available = torch.cuda.is_available()
-    if asked == "cuda" and not available:
+    if requested == "cuda" and not available:
         raise ModelLoadError("device is 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
-    return torch.device("cuda" if available and asked != "cpu" else "cpu")
+    return torch.device("cuda" if available and requested != "cpu" else "cpu")
 
 
 def pick_forward(
     checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device
 ) -> tuple[TargetModel, str | None]:
-    """Return the model and, where the best forward for `device` could not be used, why."""
+    """Return the model and why the best forward for `device` could not be used, or None."""
     fault = lean_fault(checkpoint.config)
     if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
         return _general(checkpoint, name, device), fault if config.forward == "auto" else None

@@ -1,4 +1,4 @@
-"""One step's input to a target model: a flat list of tokens. Prefill, decode and verify look the same.
+"""What the engine gives a model (a flat batch of tokens, the same for prefill, decode and verify) and needs of it.
 
 Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 class Batch:
     """Tokens of sequence s are `starts[s] : starts[s + 1]`; its cached context is `cached[s]` tokens in `pages[s]`.
 
-    The K/V of token t of sequence s is written at slot `cached[s] + (t - starts[s])` of that sequence, whatever its
-    position. Token t attends to the cached context and to its ancestors (`parents`) among this step's tokens, itself
-    included. In a chain, slot and position are the same.
+    The K/V of token t of sequence s is written at slot `cached[s] + (t - starts[s])` of that sequence, which in a tree
+    is not its position. Token t attends to the cached context and to its ancestors (`parents`) among this step's
+    tokens, itself included. In a chain, slot and position are the same.
     """
 
     token_ids: Tensor  # [T] int32
@@ -90,7 +90,7 @@ PAGE_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Facts about a loaded model that others plan with."""
+    """Facts about a loaded model."""
 
     name: str
     architecture: str
@@ -106,7 +106,7 @@ class ModelInfo:
 
 
 class KVCache(Protocol):
-    """KV pages of all layers. Page numbers and what they hold are the page pool's business (`kv.pages`)."""
+    """KV pages of all layers. The page pool (`kv.pages`) decides which page holds what."""
 
     @property
     def num_pages(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What weights trained for a target say of themselves, under the key "prolepsis" of their config.json.
+"""Where trained weights come from and how well they draft: the key "prolepsis" of their config.json.
 
 "prolepsis": {
     "version": 2,
@@ -6,9 +6,9 @@
     "target_fingerprint": "0123456789abcdef",      LoadedModel.identity: of tokenizer and weights
     "tokenizer_fingerprint": "...",                Tokenizer.fingerprint
     "sha256": "...",                               of model.safetensors
-    "source": "...",                               where it was brought from; absent where it was trained here
+    "source": "...",                               where it was imported from; absent if trained here
     "acceptance": {"all": {"hits": [...], "trials": [...]}, "code": ...},
-    ...                                            how it was trained: whatever the trainer has to say
+    ...                                            how it was trained, as the trainer reports it
 }
 """
 
@@ -26,7 +26,7 @@ _TEXTS = ("target", "target_fingerprint", "tokenizer_fingerprint", "sha256", "so
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Held-out drafts by drafted position j: those with a token to compare there, all before it right; and its hits."""
+    """Held-out drafts by position: `trials` reached it with every earlier token right, `hits` were right there."""
 
     hits: tuple[int, ...]
     trials: tuple[int, ...]
@@ -42,7 +42,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where weights come from and how well they draft; empty where nothing is known."""
+    """Where weights come from and how well they draft; empty if unknown."""
 
     version: int | None = None
     target: str = ""
@@ -62,39 +62,39 @@ class Provenance:
         return None if measured is None else measured.length()
 
 
-def read_provenance(said: Any) -> Provenance:
-    """Read what stands under `KEY`; raises `ModelLoadError` for a value of the wrong kind."""
-    if not isinstance(said, Mapping):
-        raise ModelLoadError(f"{KEY} is {said!r}; allowed: an object")
-    texts = {name: said.get(name, "") for name in _TEXTS}
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise ModelLoadError(f"{KEY}.{name} is {value!r}; allowed: a string")
-    version = said.get("version")
+def read_provenance(value: Any) -> Provenance:
+    """Read the value under `KEY`; raises `ModelLoadError` for one of the wrong kind."""
+    if not isinstance(value, Mapping):
+        raise ModelLoadError(f"{KEY} is {value!r}; allowed: an object")
+    texts = {name: value.get(name, "") for name in _TEXTS}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise ModelLoadError(f"{KEY}.{name} is {text!r}; allowed: a string")
+    version = value.get("version")
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise ModelLoadError(f"{KEY}.version is {version!r}; allowed: 1 and above")
-    report = said.get("acceptance", {})
+    report = value.get("acceptance", {})
     if not isinstance(report, Mapping):
         raise ModelLoadError(f"{KEY}.acceptance is {report!r}; allowed: hits and trials by kind of prompt")
     known = {*_TEXTS, "version", "acceptance"}
     return Provenance(
         version=version,
         acceptance={kind: _acceptance(kind, counts) for kind, counts in report.items()},
-        training={name: value for name, value in said.items() if name not in known},
+        training={name: fact for name, fact in value.items() if name not in known},
         **texts,
     )
 
 
 def provenance_of(folder: Path) -> Provenance | None:
-    """Return what config.json of a model folder says; None where there is no such file, or it says nothing.
+    """Return the provenance in config.json of a model folder, None if there is none.
 
-    Raises `ModelLoadError` where it cannot be understood.
+    Raises `ModelLoadError` if it cannot be read.
     """
     file = folder / "config.json"
     try:
         document = json.loads(file.read_text()) if file.is_file() else {}
-        said = document.get(KEY)
-        return None if said is None else read_provenance(said)
+        value = document.get(KEY)
+        return None if value is None else read_provenance(value)
     except (OSError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"{file} is not the configuration of a model: {error!r}") from error
 

@@ -106,7 +106,7 @@ def level_loss(head: HeadLayer, levels: HeadLevels, batch: Batch, ends: TargetEn
         slots = first.slots[inside] + i
         weights, rows = counts[slots] * settings.level_decay ** (i - 1), batch.row_of[slots]
         before = p[inside]
-        conditioned = levels.told(before, levels.entered(before), levels.of_tokens(batch.flat.embeddings[slots]))
+        conditioned = levels.conditioned(before, levels.entered(before), levels.of_tokens(batch.flat.embeddings[slots]))
         loss = loss + softmax.loss(levels.normed(conditioned), rows, weights)
         loss = loss + settings.unconditioned_weight * softmax.loss(levels.normed(before), rows, weights)
     return loss
@@ -143,7 +143,7 @@ def drafted_ahead(head: HeadLayer, levels: HeadLevels, document: Document, ends:
 def _likeliest(lm_head: Tensor, levels: HeadLevels, p: Tensor, embeddings: Tensor) -> Tensor:
     """Return the draft ids [r] that a level with state `p` [r, d] predicts after the tokens of `embeddings` [r, d]."""
     shortlist = (levels.normed(p) @ lm_head.t()).topk(min(SHORTLIST, len(lm_head))).indices
-    conditioned = levels.told(p, levels.entered(p), levels.of_tokens(embeddings))
+    conditioned = levels.conditioned(p, levels.entered(p), levels.of_tokens(embeddings))
     scores = (lm_head[shortlist] @ levels.normed(conditioned)[..., None])[..., 0]
     return shortlist.gather(1, scores.argmax(-1, keepdim=True))[:, 0]
 

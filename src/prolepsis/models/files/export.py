@@ -1,4 +1,4 @@
-"""A model as a folder of safetensors that transformers, vLLM and optimum-intel load, whatever form it is kept in."""
+"""A model as a folder of safetensors that transformers, vLLM and optimum-intel load."""
 
 import shutil
 from pathlib import Path

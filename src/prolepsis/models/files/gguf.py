@@ -1,4 +1,4 @@
-"""Reads the GGUF container: metadata and tensors by name, without loading what is not asked for.
+"""Reads the GGUF container: metadata and tensors by name, loaded on demand.
 
 Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little-endian.
 """
@@ -189,7 +189,7 @@ _LAYER = {
 
 
 def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
-    """Open a GGUF file; raises `ModelLoadError` where it is corrupt or of an architecture nobody here knows."""
+    """Open a GGUF file; raises `ModelLoadError` for a corrupt file or an unknown architecture."""
     file = GgufFile(path)
     architecture = file.text("general.architecture")
     if architecture in FAMILY and not any("_exps" in name for name in file.tensors):
@@ -318,6 +318,6 @@ def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
     try:
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
         model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
-    except Exception as error:  # whatever transformers makes of a foreign file, the caller needs one error
+    except Exception as error:  # transformers raises many kinds of errors for such files; callers get one
         raise ModelLoadError(f"{path}: architecture {architecture!r} cannot be loaded: {error}") from error
     return Checkpoint(config, dict(model.state_dict()), path)

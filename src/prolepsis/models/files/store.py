@@ -68,7 +68,7 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was pulled, from where, and what it was when it came."""
+    """What was pulled, from where, and its checksums."""
 
     name: str
     source: str
@@ -92,28 +92,28 @@ class Store:
     endpoints: Endpoints = field(default_factory=Endpoints.from_environment)
 
     def installed(self) -> list[Manifest]:
-        """Return the manifests of all models here, by name."""
+        """Return the manifests of all installed models, by name."""
         folders = sorted(self.root.glob(f"*/{MANIFEST}")) if self.root.is_dir() else []
         return sorted((read_manifest(file) for file in folders), key=lambda manifest: manifest.name)
 
     def show(self, name: str) -> Manifest | None:
-        """Return the manifest of model `name`, None if it is not here."""
+        """Return the manifest of model `name`, None if it is not installed."""
         file = self.folder(name) / MANIFEST
         return read_manifest(file) if file.is_file() else None
 
     def folder(self, name: str) -> Path:
-        """Return the folder of model `name`, there or not."""
+        """Return the folder of model `name`, which need not exist."""
         return self.root / name.replace("/", "--")
 
     def path(self, name: str) -> Path | None:
-        """Return where model `name` lies, None if it is not here."""
+        """Return the path of model `name`, None if it is not installed."""
         manifest = self.show(name)
         return None if manifest is None else (self.folder(name) / manifest.path).resolve()
 
     def pull(self, name: str, progress: Progress = lambda name, done, total: None) -> Manifest:
-        """Fetch model `name` (a known name or a hub id) unless it is here; one process at a time does so.
+        """Fetch model `name` (a known name or a hub id) unless it is installed; one process at a time.
 
-        Raises `FetchError` for a model that cannot be fetched and `ModelLoadError` for a name that means nothing.
+        Raises `FetchError` for a model that cannot be fetched and `ModelLoadError` for an unknown name.
         """
         if name not in KNOWN and not HUB_ID.fullmatch(name):
             raise ModelLoadError(unknown(name))
@@ -127,7 +127,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class _Pull:
-    """One model being fetched: parts gather in a staging folder that becomes the model's folder when it is whole."""
+    """One model being fetched: its files gather in a staging folder, which becomes the model's folder when complete."""
 
     store: Store
     name: str
@@ -189,7 +189,7 @@ class _Pull:
 def resolve(name_or_path: str, model_dir: Path | None = None) -> Path:
     """Return the folder or file of a model: a known name, a pulled hub id, or a path.
 
-    Raises `ModelLoadError` that says how to get it where it is not on this machine.
+    Raises `ModelLoadError` if it is not installed, saying how to get it.
     """
     store = open_store(model_dir)
     if (path := store.path(name_or_path)) is not None:
@@ -223,13 +223,13 @@ def open_store(model_dir: Path | None) -> Store:
 
 
 def unknown(name: str) -> str:
-    """Say what a model may be called."""
+    """Return the message for an unknown model name."""
     known = ", ".join(sorted(KNOWN))
-    return f"model {name!r} is neither a path here nor a known name ({known}) nor a hub id (OWNER/NAME)"
+    return f"model {name!r} is neither an existing path nor a known name ({known}) nor a hub id (OWNER/NAME)"
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Read a manifest; raises `ModelLoadError` where it is broken."""
+    """Read a manifest; raises `ModelLoadError` if it is broken."""
     try:
         return Manifest(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:

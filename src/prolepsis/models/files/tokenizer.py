@@ -67,7 +67,7 @@ def _raise(message: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerParts:
-    """What a folder or a GGUF file says of a tokenizer."""
+    """A tokenizer as a folder or a GGUF file states it."""
 
     backend: Backend
     template: str | None
@@ -129,7 +129,7 @@ class Tokenizer:
 
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
-        """Control tokens: never part of a text unless asked for."""
+        """Control tokens: part of a text only on request."""
         return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def to_json(self) -> str:
@@ -235,7 +235,7 @@ _WORDS = (
 
 
 def gguf_parts(path: Path) -> TokenizerParts:
-    """Read the tokenizer of GGUF file `path`; raises `ModelLoadError` for a kind nobody here can build."""
+    """Read the tokenizer of GGUF file `path`; raises `ModelLoadError` for a kind that cannot be built."""
     file = GgufFile(path)
     tokens = file.strings("tokenizer.ggml.tokens")
     if not tokens:

@@ -1,4 +1,4 @@
-"""Model files as one value: a configuration and tensors under their transformers names, read when asked for."""
+"""Model files as one value: a configuration and tensors under their transformers names, read on demand."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,11 +25,11 @@ class Checkpoint:
 
     config: "PreTrainedConfig"
     tensors: Mapping[str, Tensor]
-    """Read from the file at each access, in the checkpoint's dtype (bfloat16 unless asked otherwise)."""
+    """Read from the file at each access, in the checkpoint's dtype (default: bfloat16)."""
     source: Path
 
     def tensor(self, name: str) -> Tensor:
-        """Return tensor `name`; raises `ModelLoadError` where the files do not hold it."""
+        """Return tensor `name`; raises `ModelLoadError` if the files lack it."""
         if name not in self.tensors:
             raise ModelLoadError(f"{self.source} holds no tensor {name!r}")
         return self.tensors[name]

@@ -135,7 +135,7 @@ def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_conf
 
 
 def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
-    """Read a head; raises `ModelLoadError` for files that are missing, broken, or of another kind of head."""
+    """Read a head; raises `ModelLoadError` for missing or broken files and for other kinds of heads."""
     config = read_config(folder)
     file = folder / WEIGHTS
     found: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
@@ -173,7 +173,7 @@ def read_config(folder: Path) -> HeadConfig:
 
 
 def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str | None:
-    """Say why the head cannot draft for a target of this shape, or None."""
+    """Return why the head cannot draft for a target of this shape, or None."""
     for name in ("hidden", "vocab"):
         ours, theirs = getattr(config.shape, name), getattr(target, name)
         if ours != theirs:

@@ -139,7 +139,9 @@ class LeanHead:
         levels, dtype = self._known_levels(), self._target.dtype
         rows = list(places)
         drafted = self._target.ends.embedding[torch.tensor(tokens, device=self._target.device)]
-        states = levels.told(outlook.ahead[rows].to(dtype), outlook.entered[rows].to(dtype), levels.of_tokens(drafted))
+        states = levels.conditioned(
+            outlook.ahead[rows].to(dtype), outlook.entered[rows].to(dtype), levels.of_tokens(drafted)
+        )
         shortlist = outlook.shortlist[rows]
         chosen = self._layer.weights.lm_head[shortlist]  # [m, k, hidden]
         logits = torch.matmul(chosen, levels.normed(states)[..., None])[..., 0].float()

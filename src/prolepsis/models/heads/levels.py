@@ -124,7 +124,7 @@ class HeadLevels:
         """Return the part of p that is combined with the drafted token."""
         return F.linear(self.normed(ahead), self.weights.state)
 
-    def told(self, ahead: Tensor, entered: Tensor, tokens: Tensor) -> Tensor:
+    def conditioned(self, ahead: Tensor, entered: Tensor, tokens: Tensor) -> Tensor:
         """Return s [.., d] of p [.., d], `entered(p)` and `of_tokens` of the last drafted tokens, both [.., w]."""
         return ahead + F.linear(F.silu(entered + tokens), self.weights.out)
 

@@ -102,7 +102,7 @@ class NativeHead:
     ) -> list[GrownTree]:
         """Return a draft tree for each sequence (`TreeGrowing.trees`)."""
         module = self._module
-        asked = [
+        native_wishes = [
             module.Wish(
                 w.depth,
                 w.limit,
@@ -115,8 +115,8 @@ class NativeHead:
             )
             for w in wishes
         ]
-        how = module.Growth(growth.candidates, growth.children, growth.width, growth.floor)
-        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, how, asked)
+        native_growth = module.Growth(growth.candidates, growth.children, growth.width, growth.floor)
+        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_growth, native_wishes)
         return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
 
     def logits(

@@ -23,7 +23,7 @@ Tokenizers learnt by merging number frequent tokens first, so the front of the v
 
 
 class EarlyExit(Protocol):
-    """The first `num_layers` layers of a target, knowing the tokens 0 to `vocab_size` - 1 only."""
+    """The first `num_layers` layers of a target, over the tokens 0 to `vocab_size` - 1."""
 
     @property
     def num_layers(self) -> int: ...
@@ -88,7 +88,7 @@ Of the default model's text that is 85 %; a drafted token costs a third after on
 def make_exit(target: TargetModel, num_layers: int, vocab_size: int | None = None) -> EarlyExit:
     """Return an exit of `target` after `num_layers` layers that knows about `vocab_size` tokens.
 
-    None: the default share. Raises `ConfigError` for a layer that is none of the target's but the last, and
+    None: the default share. Raises `ConfigError` for a layer that the target lacks or that is its last, and
     `ModelLoadError` for a forward that cannot stop early.
     """
     info = target.info
@@ -97,8 +97,8 @@ def make_exit(target: TargetModel, num_layers: int, vocab_size: int | None = Non
             f"early_exit_layer is {num_layers}; allowed for {info.name}: 1 to {info.num_layers - 1}",
             param="early_exit_layer",
         )
-    asked = info.vocab_size // DEFAULT_SHARE if vocab_size is None else min(vocab_size, info.vocab_size)
-    known = max(VOCAB_STEP, asked // VOCAB_STEP * VOCAB_STEP)
+    wanted = info.vocab_size // DEFAULT_SHARE if vocab_size is None else min(vocab_size, info.vocab_size)
+    known = max(VOCAB_STEP, wanted // VOCAB_STEP * VOCAB_STEP)
     if isinstance(target, NativeModel):
         return NativeExit(target, num_layers, known)
     if isinstance(target, LeanModel):

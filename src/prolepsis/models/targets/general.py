@@ -42,7 +42,7 @@ class Step:
 
 
 class Router:
-    """Reached from every attention module of one model: where its K/V go and what its rows see.
+    """Shared by the attention modules of one model: where K/V go and what rows see.
 
     Without a step it records what each layer would cache (the probe at load).
     """
@@ -163,7 +163,7 @@ class GeneralModel:
 
 
 def general_fault(checkpoint: Checkpoint) -> str | None:
-    """Say why the transformers forward cannot serve this model exactly, or None."""
+    """Return why the transformers forward cannot serve this model exactly, or None."""
     config = checkpoint.config
     if config.is_encoder_decoder:
         return "it is an encoder-decoder; allowed: decoder-only models"
@@ -253,7 +253,7 @@ class FewRowsLinear(nn.Module):
 def replace_linears(model: nn.Module) -> str | None:
     """Replace all bf16 `nn.Linear` of `model` by few-row linears; return the kernel's name, or None without one.
 
-    Subclasses of `nn.Linear` stay: they mean something else.
+    Subclasses of `nn.Linear` stay: they may compute something else.
     """
     try:
         module, instructions = pick_decoder()

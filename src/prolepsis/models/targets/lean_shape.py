@@ -22,7 +22,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class LeanShape:
-    """Everything about a Llama-shaped model but its weights."""
+    """The geometry of a Llama-shaped model: everything but its weights."""
 
     hidden: int
     layers: int
@@ -68,7 +68,7 @@ class LeanShape:
 
 
 def lean_fault(config: "PreTrainedConfig") -> str | None:
-    """Say why `config` is not Llama-shaped, or None."""
+    """Return why `config` is not Llama-shaped, or None."""
     if config.model_type not in FAMILY:
         return f"architecture {config.model_type!r}; allowed: {', '.join(FAMILY)}"
     if config.hidden_act != "silu":

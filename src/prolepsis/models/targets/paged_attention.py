@@ -30,7 +30,7 @@ class PlainCache:
         *,
         scratch: bool = False,
     ) -> None:
-        """Allocate zeroed pages; `scratch` adds one, numbered `num_pages`, that belongs to nobody."""
+        """Allocate zeroed pages; `scratch` adds one, numbered `num_pages`, for padding."""
         self._num_pages = num_pages
         num_pages += scratch
         self.keys = [_pages(num_pages, layer.heads, layer.key_dim, dtype, device) for layer in layers]
