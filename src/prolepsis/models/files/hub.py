@@ -112,17 +112,21 @@ def is_offline() -> bool:
 @contextmanager
 def _named(subject: str, folder: Path | None = None) -> Iterator[None]:
     """Turn the faults of huggingface_hub into a `FetchError` about `subject`."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
     try:
         yield
-    except HfHubHTTPError as error:
-        raise FetchError(f"{subject}: the server answers {error.response.status_code}") from error
-    except OfflineModeIsEnabled as error:
-        raise FetchError(f"{subject} cannot be fetched: HF_HUB_OFFLINE is set") from error
-    except OSError as error:
-        reason = str(error) if folder is None else disk_fault(error, folder)
-        raise FetchError(f"{subject} cannot be fetched: {reason}") from error
-    except Exception as error:  # those of its HTTP client, which it does not export, have no common base with its own
-        cause = error.__cause__ or error
-        raise FetchError(f"{subject} cannot be reached: {str(cause) or type(cause).__name__}") from error
+    except Exception as error:  # the library's errors and those of its HTTP client have no common base
+        raise FetchError(f"{subject} {_fault(error, folder)}") from error
+
+
+def _fault(error: BaseException, folder: Path | None) -> str:
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        return _fault(error.__cause__, folder)
+    if isinstance(error, HfHubHTTPError):
+        return f"cannot be fetched: the server answers {error.response.status_code}"
+    if isinstance(error, OfflineModeIsEnabled):
+        return "cannot be fetched: HF_HUB_OFFLINE is set"
+    if isinstance(error, OSError):
+        return f"cannot be fetched: {str(error) if folder is None else disk_fault(error, folder)}"
+    return f"cannot be reached: {str(error) or type(error).__name__}"

@@ -225,7 +225,7 @@ def open_store(model_dir: Path | None) -> Store:
 def unknown(name: str) -> str:
     """Return the message for an unknown model name."""
     known = ", ".join(sorted(KNOWN))
-    return f"model {name!r} is neither an existing path nor a known name ({known}) nor a hub id (OWNER/NAME)"
+    return f"model {name!r} is neither a path here nor a known name ({known}) nor a hub id (OWNER/NAME)"
 
 
 def read_manifest(file: Path) -> Manifest:
