@@ -27,10 +27,10 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import door_protocol
+from prolepsis.api.connections import gateway_protocol
 from prolepsis.api.run import bind
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import ServerConfig
@@ -89,8 +89,10 @@ def serve(listener: socket.socket, keys_file: Path | None) -> None:
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
         metrics = Metrics()
-        app = build(config, engine(), Letters(), metrics, Door(keys))
-        settings = uvicorn.Config(app, log_config=None, access_log=False, http=door_protocol(config, metrics.door))
+        app = build(config, engine(), Letters(), metrics, Gateway(keys))
+        settings = uvicorn.Config(
+            app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission_metrics)
+        )
         asyncio.run(uvicorn.Server(settings).serve([listener]))
 
 

@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 
 from prolepsis.api.app import build
-from prolepsis.api.connections import door_protocol
+from prolepsis.api.connections import gateway_protocol
 from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
@@ -62,7 +62,7 @@ def served(
     )
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, lifespan="on", http=door_protocol(config, metrics.door))
+        uvicorn.Config(app, log_config=None, lifespan="on", http=gateway_protocol(config, app.state.admission_metrics))
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()

@@ -13,7 +13,7 @@ from prolepsis.api.health import DeepCheck
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.api.openai.prepare import scope
 from prolepsis.api.openai.replies import Metrics
-from prolepsis.api.openai.speculation import asked_speculation
+from prolepsis.api.openai.speculation import requested_speculation
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
@@ -36,7 +36,7 @@ def caller(*roles: Role) -> Caller:
 @pytest.mark.parametrize("mode", ["auto", "off", None])
 def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
     body = SpeculationBody(mode=mode, emit="token", metrics=True)
-    asked = asked_speculation(body, None, caller("client"), ("suffix",))
+    asked = requested_speculation(body, None, caller("client"), ("suffix",))
     assert asked.choice.enabled == (mode != "off")
     assert (asked.emit_tokens, asked.metrics, asked.choice.mode) == (True, True, mode or "auto")
 
@@ -53,11 +53,11 @@ def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
 )
 def test_forcing_needs_a_role(body: SpeculationBody | None, header: str | None, param: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        asked_speculation(body, header, caller("client", "viewer"), ("suffix",))
+        requested_speculation(body, header, caller("client", "viewer"), ("suffix",))
     assert (refused.value.status, refused.value.param) == (403, param)
     assert "operator" in str(refused.value)
     for role in ("operator", "admin"):
-        asked_speculation(body, header, caller("client", role), ("suffix",))
+        requested_speculation(body, header, caller("client", role), ("suffix",))
 
 
 async def test_the_mode_may_come_as_a_header(client: Connect) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.audit import chain
@@ -191,7 +191,7 @@ def door(tmp_path: Path, store: Store) -> Any:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})
-        app = build(config, engine, ByteTokenizer(), Metrics(), Door(Keys(file)), store=store)
+        app = build(config, engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), store=store)
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

@@ -216,7 +216,7 @@ async def test_what_gives_way_again_and_again_is_dropped_and_counted(tmp_path: P
     engine = Slow()
     async with serving(engine, tmp_path, replay_beside=0) as served:
         await served.ask(**FAKE)
-        gate = served.app.state.gate
+        gate = served.app.state.admission
         for _ in range(MAX_TRIES):
             await asyncio.wait_for(engine.replaying.wait(), 5)
             gate.draining = True  # takes the room away
@@ -231,7 +231,7 @@ async def test_what_gives_way_again_and_again_is_dropped_and_counted(tmp_path: P
 async def test_nothing_is_replayed_while_others_wait_or_the_places_are_taken(tmp_path: Path) -> None:
     engine = FakeEngine(hold_after=1)
     async with serving(engine, tmp_path, max_in_engine=1) as served:
-        gate = served.app.state.gate
+        gate = served.app.state.admission
         assert gate.has_room(None)
         assert gate.has_room(0)
         asking = [asyncio.create_task(served.ask(**FAKE)) for _ in range(2)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
@@ -76,7 +76,7 @@ class House:
     config: ServerConfig = field(default_factory=lambda: ServerConfig(breaker="off"))
     """The table model's text is noise: breakers would leave out whoever drafts it from earlier text."""
     room: Room = field(default_factory=lambda: Room(max_model_len=512, num_pages=256))
-    door: Door = field(default_factory=Door)
+    door: Gateway = field(default_factory=Gateway)
     tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
     output: Sequence[LoadedPolicy] = ()
     url: str = ""
@@ -94,7 +94,7 @@ class House:
 
     @property
     def gate(self) -> AdmissionController:
-        gate: AdmissionController = self.app.state.gate
+        gate: AdmissionController = self.app.state.admission
         return gate
 
     def sample(self, name: str, **labels: str) -> float:

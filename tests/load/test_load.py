@@ -71,7 +71,7 @@ def test_a_full_queue_answers_at_once_and_the_rest_is_served() -> None:
 
         asyncio.run(flood())
         house.check_ended_once()
-        refused = house.sample("door_refused_total", reason="server_full")
+        refused = house.sample("admission_refused_total", reason="server_full")
     assert set(outcome.statuses) == {200, 503}
     assert outcome.statuses.count(503) == refused
     assert outcome.statuses.count(200) == len(house.client.submitted) >= 12

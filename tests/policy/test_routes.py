@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.audit import chain
@@ -33,7 +33,7 @@ ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
 class Server:
     """One replica, whose policy is looked at by hand."""
 
-    def __init__(self, source: PolicySource, door: Door | None = None) -> None:
+    def __init__(self, source: PolicySource, door: Gateway | None = None) -> None:
         self.engine, metrics = FakeEngine(), Metrics()
         rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
         self.policies = Policies(source, self.engine.info.proposers, rollouts)
@@ -238,7 +238,7 @@ async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: i
         file = KeyFile(tmp_path / "keys.json")
         record, key = new_key("acme", roles=(role,))
         file.add(record)
-        server = Server(StoredPolicy(database), Door(Keys(file)))
+        server = Server(StoredPolicy(database), Gateway(Keys(file)))
         http = server.client(authorization=f"Bearer {key}")
         assert (await http.get("/admin/policy")).status_code == reads
         assert (await http.get("/admin/policy/versions")).status_code == reads

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.openai.replies import Metrics as MetricsReply
@@ -57,7 +57,7 @@ class House:
         metrics = Metrics()
         rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
-        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Door(Keys(file)), policies=self.policies)
+        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Gateway(Keys(file)), policies=self.policies)
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

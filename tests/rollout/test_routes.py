@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
@@ -36,7 +36,7 @@ def door(tmp_path: Path) -> Any:
     def client(*roles: str) -> httpx.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
-        app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Door(Keys(file)), policies=policies)
+        app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), policies=policies)
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

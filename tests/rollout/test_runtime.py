@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.plan import SpecPlan
@@ -81,7 +81,7 @@ class Server:
         self.metrics = metrics
         self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.rollouts, model="table", clock=self._clock)
         policies = Policies(open_policy(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
-        app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Door(), policies=policies)
+        app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Gateway(), policies=policies)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:

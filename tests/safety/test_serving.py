@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from prolepsis.api.app import Door
+from prolepsis.api.app import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.protocol import Batch, KVCache
@@ -66,7 +66,7 @@ class Slow(TableModel):
 def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[House]:
     room = Room(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
     settings = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", **config)
-    made = House(config=settings, room=room, door=Door(base_plan=SpecPlan(fixed_depth=3)))
+    made = House(config=settings, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)))
     made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
     with serving(made) as house:
         yield house

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from prolepsis.api.admission.group import AdmittedRequest
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.core.ended import End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import ProlepsisError, UserError
@@ -31,11 +31,11 @@ def classified(error: BaseException) -> tuple[End, str | None]:
 class PromptAccount:
     """What one prompt's answer has come to so far."""
 
-    def __init__(self, admitted: AdmittedRequest, *, whole: bool) -> None:
+    def __init__(self, entry: AdmittedRequest, *, whole: bool) -> None:
         """`whole`: the answer goes out at its end, or not at all."""
-        self.progress = admitted.progress
+        self.progress = entry.progress
         self.delivery = Delivery(whole=whole)
-        self._request = admitted.request
+        self._request = entry.request
         self._finish_reasons: list[str] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
@@ -89,9 +89,9 @@ class RequestAccount:
         self._prompts: list[PromptAccount] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
-    def begin(self, admitted: AdmittedRequest) -> PromptAccount:
+    def begin(self, entry: AdmittedRequest) -> PromptAccount:
         """Return the account of a prompt that runs now."""
-        self._prompts.append(PromptAccount(admitted, whole=self._whole))
+        self._prompts.append(PromptAccount(entry, whole=self._whole))
         return self._prompts[-1]
 
     def fail(self, error: BaseException) -> None:
@@ -106,20 +106,20 @@ class RequestAccount:
         )
 
 
-def about(route: str, admitted: Admitted) -> RequestAbout:
+def about(route: str, prepared: PreparedRequest) -> RequestAbout:
     """Return the sender of a request, and what decided how it is served."""
-    caller, speculation = admitted.caller, admitted.speculation
+    caller, speculation = prepared.caller, prepared.speculation
     ruling = speculation.ruling
     audit = ruling.terms.audit if ruling else None
     flags = (*(ruling.flags if ruling else ()), *((speculation.flag,) if speculation.flag else ()))
     return RequestAbout(
-        answer_id=admitted.answer_id,
+        answer_id=prepared.answer_id,
         tenant=caller.tenant,
         key_id=caller.key_id,
         tier=caller.tier,
         route=route,
-        model=admitted.model,
-        num_prompts=len(admitted.requests),
+        model=prepared.model,
+        num_prompts=len(prepared.requests),
         policy_rule=ruling.rule if ruling else None,
         policy_version=ruling.policy_version if ruling else None,
         assignment=ruling.assignment if ruling else None,

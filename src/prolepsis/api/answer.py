@@ -9,7 +9,7 @@ from prolepsis.api.account import PromptAccount, RequestAccount, about
 from prolepsis.api.admission.group import RequestGroup
 from prolepsis.api.admission.response_cache import Answer, replayed
 from prolepsis.api.deltas import Choice, Delta
-from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import summed
 from prolepsis.api.output.contract import Contract
 from prolepsis.api.output.policy import AnswerFacts
@@ -26,16 +26,16 @@ from prolepsis.web.feature import announce_end, most_kept
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
-async def answer(http: HTTPConnection, admitted: Admitted, room: Room) -> Parts:
+async def answer(http: HTTPConnection, prepared: PreparedRequest, room: Room) -> Parts:
     """Yield the deltas of all samples, last the stats of the whole request; ending it early aborts the request.
 
     Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
     once.
     """
-    account = RequestAccount(about(http.scope["path"], admitted), whole=not admitted.stream)
-    answering, stats = _Answering(admitted, room, account), list[RequestStats]()
-    with room.gate.admit(http, admitted.requests, deterministic=admitted.deterministic) as group:
-        parts = merged([answering.prompt(group, number) for number in range(len(admitted.requests))])
+    account = RequestAccount(about(http.scope["path"], prepared), whole=not prepared.stream)
+    answering, stats = _Answering(prepared, room, account), list[RequestStats]()
+    with room.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
+        parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
         try:
             async for part in parts:
                 if isinstance(part, Delta):
@@ -45,7 +45,7 @@ async def answer(http: HTTPConnection, admitted: Admitted, room: Room) -> Parts:
         except BaseException as error:
             account.fail(error)
             if isinstance(error, InvalidGrammar):
-                error.param = admitted.grammar_field or error.param
+                error.param = prepared.grammar_field or error.param
             raise
         finally:
             await parts.aclose()
@@ -72,16 +72,16 @@ class _Sample:
 class _Answering:
     """One HTTP request that is answered."""
 
-    admitted: Admitted
+    prepared: PreparedRequest
     room: Room
     account: RequestAccount
 
     async def prompt(self, group: RequestGroup, number: int) -> Parts:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
         client = self.room.client
-        async with self.room.gate.start(group, number) as entry:
+        async with self.room.admission.start(group, number) as entry:
             request, prompt = entry.request, self.account.begin(entry)
-            samples, paced = self._samples(number, request, prompt), self.admitted.speculation.emit_tokens
+            samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit_tokens
             events = self._events(request, prompt, paced=paced)
             try:
                 async for event in events:
@@ -111,7 +111,7 @@ class _Answering:
         for index in range(first, first + request.n):
             chain = room.output.chain(self._facts(request, index)) if room.output.loaded else None
             contract = Contract(chain, prompt.delivery.lost)
-            samples.append(_Sample(Choice(index, request, room.tokenizer, self.admitted.showing), contract))
+            samples.append(_Sample(Choice(index, request, room.tokenizer, self.prepared.options), contract))
         return samples
 
     def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
@@ -124,7 +124,7 @@ class _Answering:
             tier=about.tier,
             key_id=about.key_id,
             model=about.model,
-            structured=request.grammar is not None or self.admitted.showing.tools,
+            structured=request.grammar is not None or self.prepared.options.tools,
         )
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:

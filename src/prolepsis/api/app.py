@@ -12,6 +12,7 @@ from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.connections import check_exposure
@@ -19,12 +20,12 @@ from prolepsis.api.evidence import evidence_routes
 from prolepsis.api.health import status_routes
 from prolepsis.api.openai.routes import generation_routes
 from prolepsis.api.openai.tokenization import tokenization_routes
-from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
+from prolepsis.api.output.chain import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.api.tracing import RequestIds, Traces
+from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import RequestAudit
 from prolepsis.audit.routes import audit_routes
@@ -55,7 +56,6 @@ from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.web.errors import install_error_handlers
 from prolepsis.web.feature import Feature, contained_tick
-from prolepsis.web.refusals import count_refusal
 from prolepsis.web.routes import Application, Route
 
 REPLAYS = "replays"
@@ -63,7 +63,7 @@ REPLAYS = "replays"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Gateway:
     """What decides who comes in and what is shed; without a key file, callers on this machine are the developer."""
 
     keys: Keys = field(default_factory=lambda: Keys(None))
@@ -76,7 +76,7 @@ def build(
     client: EngineClient,
     tokenizer: Tokenizer,
     metrics: Metrics,
-    door: Door | None = None,
+    gateway: Gateway | None = None,
     *,
     policies: Policies | None = None,
     flags: FeatureProvider | None = None,
@@ -86,16 +86,16 @@ def build(
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    Without `policies` callers decide alone how they speculate, `flags` may say that they do not; without `prices` no
-    cost is in money; without `store` no requests are recorded, and who opened one closes it. Every answer passes
-    `output` before its client sees it. The application's `state.gate` is what a server drains; in
-    `state.door_metrics` it counts the connections it refuses. Raises `ConfigError` where
-    the address asks for keys and there are none.
+    Without `policies` callers decide alone how they speculate; `flags` may turn that off. Without `prices` no cost is
+    in money. Without `store` no requests are recorded; its opener closes it. Every answer passes `output` before its
+    client sees it. A server drains the application's `state.admission` and counts the connections that it refuses in
+    `state.admission_metrics`. Raises `ConfigError` if the address needs keys and there are none.
     """
-    door = door or Door()
-    check_exposure(config, door.keys)
-    plan = EffectivePlan(door.base_plan, client.apply_plan)
-    gate = AdmissionController(config, client, metrics.door, door.base_plan, apply_plan=plan.shed)
+    gateway = gateway or Gateway()
+    check_exposure(config, gateway.keys)
+    plan = EffectivePlan(gateway.base_plan, client.apply_plan)
+    admission_metrics = AdmissionMetrics(metrics.registry)
+    admission = AdmissionController(config, client, admission_metrics, gateway.base_plan, apply_plan=plan.shed)
     emit = AuditLog(store.writer if store else None).record
     version_of = partial(_version_of, client, policies)
     breaker = _breaker(config, client, plan, metrics.registry, emit)
@@ -105,9 +105,9 @@ def build(
     costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
     audit = _request_audit(config, client, tokenizer, store) if store is not None else None
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
-    delivery = DeliveryFeature(metrics.contract)
+    delivery = DeliveryFeature(metrics.registry)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
-    replays = _replays(config, client, metrics.replays, gate, policies=policies, kill=kill_switch, emit=emit)
+    replays = _replays(config, client, metrics.replays, admission, policies=policies, kill=kill_switch, emit=emit)
     rollouts = policies.rollouts if policies else None
     listeners = (recorder, audit, costs, rollouts, shadow, replays, delivery)
     found: Sequence[Feature | None] = (kill_switch, flag_feature, *listeners, breaker, drift)
@@ -116,14 +116,14 @@ def build(
         config=config,
         client=client,
         tokenizer=tokenizer,
-        gate=gate,
+        admission=admission,
         started=int(time.time()),
         kill_switch=kill_switch,
         flags=flag_feature,
         policies=policies,
         recorder=recorder,
         emit=emit,
-        output=OutputPolicies(output, metrics.contract),
+        output=OutputPolicies(output, OutputMetrics(metrics.registry)),
         delivery=delivery,
         shadow=shadow,
         replays=replays,
@@ -133,14 +133,14 @@ def build(
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
     routes = (*_routes(room, metrics, costs, store), *(route for feature in features for route in feature.routes))
     app = Application(routes, partial(_while_serving, room))
-    app.state.gate = gate
+    app.state.admission = admission
     app.state.features = features
-    app.state.door_metrics = metrics.door
+    app.state.admission_metrics = admission_metrics
     app.state.max_body_bytes = config.max_body_bytes
-    install_error_handlers(app, partial(count_refusal, metrics=metrics.door))
-    app.add_middleware(AuthMiddleware, keys=door.keys, config=config, metrics=metrics.door, routes=routes)
-    app.add_middleware(RequestIds, metrics=metrics)
-    app.add_middleware(Traces)
+    install_error_handlers(app, admission_metrics.refuse)
+    app.add_middleware(AuthMiddleware, keys=gateway.keys, config=config, metrics=admission_metrics, routes=routes)
+    app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    app.add_middleware(TraceMiddleware)
     return app
 
 
@@ -150,7 +150,7 @@ async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, Non
     policies = room.policies
     for feature in room.features:
         await contained_tick(feature)
-    parts = [room.gate.run()]
+    parts = [room.admission.run()]
     parts += [policies.run()] if policies else []
     parts += [feature.run() for feature in room.features]
     running = [asyncio.create_task(part) for part in parts]
@@ -159,7 +159,7 @@ async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, Non
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-    room.gate.end_waiting()
+    room.admission.end_waiting()
     for feature in room.features:
         await feature.close()
     await room.client.close()
@@ -226,7 +226,7 @@ def _replays(
     config: ServerConfig,
     client: EngineClient,
     metrics: ReplayMetrics,
-    gate: AdmissionController,
+    admission: AdmissionController,
     *,
     policies: Policies | None,
     kill: KillSwitch,
@@ -243,5 +243,5 @@ def _replays(
             policies.rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
-    has_room = partial(gate.has_room, config.replay_beside)
+    has_room = partial(admission.has_room, config.replay_beside)
     return Replays(client, settings, metrics, has_room, emit=emit, count=count, trip=trip)

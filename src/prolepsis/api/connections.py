@@ -13,12 +13,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.web.errors import RequestRefused, describe_error
-from prolepsis.web.refusals import count_refusal, headers_too_slow, too_many_connections
+from prolepsis.web.refusals import headers_too_slow, too_many_connections
 
 log = structlog.get_logger(__name__)
 
@@ -76,7 +76,7 @@ def default_max_connections() -> int:
     return _MOST_BY_DEFAULT if soft == resource.RLIM_INFINITY else min(_MOST_BY_DEFAULT, max(1, soft - _OTHER_FILES))
 
 
-class DoorProtocol(H11Protocol):
+class GatewayProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a bound on connections and on every wait for a client; refusals have OpenAI's shape.
 
     One clock a connection: a request's head has to be whole within `header_timeout_s` of the connection's start or of
@@ -86,7 +86,7 @@ class DoorProtocol(H11Protocol):
 
     door: ClassVar[ServerConfig]
     max_connections: ClassVar[int]
-    metrics: ClassVar[DoorMetrics]
+    metrics: ClassVar[AdmissionMetrics]
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class DoorProtocol(H11Protocol):
         """Answer without a route and close; where an answer is on its way already, only close."""
         if self.transport.is_closing():
             return
-        count_refusal(error, self.metrics)
+        self.metrics.refuse(error)
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
             reply = describe_error(error).response()
             reply.headers["connection"] = "close"
@@ -171,12 +171,12 @@ class DoorProtocol(H11Protocol):
         self.transport.close()
 
 
-def door_protocol(config: ServerConfig, door_metrics: DoorMetrics) -> type[DoorProtocol]:
+def gateway_protocol(config: ServerConfig, admission_metrics: AdmissionMetrics) -> type[GatewayProtocol]:
     """Return the protocol of one server; uvicorn makes one of it for every connection."""
 
-    class Configured(DoorProtocol):
+    class Configured(GatewayProtocol):
         door = config
         max_connections = config.max_connections or default_max_connections()
-        metrics = door_metrics
+        metrics = admission_metrics
 
     return Configured

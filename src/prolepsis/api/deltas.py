@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from prolepsis.api.openai.prepared import Showing
+from prolepsis.api.openai.prepared import OutputOptions
 from prolepsis.api.tokenizer import Tokenizer, Verbatim
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -35,7 +35,7 @@ class ShownLogprobs:
     offset: int
 
 
-class SaidToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
+class OutputToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
     """One token, the text it makes certain, and how far its own text reaches in the sample's (characters)."""
 
     token_id: int
@@ -57,7 +57,7 @@ class Delta:
     finish_reason: ShownReason | None = None
     stop_reason: str | int | None = None
     token_ids: tuple[int, ...] = ()
-    said: tuple[SaidToken, ...] = ()
+    said: tuple[OutputToken, ...] = ()
     """The same tokens one by one; none once what is shown is no longer what they say (output policies)."""
     num_tokens: int = 0
     """Tokens of the answer that this accounts for, those included that are not shown."""
@@ -69,15 +69,15 @@ class Delta:
 class Choice:
     """One sample's text as it grows; tokens without text yet are held back with their ids and log-probabilities."""
 
-    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer, showing: Showing) -> None:
+    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer, options: OutputOptions) -> None:
         self.finished = False
         self._index = index
         self._tokenizer = tokenizer
-        decoder = tokenizer if showing.skip_special_tokens else Verbatim(tokenizer)
+        decoder = tokenizer if options.skip_special_tokens else Verbatim(tokenizer)
         self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
-        self._include_stop = showing.include_stop
+        self._include_stop = options.include_stop
         self._with_logprobs = request.params.logprobs is not None
-        self._held: list[SaidToken] = []
+        self._held: list[OutputToken] = []
         self._offset = 0
         self._first = True
 
@@ -118,7 +118,7 @@ class Choice:
                 logprobs = self._shown(token, event.logprobs[i], self._offset)
                 self._offset += len(logprobs.token.text)
             by = accepted_by[i] if i < len(accepted_by) else ""
-            self._held.append(SaidToken(token, added, stream.num_characters, by, logprobs))
+            self._held.append(OutputToken(token, added, stream.num_characters, by, logprobs))
             text += added
         return text
 

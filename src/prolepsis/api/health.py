@@ -206,8 +206,8 @@ def _model(name: str, room: Room) -> Model:
 def _readiness(room: Room) -> Json:
     health, info = room.client.health(), room.client.info
     return {
-        "ready": health.alive and health.ready and not room.gate.draining,
-        "detail": "shutting down" if room.gate.draining else health.detail,
+        "ready": health.alive and health.ready and not room.admission.draining,
+        "detail": "shutting down" if room.admission.draining else health.detail,
         "model": info.model,
         "forward": info.forward,
         "exactness": info.exactness,

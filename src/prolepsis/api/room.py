@@ -27,7 +27,7 @@ class Room:
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
-    gate: AdmissionController
+    admission: AdmissionController
     started: int
     """Unix time in seconds."""
     kill_switch: KillSwitch

@@ -15,10 +15,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import announce, check_exposure, check_tls, door_protocol
+from prolepsis.api.connections import announce, check_exposure, check_tls, gateway_protocol
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
@@ -89,7 +89,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             if source and kept:
                 rollouts = _rollouts(kept, engine.client, metrics, emit)
                 policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
-            door = Door(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
+            door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             app = build(
                 config,
                 engine.client,
@@ -194,7 +194,7 @@ class StoppingServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             lifespan="on",
-            http=door_protocol(config, app.state.door_metrics),
+            http=gateway_protocol(config, app.state.admission_metrics),
             ws="none",
             timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
             server_header=False,
@@ -204,7 +204,7 @@ class StoppingServer(uvicorn.Server):
         )
         super().__init__(settings)
         self._client = client
-        self._gate: AdmissionController = app.state.gate
+        self._gate: AdmissionController = app.state.admission
         self._shutdown_s = config.shutdown_s
         self._background: set[asyncio.Task[None]] = set()
 

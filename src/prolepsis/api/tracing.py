@@ -22,7 +22,7 @@ _NOT_SENT = 499
 """Counted where the client left before any status was sent."""
 
 
-class RequestIds:
+class RequestIdMiddleware:
     """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -97,7 +97,7 @@ def parse_traceparent(value: str) -> TraceContext | None:
     return TraceContext(trace_id, span_id, f"{int(flags, 16) & 1:02x}")
 
 
-class Traces:
+class TraceMiddleware:
     """ASGI middleware: where a request carries a trace, its log lines name it and the response returns it."""
 
     def __init__(self, app: ASGIApp) -> None:

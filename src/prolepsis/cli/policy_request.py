@@ -15,7 +15,7 @@ from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.facts import GENERATION_ROUTES, request_facts, sampling_params
 from prolepsis.api.openai.responses_bodies import ResponsesBody, to_chat
-from prolepsis.api.openai.speculation import asked_speculation
+from prolepsis.api.openai.speculation import requested_speculation
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision, RequestFacts
@@ -85,7 +85,7 @@ def read_sample(
         context = RequestContext(origin.caller, route, origin.headers)
         refused, wish = None, NO_WISH
         try:
-            wish = asked_speculation(body.speculation, context.spec_mode, origin.caller, PROPOSER_NAMES).wish
+            wish = requested_speculation(body.speculation, context.spec_mode, origin.caller, PROPOSER_NAMES).wish
         except RequestRefused as error:
             refused = error
     except (RequestRefused, UserError) as error:

@@ -222,7 +222,7 @@ class ServerConfig(BaseModel):
 
     @field_validator("shed_after_s")
     @classmethod
-    def _rungs(cls, ages: tuple[float, ...]) -> tuple[float, ...]:
+    def _levels(cls, ages: tuple[float, ...]) -> tuple[float, ...]:
         if len(ages) not in (0, 4) or list(ages) != sorted(ages) or any(age <= 0 for age in ages):
             raise ValueError("allowed: none, or four rising numbers above 0")
         return ages

@@ -19,9 +19,7 @@ from prometheus_client import (
 )
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.contract import ContractMetrics
 from prolepsis.telemetry.cost import CostMetrics
-from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
@@ -42,11 +40,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.spec_decode = SpecDecodeCounters(self.registry)
         self._shadow = ShadowCounters(self.registry)
-        self.door = DoorMetrics(self.registry)
         self.rollouts = RolloutMetrics(self.registry)
         self.replays = ReplayMetrics(self.registry)
         self.cost = CostMetrics(self.registry)
-        self.contract = ContractMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(

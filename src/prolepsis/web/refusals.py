@@ -1,9 +1,8 @@
-"""What the front door answers to those it does not let in, in OpenAI's shape, with when to come back."""
+"""Refusals of requests by sign-in and admission, in OpenAI's shape, with the time after which to try again."""
 
 import math
 from typing import Literal
 
-from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.web.caller import Role
 from prolepsis.web.errors import RequestRefused
 
@@ -30,7 +29,7 @@ _STATUS = {"headers_too_large": 431, "body_too_large": 413}
 
 
 class Refused(RequestRefused):
-    """A request turned away at the front door; `reason` is what counters call it."""
+    """A request that sign-in or admission refuses; `reason` is its label in counters."""
 
     def __init__(
         self,
@@ -50,13 +49,6 @@ class Refused(RequestRefused):
         super().__init__(message, code=code, status=status, kind=kind, headers=headers)
         self.reason: Reason = reason
         self.counted = False
-
-
-def count_refusal(error: Exception, metrics: DoorMetrics) -> None:
-    """Count `error` where it is a refusal, once however many places see it pass."""
-    if isinstance(error, Refused) and not error.counted:
-        error.counted = True
-        metrics.refused.labels(error.reason).inc()
 
 
 def not_authenticated(message: str, code: str) -> Refused:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from prolepsis.api.app import Door, build
+from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
@@ -29,11 +29,11 @@ class House:
     def open(self, engine: EngineClient, config: ServerConfig | None = None) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
         self.metrics = Metrics()
-        self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Door(Keys(self.file)))
+        self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Gateway(Keys(self.file)))
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def refused(self, reason: str) -> float:
-        return self.metrics.registry.get_sample_value("prolepsis_door_refused_total", {"reason": reason}) or 0
+        return self.metrics.registry.get_sample_value("prolepsis_admission_refused_total", {"reason": reason}) or 0
 
 
 def bearer(key: str) -> dict[str, str]:

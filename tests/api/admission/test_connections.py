@@ -73,7 +73,7 @@ def error_of(received: bytes) -> tuple[int, dict[str, object]]:
 
 
 def refused(running: Served, reason: str) -> float:
-    return running.metrics.registry.get_sample_value("prolepsis_door_refused_total", {"reason": reason}) or 0
+    return running.metrics.registry.get_sample_value("prolepsis_admission_refused_total", {"reason": reason}) or 0
 
 
 def test_headers_that_trickle_in_end_with_408(impatient: Served) -> None:

@@ -1,4 +1,4 @@
-"""What requests report of the ladder: the rung's plan, as the engine saw it."""
+"""What requests report of the ladder: the level's plan, as the engine saw it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ class Right:
 
 
 @pytest.mark.parametrize(
-    ("rung", "mode", "reason"),
+    ("level", "mode", "reason"),
     [
         (0, "on", "speculating"),
         (1, "on", "overload_shallow"),
@@ -45,13 +45,13 @@ class Right:
         (4, "off", "overload_low_refused"),
     ],
 )
-def test_each_rung_is_the_reason_of_the_mode_in_effect(rung: int, mode: str, reason: str) -> None:
+def test_each_rung_is_the_reason_of_the_mode_in_effect(level: int, mode: str, reason: str) -> None:
     engine = build(Room(proposers=(Right(),)))
-    engine.send(ApplyPlan(plan_at(rung, SpecPlan(fixed_depth=8), version=3)))
+    engine.send(ApplyPlan(plan_at(level, SpecPlan(fixed_depth=8), version=3)))
     stats = terminals(run(engine, request("r", [5, 6, 7] * 6, PARAMS)))["r"].stats
     assert stats.mode == EffectiveMode(mode, reason, 3)  # type: ignore[arg-type]
     depth = max((len(counts.per_position) for counts in stats.proposers.values()), default=0)
-    assert depth <= (8, 4, 0, 0, 0)[rung]
+    assert depth <= (8, 4, 0, 0, 0)[level]
 
 
 def test_who_asked_for_no_speculation_is_told_so_under_load_too() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prolepsis.api.app import Door
+from prolepsis.api.app import Gateway
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
@@ -60,7 +60,7 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
     suffix = Suffix()
     suffix.shared = index = Watched()
     room = Room(max_model_len=512, num_pages=256, proposers=(suffix,))
-    with serving(House(config, room, Door(Keys(file)))) as house:
+    with serving(House(config, room, Gateway(Keys(file)))) as house:
         yield Tenants(house, keys, index)
 
 

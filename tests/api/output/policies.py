@@ -4,14 +4,13 @@ import asyncio
 from dataclasses import dataclass
 
 from prolepsis.api.deltas import Choice, Delta
-from prolepsis.api.openai.prepared import Showing
-from prolepsis.api.output.chain import LoadedPolicy, OutputPolicies
+from prolepsis.api.openai.prepared import OutputOptions
+from prolepsis.api.output.chain import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.output.contract import Contract
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
-from prolepsis.telemetry.contract import ContractMetrics
 from tests.api.fakes import END, ByteTokenizer
 
 FACTS = AnswerFacts("r", 0, "/v1/completions", "acme", "standard", "k", "tiny", structured=False)
@@ -77,7 +76,7 @@ def tell(
     *policies: LoadedPolicy,
     step: int = 1,
     stop: tuple[str, ...] = (),
-    metrics: ContractMetrics | None = None,
+    metrics: OutputMetrics | None = None,
 ) -> Told:
     """Return what a client gets of `text`, a token a byte, in steps of so many, all of them drafted and accepted."""
     delivery = Delivery()
@@ -87,7 +86,7 @@ def tell(
 
 async def _tell(text: str, step: int, stop: tuple[str, ...], contract: Contract, delivery: Delivery) -> Told:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
-    choice = Choice(0, request, ByteTokenizer(), Showing())
+    choice = Choice(0, request, ByteTokenizer(), OutputOptions())
     deltas = []
     tokens = [*text.encode(), END]
     for start in range(0, len(tokens), step):

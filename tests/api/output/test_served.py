@@ -11,7 +11,7 @@ import httpx
 import pytest
 from torch import Tensor
 
-from prolepsis.api.app import Door
+from prolepsis.api.app import Gateway
 from prolepsis.api.output.built_in import Patterns
 from prolepsis.api.output.chain import LoadedPolicy
 from prolepsis.core.config import ServerConfig
@@ -108,7 +108,7 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
 def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> House:
     room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(kill_file=tmp_path / "kill.json")
-    made = House(config=config, room=room, door=Door(base_plan=SpecPlan(fixed_depth=3)), output=output)
+    made = House(config=config, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
     made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
     return made
 
@@ -142,9 +142,9 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
         verified = whole["num_verified_draft_tokens"] + part["num_verified_draft_tokens"]
         assert one["num_verified"] == verified == one["num_delivered"] + sum(one["lost"].values())
         labels = {"proposer": "first", "traffic_class": one["traffic_class"]}
-        assert house.sample("contract_verified_tokens_total", **labels) == verified
-        assert house.sample("contract_delivered_tokens_total", **labels) == one["num_delivered"]
-        stopped = house.sample("contract_lost_tokens_total", **labels, reason="stop_string")
+        assert house.sample("delivery_verified_tokens_total", **labels) == verified
+        assert house.sample("delivery_delivered_tokens_total", **labels) == one["num_delivered"]
+        stopped = house.sample("delivery_lost_tokens_total", **labels, reason="stop_string")
         assert stopped == one["lost"]["stop_string"]
 
 
@@ -182,5 +182,5 @@ def test_who_leaves_takes_nothing_of_a_whole_answer(tmp_path: Path) -> None:
             running = house.engine.scheduler.requests
             wait_for(lambda: any(request.stats.num_accepted > 5 for request in list(running.values())))
         labels = {"proposer": "first", "traffic_class": "completions/standard/free/short"}
-        wait_for(lambda: house.sample("contract_lost_tokens_total", **labels, reason="left") > 5)
-        assert house.sample("contract_delivered_tokens_total", **labels) == 0.0
+        wait_for(lambda: house.sample("delivery_lost_tokens_total", **labels, reason="left") > 5)
+        assert house.sample("delivery_delivered_tokens_total", **labels) == 0.0

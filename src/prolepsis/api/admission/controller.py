@@ -10,7 +10,8 @@ from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.fair_queue import FairQueue, Waiting
 from prolepsis.api.admission.group import AdmittedRequest, GroupItem, Progress, RequestGroup
-from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LadderSettings, Overload
+from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LoadShedder, ShedSettings
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.admission.rate_limits import Limits, RateLimits, Reservation
 from prolepsis.api.admission.response_cache import ResponseCache, cache_key
 from prolepsis.api.auth.middleware import reply_headers
@@ -20,7 +21,6 @@ from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import EngineClient
-from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.web import refusals
 from prolepsis.web.caller import Caller, caller_of
 from prolepsis.web.errors import RequestAborted
@@ -48,7 +48,7 @@ class AdmissionController:
         self,
         config: ServerConfig,
         client: EngineClient,
-        metrics: DoorMetrics,
+        metrics: AdmissionMetrics,
         base_plan: SpecPlan | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -71,8 +71,8 @@ class AdmissionController:
         self._turns: dict[int, _Turn] = {}
         self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
         self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
-        settings = LadderSettings(config.shed_after_s, config.shed_hold_s)
-        self.overload = Overload(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
+        settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
+        self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
 
     @contextmanager
     def admit(
@@ -165,7 +165,7 @@ class AdmissionController:
         `beside`: only beside so many samples at most; None: beside any number.
         """
         most = self._places - 1 if beside is None else min(beside, self._places - 1)
-        return self._taken <= most and not self._queue and self.overload.rung == 0 and not self.draining
+        return self._taken <= most and not self._queue and self.overload.level == 0 and not self.draining
 
     @property
     def num_waiting(self) -> int:
@@ -178,7 +178,7 @@ class AdmissionController:
             self._check_open(group.caller, number, samples)
             return self._rates.reserve(group.caller, group.cost, self._clock())
         except Refused as refused:  # a stream answers it by itself, past the error handler
-            refusals.count_refusal(refused, self._metrics)
+            self._metrics.refuse(refused)
             raise
 
     def _check_open(self, caller: Caller, number: int, samples: int) -> None:

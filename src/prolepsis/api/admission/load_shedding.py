@@ -6,71 +6,71 @@ from typing import Literal
 
 import structlog
 
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.plan import SpecPlan
-from prolepsis.telemetry.door import DoorMetrics
 
 log = structlog.get_logger(__name__)
 
 CALM, SHALLOW, PLAIN, BATCH_WAITS, LOW_REFUSED = range(5)
-RUNGS: tuple[str, ...] = ("calm", "shallow", "plain", "batch_waits", "low_refused")
+LEVELS: tuple[str, ...] = ("calm", "shallow", "plain", "batch_waits", "low_refused")
 SHALLOW_DIVISOR = 4
-"""On the first rung drafts keep this fraction of the plan's depth, at least one token."""
+"""On the first level drafts keep this fraction of the plan's depth, at least one token."""
 DESCENT = 0.5
-"""A rung is left downwards only below this share of the age at which it was entered."""
+"""A level is left downwards only below this share of the age at which it was entered."""
 
 
 @dataclass(frozen=True, slots=True)
-class LadderSettings:
-    """`climb_at[i]`: age (seconds) of the queue's oldest request from which rung i + 1 holds; empty: never."""
+class ShedSettings:
+    """`raise_at[i]`: age (seconds) of the queue's oldest request from which level i + 1 holds; empty: never."""
 
-    climb_at: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0)
+    raise_at: tuple[float, ...] = (2.0, 5.0, 10.0, 20.0)
     hold_s: float = 5.0
-    """How long the age must stay low before a rung is left downwards, and the least time between two rungs down."""
+    """How long the age must stay low before a level is left downwards, and the least time between two levels down."""
 
     def __post_init__(self) -> None:
-        assert len(self.climb_at) in (0, len(RUNGS) - 1), "one age for each rung"
-        assert list(self.climb_at) == sorted(self.climb_at), "ages rise"
+        assert len(self.raise_at) in (0, len(LEVELS) - 1), "one age for each level"
+        assert list(self.raise_at) == sorted(self.raise_at), "ages rise"
 
 
 @dataclass(frozen=True, slots=True)
-class LadderState:
-    rung: int = CALM
+class ShedState:
+    level: int = CALM
     low_since: float | None = None
-    """Since when the age has been low enough to leave the rung downwards."""
+    """Since when the age has been low enough to leave the level downwards."""
 
 
-def climb(state: LadderState, age_s: float, now: float, settings: LadderSettings) -> LadderState:
+def next_level(state: ShedState, age_s: float, now: float, settings: ShedSettings) -> ShedState:
     """Return the state after seeing an age of the queue at time `now` (seconds).
 
-    Upwards at once, as many rungs as the age asks for; downwards one rung at a time, each after `hold_s` of calm.
+    Upwards at once, as many levels as the age asks for; downwards one level at a time, each after `hold_s` of calm.
     """
-    asked = sum(age_s >= threshold for threshold in settings.climb_at)
-    if asked > state.rung:
-        return LadderState(asked)
-    if state.rung == CALM or age_s >= DESCENT * settings.climb_at[state.rung - 1]:
+    asked = sum(age_s >= threshold for threshold in settings.raise_at)
+    if asked > state.level:
+        return ShedState(asked)
+    if state.level == CALM or age_s >= DESCENT * settings.raise_at[state.level - 1]:
         return replace(state, low_since=None)
     if state.low_since is None:
         return replace(state, low_since=now)
     if now - state.low_since < settings.hold_s:
         return state
-    return LadderState(state.rung - 1, low_since=now)
+    return ShedState(state.level - 1, low_since=now)
 
 
 Direction = Literal["up", "down"]
 
 
-def plan_at(rung: int, base: SpecPlan, version: int) -> SpecPlan:
-    """Return the plan in effect on `rung`; `base` itself where nothing gives way."""
-    if rung == CALM:
+def plan_at(level: int, base: SpecPlan, version: int) -> SpecPlan:
+    """Return the plan in effect on `level`; `base` itself where nothing gives way."""
+    if level == CALM:
         return replace(base, version=version)
     depth = base.num_speculative_tokens
-    depth = 0 if rung >= PLAIN or depth == 0 else max(1, depth // SHALLOW_DIVISOR)
+    depth = 0 if level >= PLAIN or depth == 0 else max(1, depth // SHALLOW_DIVISOR)
     fixed = None if base.fixed_depth is None else min(base.fixed_depth, depth)
-    return replace(base, version=version, num_speculative_tokens=depth, fixed_depth=fixed, reason=REASONS[rung])
+    return replace(base, version=version, num_speculative_tokens=depth, fixed_depth=fixed, reason=REASONS[level])
 
 
 REASONS: Sequence[str] = ("", "overload_shallow", "overload_plain", "overload_batch_waits", "overload_low_refused")
-"""Of the plan on each rung, and so of the mode in effect that requests report."""
+"""Of the plan on each level, and so of the mode in effect that requests report."""
 
 
 TierName = Literal["premium", "standard", "economy", "batch"]
@@ -100,44 +100,46 @@ PATIENT = frozenset(name for name, tier in TIERS.items() if tier.waits_from is n
 """Tiers whose waiting is no sign of overload: they are there to wait."""
 
 
-class Overload:
-    """The rung in effect."""
+class LoadShedder:
+    """The level in effect."""
 
     def __init__(
         self,
-        settings: LadderSettings,
+        settings: ShedSettings,
         base: SpecPlan,
         apply_plan: Callable[[SpecPlan], None],
-        metrics: DoorMetrics,
+        metrics: AdmissionMetrics,
     ) -> None:
         self._settings = settings
         self._base = base
         self._apply_plan = apply_plan
         self._metrics = metrics
-        self._state = LadderState()
+        self._state = ShedState()
         self._version = base.version
 
     @property
-    def rung(self) -> int:
-        return self._state.rung
+    def level(self) -> int:
+        return self._state.level
 
     @property
     def held(self) -> frozenset[str]:
         """Tiers whose requests stay in the queue."""
-        return frozenset(n for n, tier in TIERS.items() if tier.waits_from is not None and self.rung >= tier.waits_from)
+        return frozenset(
+            n for n, tier in TIERS.items() if tier.waits_from is not None and self.level >= tier.waits_from
+        )
 
     def refuses(self, tier: str) -> bool:
         refused_from = TIERS[tier].refused_from
-        return refused_from is not None and self.rung >= refused_from
+        return refused_from is not None and self.level >= refused_from
 
     def observe(self, age_s: float, now: float) -> None:
-        """Take in the age of the queue (seconds) at `now`, and act where the rung changes."""
-        before, self._state = self.rung, climb(self._state, age_s, now, self._settings)
-        if self.rung == before:
+        """Take in the age of the queue (seconds) at `now`, and act where the level changes."""
+        before, self._state = self.level, next_level(self._state, age_s, now, self._settings)
+        if self.level == before:
             return
         self._version += 1
-        self._apply_plan(plan_at(self.rung, self._base, self._version))
-        self._metrics.rung.set(self.rung)
-        self._metrics.rung_changes.labels(RUNGS[self.rung], "up" if self.rung > before else "down").inc()
-        say = log.warning if self.rung > before else log.info
-        say("load_shedding", rung=RUNGS[self.rung], before=RUNGS[before], queue_age_s=round(age_s, 2))
+        self._apply_plan(plan_at(self.level, self._base, self._version))
+        self._metrics.level.set(self.level)
+        self._metrics.level_changes.labels(LEVELS[self.level], "up" if self.level > before else "down").inc()
+        say = log.warning if self.level > before else log.info
+        say("load_shedding", level=LEVELS[self.level], before=LEVELS[before], queue_age_s=round(age_s, 2))

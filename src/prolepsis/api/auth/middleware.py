@@ -10,14 +10,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import is_loopback
 from prolepsis.api.stream import ClientDisconnected
 from prolepsis.core.config import ServerConfig
-from prolepsis.telemetry.door import DoorMetrics
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import ErrorReply, describe_error
-from prolepsis.web.refusals import count_refusal, not_local, too_large, upload_too_slow, wrong_role
+from prolepsis.web.refusals import not_local, too_large, upload_too_slow, wrong_role
 from prolepsis.web.routes import Roles, Route
 
 
@@ -100,7 +100,7 @@ class AuthMiddleware:
         app: ASGIApp,
         keys: Keys,
         config: ServerConfig,
-        metrics: DoorMetrics,
+        metrics: AdmissionMetrics,
         routes: Sequence[Route],
     ) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class AuthMiddleware:
         try:
             refusal = await self._check(scope)
         except Exception as error:  # the HTTP edge: whatever failed becomes one reply
-            count_refusal(error, self._metrics)
+            self._metrics.refuse(error)
             refusal = describe_error(error)
         if refusal is not None:
             await refusal.response()(scope, receive, send)

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking
-from prolepsis.api.openai.prepared import Showing
+from prolepsis.api.openai.prepared import OutputOptions
 
 PieceKind = Literal["content", "reasoning", "call", "arguments"]
 
@@ -234,12 +234,12 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-class ChatAnswer:
+class ChatReader:
     """Reads one sample's deltas; `pieces` since the last delta, and how the answer ended."""
 
-    def __init__(self, showing: Showing) -> None:
+    def __init__(self, options: OutputOptions) -> None:
         self.call_ids: list[str] = []
-        self._parser = AnswerParser(showing.thinking, tools=showing.tools, parallel=showing.parallel)
+        self._parser = AnswerParser(options.thinking, tools=options.tools, parallel=options.parallel)
 
     def take(self, delta: Delta) -> Sequence[Piece]:
         """Return what `delta` makes certain."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Counting, Format, Json, metrics, usage
 from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import off_loop
@@ -14,9 +14,11 @@ from prolepsis.core.stats import RequestStats
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
-async def whole_completion(parts: Parts, admitted: Admitted, room: Room, form: Format) -> tuple[Json, RequestStats]:
+async def whole_completion(
+    parts: Parts, prepared: PreparedRequest, room: Room, form: Format
+) -> tuple[Json, RequestStats]:
     """Return the document and the request's stats."""
-    deltas: list[list[Delta]] = [[] for _ in range(admitted.num_choices)]
+    deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
     stats = RequestStats()
     async with aclosing(parts):
         async for part in parts:
@@ -25,16 +27,18 @@ async def whole_completion(parts: Parts, admitted: Admitted, room: Room, form: F
             else:
                 stats = part
     choices = [form.choice(sample) for sample in deltas]
-    reply = {**_envelope(admitted, room, form.object), "choices": choices, **_prompts(admitted)}
-    return {**reply, **await _accounts(admitted, room, stats, form)}, stats
+    reply = {**_envelope(prepared, room, form.object), "choices": choices, **_prompts(prepared)}
+    return {**reply, **await _accounts(prepared, room, stats, form)}, stats
 
 
-async def completion_chunks(parts: Parts, admitted: Admitted, room: Room, form: Format) -> AsyncGenerator[Json, None]:
+async def completion_chunks(
+    parts: Parts, prepared: PreparedRequest, room: Room, form: Format
+) -> AsyncGenerator[Json, None]:
     """Yield a chunk per delta; the last one has no choices but the usage and metrics that were asked for."""
-    envelope = _envelope(admitted, room, form.chunk_object)
-    showing = admitted.showing
+    envelope = _envelope(prepared, room, form.chunk_object)
+    showing = prepared.options
     ending: Json = {"usage": None} if showing.usage else {}
-    opening, running = _prompts(admitted), _RunningUsage(admitted)
+    opening, running = _prompts(prepared), _RunningUsage(prepared)
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Delta):
@@ -44,8 +48,8 @@ async def completion_chunks(parts: Parts, admitted: Admitted, room: Room, form: 
                 if choice is not None:
                     yield {**envelope, "choices": [choice], **opening, **ending}
                     opening = {}
-            elif showing.usage or admitted.speculation.metrics:
-                accounts = await _accounts(admitted, room, part, form)
+            elif showing.usage or prepared.speculation.metrics:
+                accounts = await _accounts(prepared, room, part, form)
                 if not showing.usage:
                     del accounts["usage"]
                 yield {**envelope, "choices": [], **accounts}
@@ -54,8 +58,8 @@ async def completion_chunks(parts: Parts, admitted: Admitted, room: Room, form: 
 class _RunningUsage:
     """The usage so far, for chunks that carry it."""
 
-    def __init__(self, admitted: Admitted) -> None:
-        self._prompt_tokens = admitted.num_prompt_tokens
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._prompt_tokens = prepared.num_prompt_tokens
         self._num_tokens = 0
 
     def after(self, delta: Delta) -> Json:
@@ -67,34 +71,34 @@ class _RunningUsage:
         }
 
 
-def _envelope(admitted: Admitted, room: Room, kind: str) -> Json:
+def _envelope(prepared: PreparedRequest, room: Room, kind: str) -> Json:
     return {
-        "id": admitted.answer_id,
+        "id": prepared.answer_id,
         "object": kind,
         "created": int(time.time()),
-        "model": admitted.model,
+        "model": prepared.model,
         "system_fingerprint": room.client.info.fingerprint,
     }
 
 
-def _prompts(admitted: Admitted) -> Json:
+def _prompts(prepared: PreparedRequest) -> Json:
     """The prompt's tokens, where they are asked for: of the first prompt, as vLLM shows them."""
-    return {"prompt_token_ids": admitted.requests[0].prompt_token_ids} if admitted.showing.token_ids else {}
+    return {"prompt_token_ids": prepared.requests[0].prompt_token_ids} if prepared.options.token_ids else {}
 
 
-async def _accounts(admitted: Admitted, room: Room, stats: RequestStats, form: Format) -> Json:
+async def _accounts(prepared: PreparedRequest, room: Room, stats: RequestStats, form: Format) -> Json:
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
-    shown: Json = {"usage": usage(stats, await counting(admitted, room, form.reasoning))}
-    if admitted.speculation.metrics:
-        asked = admitted.speculation
-        shown["metrics"] = metrics(stats, asked.ruling, asked.flag) if admitted.num_choices == 1 else None
+    shown: Json = {"usage": usage(stats, await counting(prepared, room, form.reasoning))}
+    if prepared.speculation.metrics:
+        asked = prepared.speculation
+        shown["metrics"] = metrics(stats, asked.ruling, asked.flag) if prepared.num_choices == 1 else None
     return shown
 
 
-async def counting(admitted: Admitted, room: Room, reasoning: str) -> Counting:
+async def counting(prepared: PreparedRequest, room: Room, reasoning: str) -> Counting:
     """Return what is counted of an answer that thought `reasoning`."""
     thought = await _num_tokens(reasoning, room) if reasoning else None
-    has_prediction = admitted.showing.has_prediction
+    has_prediction = prepared.options.has_prediction
     return Counting(has_prediction, room.config.count_rejected_prediction_tokens, thought)
 
 

@@ -9,8 +9,8 @@ from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
-from prolepsis.api.openai.prepared import Admitted, Showing
-from prolepsis.api.openai.speculation import AskedSpeculation, asked_speculation, under_flag, under_policy
+from prolepsis.api.openai.prepared import OutputOptions, PreparedRequest
+from prolepsis.api.openai.speculation import RequestedSpeculation, requested_speculation, under_flag, under_policy
 from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
@@ -40,7 +40,9 @@ class _Prompts:
     grammar: GrammarSpec | None
 
 
-async def admit_chat(body: ChatBody, context: RequestContext, room: Room, *, field: str = "messages") -> Admitted:
+async def prepare_chat(
+    body: ChatBody, context: RequestContext, room: Room, *, field: str = "messages"
+) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
     speculation = _check_common(body, context, room)
     if body.top_logprobs is not None and not body.logprobs:
@@ -60,18 +62,18 @@ async def admit_chat(body: ChatBody, context: RequestContext, room: Room, *, fie
     thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
     prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
     prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
-    admitted = await _admit(body, prompts, context, speculation, room)
-    showing = replace(
-        admitted.showing,
+    prepared = await _admit(body, prompts, context, speculation, room)
+    options = replace(
+        prepared.options,
         thinking=thinking,
         tools=bool(tools.callable),
         parallel=tools.parallel,
         has_prediction=body.prediction is not None,
     )
-    return replace(admitted, showing=showing, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
+    return replace(prepared, options=options, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
 
 
-async def admit_completion(body: CompletionBody, context: RequestContext, room: Room) -> Admitted:
+async def prepare_completion(body: CompletionBody, context: RequestContext, room: Room) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`."""
     speculation = _check_common(body, context, room)
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
@@ -86,8 +88,8 @@ async def admit_completion(body: CompletionBody, context: RequestContext, room: 
     for text in body.prompt:
         token_ids = await _completion_tokens(text, characters, room)
         prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
-    admitted = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, room)
-    return replace(admitted, grammar_field=_grammar_field(body, has_tools=False))
+    prepared = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, room)
+    return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
 
 
 async def _completion_tokens(text: str | list[int], characters: int, room: Room) -> list[int]:
@@ -110,12 +112,12 @@ async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
     return tuple(await off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
 
 
-def _check_common(body: GenerationBody, context: RequestContext, room: Room) -> AskedSpeculation:
+def _check_common(body: GenerationBody, context: RequestContext, room: Room) -> RequestedSpeculation:
     room.check_model(body.model, context.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
-    speculation = asked_speculation(body.speculation, context.spec_mode, context.caller, room.client.info.proposers)
-    room.gate.check_open(context.caller)
+    speculation = requested_speculation(body.speculation, context.spec_mode, context.caller, room.client.info.proposers)
+    room.admission.check_open(context.caller)
     return speculation
 
 
@@ -149,8 +151,8 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
 
 
 async def _admit(
-    body: GenerationBody, asked: _Prompts, context: RequestContext, speculation: AskedSpeculation, room: Room
-) -> Admitted:
+    body: GenerationBody, asked: _Prompts, context: RequestContext, speculation: RequestedSpeculation, room: Room
+) -> PreparedRequest:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     params, length = asked.params, room.client.info.max_model_len
     lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
@@ -177,14 +179,14 @@ async def _admit(
         )
         for i, prompt in enumerate(asked.prompts)
     )
-    return Admitted(
+    return PreparedRequest(
         requests=requests,
         caller=context.caller,
         answer_id=f"{prefix}-{body.request_id or own}",
         model=body.model,
         stream=bool(body.stream),
         speculation=speculation,
-        showing=_showing(body),
+        options=_options(body),
         deterministic=params.greedy or body.seed is not None,
     )
 
@@ -203,9 +205,9 @@ def scope(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
 
 
-def _showing(body: GenerationBody) -> Showing:
+def _options(body: GenerationBody) -> OutputOptions:
     options = body.stream_options
-    return Showing(
+    return OutputOptions(
         skip_special_tokens=body.skip_special_tokens is not False,
         include_stop=bool(body.include_stop_str_in_output),
         token_ids=bool(body.return_token_ids),

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from prolepsis.api.openai.conversation import Thinking
-from prolepsis.api.openai.speculation import AskedSpeculation
+from prolepsis.api.openai.speculation import RequestedSpeculation
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.web.caller import Caller
 
 
 @dataclass(frozen=True, slots=True)
-class Showing:
+class OutputOptions:
     """How text and figures of an answer are shown."""
 
     skip_special_tokens: bool = True
@@ -29,7 +29,7 @@ class Showing:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class PreparedRequest:
     """One request per prompt; choice i * n + j shows sample j of prompt i."""
 
     requests: tuple[GenerateRequest, ...]
@@ -37,8 +37,8 @@ class Admitted:
     answer_id: str
     model: str
     stream: bool
-    speculation: AskedSpeculation
-    showing: Showing
+    speculation: RequestedSpeculation
+    options: OutputOptions
     deterministic: bool = False
     """The same request gives the same tokens: greedy, or the caller gave the seed."""
     grammar_field: str | None = None

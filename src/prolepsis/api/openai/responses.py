@@ -9,8 +9,8 @@ from itertools import count
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.completions import Parts, counting
 from prolepsis.api.openai.context import RequestContext
-from prolepsis.api.openai.prepare import admit_chat
-from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.prepare import prepare_chat
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.response_items import ResponseItems
 from prolepsis.api.openai.responses_bodies import ResponsesBody, renamed, to_chat
 from prolepsis.api.openai.usage import Json, metrics
@@ -23,29 +23,29 @@ _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Finish reasons of answers that are not complete, as this endpoint calls them."""
 
 
-async def admit_response(body: ResponsesBody, context: RequestContext, room: Room) -> Admitted:
+async def prepare_response(body: ResponsesBody, context: RequestContext, room: Room) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
     try:
-        admitted = await admit_chat(to_chat(body), context, room, field="input")
+        prepared = await prepare_chat(to_chat(body), context, room, field="input")
     except UserError as error:
         raise renamed(error) from None
-    field = "text.format" if admitted.grammar_field == "response_format" else admitted.grammar_field
-    return replace(admitted, answer_id=admitted.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
+    field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
+    return replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
 
 
 class ResponseShape:
     """The response object of one request, as far as it is known."""
 
-    def __init__(self, body: ResponsesBody, admitted: Admitted, room: Room) -> None:
-        self.items = ResponseItems(admitted.showing)
-        self._admitted = admitted
+    def __init__(self, body: ResponsesBody, prepared: PreparedRequest, room: Room) -> None:
+        self.items = ResponseItems(prepared.options)
+        self._admitted = prepared
         self._room = room
-        params = admitted.requests[0].params
+        params = prepared.requests[0].params
         self._frame: Json = {
-            "id": admitted.answer_id,
+            "id": prepared.answer_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": admitted.model,
+            "model": prepared.model,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},

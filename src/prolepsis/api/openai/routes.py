@@ -10,10 +10,10 @@ from prolepsis.api.answer import answer
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
 from prolepsis.api.openai.context import SPEC_MODE, context_of
-from prolepsis.api.openai.prepare import admit_chat, admit_completion
-from prolepsis.api.openai.prepared import Admitted
+from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
-from prolepsis.api.openai.responses import ResponseShape, admit_response, response_events, whole_response
+from prolepsis.api.openai.responses import ResponseShape, prepare_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.api.room import Room
@@ -43,7 +43,7 @@ def generation_routes(room: Room) -> Sequence[Route]:
         headers=_HEADERS,
     )
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        return await _completion(request, await admit_chat(body, context_of(request), room), room, ChatFormat)
+        return await _completion(request, await prepare_chat(body, context_of(request), room), room, ChatFormat)
 
     @routes.post(
         "/v1/completions",
@@ -56,7 +56,7 @@ def generation_routes(room: Room) -> Sequence[Route]:
     )
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
         return await _completion(
-            request, await admit_completion(body, context_of(request), room), room, CompletionFormat
+            request, await prepare_completion(body, context_of(request), room), room, CompletionFormat
         )
 
     @routes.post(
@@ -69,12 +69,12 @@ def generation_routes(room: Room) -> Sequence[Route]:
         headers=_HEADERS,
     )
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
-        admitted = await admit_response(body, context_of(request), room)
-        shape = ResponseShape(body, admitted, room)
-        if admitted.stream:
-            events = response_events(answer(request, admitted, room), shape)
-            return EventStream(events, headers=_at_start(admitted), named=True)
-        return await _whole(request, admitted, whole_response(answer(request, admitted, room), shape))
+        prepared = await prepare_response(body, context_of(request), room)
+        shape = ResponseShape(body, prepared, room)
+        if prepared.stream:
+            events = response_events(answer(request, prepared, room), shape)
+            return EventStream(events, headers=_at_start(prepared), named=True)
+        return await _whole(request, prepared, whole_response(answer(request, prepared, room), shape))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
@@ -84,24 +84,24 @@ def generation_routes(room: Room) -> Sequence[Route]:
     return routes.all
 
 
-async def _completion(request: Request, admitted: Admitted, room: Room, make_form: MakeFormat) -> Response:
-    parts, form = answer(request, admitted, room), make_form(admitted.showing)
-    if admitted.stream:
-        return EventStream(completion_chunks(parts, admitted, room, form), headers=_at_start(admitted))
-    return await _whole(request, admitted, whole_completion(parts, admitted, room, form))
+async def _completion(request: Request, prepared: PreparedRequest, room: Room, make_form: MakeFormat) -> Response:
+    parts, form = answer(request, prepared, room), make_form(prepared.options)
+    if prepared.stream:
+        return EventStream(completion_chunks(parts, prepared, room, form), headers=_at_start(prepared))
+    return await _whole(request, prepared, whole_completion(parts, prepared, room, form))
 
 
 async def _whole(
-    request: Request, admitted: Admitted, work: Coroutine[object, object, tuple[Json, RequestStats]]
+    request: Request, prepared: PreparedRequest, work: Coroutine[object, object, tuple[Json, RequestStats]]
 ) -> Response:
     try:
         reply, stats = await until_disconnect(request.receive, work)
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
-    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{admitted.speculation.ruled_by}"
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{prepared.speculation.ruled_by}"
     return JSONResponse(reply, headers={"x-spec-effective": effective})
 
 
-def _at_start(admitted: Admitted) -> dict[str, str]:
-    return {"x-spec-effective": admitted.speculation.known_at_start}
+def _at_start(prepared: PreparedRequest) -> dict[str, str]:
+    return {"x-spec-effective": prepared.speculation.known_at_start}

@@ -18,7 +18,7 @@ _DEFAULT = SpeculationBody()
 
 
 @dataclass(frozen=True, slots=True)
-class AskedSpeculation:
+class RequestedSpeculation:
     choice: SpeculationChoice
     emit_tokens: bool
     """Each token leaves in a chunk of its own."""
@@ -53,9 +53,9 @@ class AskedSpeculation:
         return as_given and self.choice.off_reason != "flag_off"
 
 
-def asked_speculation(
+def requested_speculation(
     body: SpeculationBody | None, header: str | None, caller: Caller, proposers: tuple[str, ...]
-) -> AskedSpeculation:
+) -> RequestedSpeculation:
     """Return what is asked; raises `InvalidParameter`, or `RequestRefused` (403) naming what a role is missing for."""
     given = body or _DEFAULT
     mode = _mode(given.mode, header)
@@ -71,10 +71,10 @@ def asked_speculation(
     _check_proposer(given.proposer, proposers)
     emit = given.emit if "emit" in given.model_fields_set else None
     wish = Wish(mode, given.max_depth, given.proposer, emit)
-    return AskedSpeculation(_choice(given, mode), given.emit == "token", given.metrics, wish)
+    return RequestedSpeculation(_choice(given, mode), given.emit == "token", given.metrics, wish)
 
 
-def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) -> AskedSpeculation:
+def under_policy(asked: RequestedSpeculation, ruling: Ruling, targeting_key: str) -> RequestedSpeculation:
     """Return what takes effect under the policy; raises `RequestRefused` (403) where the wish contradicts it."""
     against = conflict(ruling.rule, ruling.terms, asked.wish)
     if against is not None:
@@ -90,7 +90,7 @@ def under_policy(asked: AskedSpeculation, ruling: Ruling, targeting_key: str) ->
     return replace(asked, choice=choice, emit_tokens=effect.emit == "token", ruling=ruling)
 
 
-def under_flag(asked: AskedSpeculation, flag: FlagDecision) -> AskedSpeculation:
+def under_flag(asked: RequestedSpeculation, flag: FlagDecision) -> RequestedSpeculation:
     """Return what takes effect once the flag has had its say: it turns off what caller and policy left on."""
     if flag.value or not asked.choice.enabled:
         return replace(asked, flag=flag)

@@ -62,7 +62,7 @@ def tokenization_routes(room: Room) -> Sequence[Route]:
     async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
         if body.model is not None:
             room.check_model(body.model, caller_of(request))
-        room.gate.admit_small(request)
+        room.admission.admit_small(request)
         return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
@@ -73,7 +73,7 @@ def tokenization_routes(room: Room) -> Sequence[Route]:
         wrong = next((token for token in body.tokens if token > largest), None)
         if wrong is not None:
             raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
-        room.gate.admit_small(request)
+        room.admission.admit_small(request)
         text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return JSONResponse({"prompt": text})
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from prolepsis.api.deltas import Delta, ShownLogprobs, ShownToken
-from prolepsis.api.openai.answer import ChatAnswer, Piece
-from prolepsis.api.openai.prepared import Showing
+from prolepsis.api.openai.answer import ChatReader, Piece
+from prolepsis.api.openai.prepared import OutputOptions
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.policy.runtime import Ruling
@@ -31,16 +31,16 @@ class Format(Protocol):
         """What was thought so far, over all samples."""
 
 
-MakeFormat = Callable[[Showing], Format]
+MakeFormat = Callable[[OutputOptions], Format]
 
 
 class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, showing: Showing) -> None:
-        self._showing = showing
-        self._answers: dict[int, ChatAnswer] = {}
+    def __init__(self, options: OutputOptions) -> None:
+        self._options = options
+        self._answers: dict[int, ChatReader] = {}
         self._reasoning: list[str] = []
 
     @property
@@ -57,9 +57,9 @@ class ChatFormat:
         calls = _call_deltas(pieces, answer)
         if calls:
             shown["tool_calls"] = calls
-        if not shown and delta.finish_reason is None and not (delta.logprobs or self._showing.token_ids):
+        if not shown and delta.finish_reason is None and not (delta.logprobs or self._options.token_ids):
             return None
-        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._showing)}
+        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._options)}
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         parts = [self._take(delta) for delta in deltas]
@@ -72,12 +72,12 @@ class ChatFormat:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._showing)}
+        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._options)}
 
-    def _take(self, delta: Delta) -> tuple[ChatAnswer, Sequence[Piece]]:
+    def _take(self, delta: Delta) -> tuple[ChatReader, Sequence[Piece]]:
         answer = self._answers.get(delta.index)
         if answer is None:
-            answer = self._answers[delta.index] = ChatAnswer(self._showing)
+            answer = self._answers[delta.index] = ChatReader(self._options)
         pieces = answer.take(delta)
         self._reasoning += [piece.text for piece in pieces if piece.kind == "reasoning"]
         return answer, pieces
@@ -88,8 +88,8 @@ class CompletionFormat:
     chunk_object = "text_completion"
     reasoning = ""
 
-    def __init__(self, showing: Showing) -> None:
-        self._showing = showing
+    def __init__(self, options: OutputOptions) -> None:
+        self._options = options
 
     def chunk_choice(self, delta: Delta) -> Json | None:
         return self.choice([delta])
@@ -98,14 +98,14 @@ class CompletionFormat:
         last = deltas[-1]
         shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
         shown |= {"logprobs": _completion_logprobs(deltas), "finish_reason": last.finish_reason}
-        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._showing)}
+        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._options)}
 
 
 def _text(pieces: Sequence[Piece], kind: str) -> str:
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def _call_deltas(pieces: Sequence[Piece], answer: ChatAnswer) -> list[Json]:
+def _call_deltas(pieces: Sequence[Piece], answer: ChatReader) -> list[Json]:
     """Return one delta a call: id and name where it begins, then arguments only."""
     deltas: dict[int, Json] = {}
     for piece in pieces:
@@ -126,18 +126,18 @@ def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def _chat_ending(deltas: Sequence[Delta], answer: ChatAnswer, showing: Showing) -> Json:
+def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, options: OutputOptions) -> Json:
     last = deltas[-1]
     logprobs = None
     if last.logprobs is not None:
         content = [chat_logprobs(shown) for delta in deltas for shown in delta.logprobs or ()]
         logprobs = {"content": content, "refusal": None}
     ending: Json = {"logprobs": logprobs, "finish_reason": answer.finish_reason(last)}
-    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, showing)}
+    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, options)}
 
 
-def _token_ids(deltas: Sequence[Delta], showing: Showing) -> Json:
-    return {"token_ids": [token for delta in deltas for token in delta.token_ids]} if showing.token_ids else {}
+def _token_ids(deltas: Sequence[Delta], options: OutputOptions) -> Json:
+    return {"token_ids": [token for delta in deltas for token in delta.token_ids]} if options.token_ids else {}
 
 
 def chat_logprobs(shown: ShownLogprobs) -> Json:

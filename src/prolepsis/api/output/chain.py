@@ -11,9 +11,9 @@ from queue import SimpleQueue
 from typing import Literal, TypeVar
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from prolepsis.api.output.policy import AnswerFacts, Decision, OutputPolicy, Reader, Rewrite
-from prolepsis.telemetry.contract import ContractMetrics
 
 log = structlog.get_logger(__name__)
 
@@ -130,7 +130,7 @@ FAULTS: tuple[Fault, ...] = ("raised", "late", "invalid", "held_too_much")
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class StageResult:
     """What a policy made of one step's tokens."""
 
     tokens: list[list[Piece]]
@@ -151,7 +151,7 @@ class PolicyFault(Exception):
         self.kind: Fault = kind
 
 
-class Link:
+class FilterStage:
     """Feeds one reader token by token. At the first fault the policy is out: all passes, or the answer ends.
 
     `take` changes nothing but the reader, so it may run in a thread and be given up; `settle` remembers what it found.
@@ -167,7 +167,7 @@ class Link:
     def reads(self) -> bool:
         return self._reader is not None
 
-    def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> Passed:
+    def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> StageResult:
         """Take one step's tokens (at least one), each as pieces (maybe none); `ended`: nothing comes after the last."""
         passed: list[list[Piece]] = []
         held, num_rewrites = list(self._held), 0
@@ -185,14 +185,14 @@ class Link:
             out, held = _released(held, decision)
             passed.append(out)
             if decision.stop_at is not None:
-                return Passed(passed, [], decision.reason or "stopped", num_rewrites=num_rewrites)
-        return Passed(passed, held, num_rewrites=num_rewrites)
+                return StageResult(passed, [], decision.reason or "stopped", num_rewrites=num_rewrites)
+        return StageResult(passed, held, num_rewrites=num_rewrites)
 
-    def fail(self, tokens: Sequence[Sequence[Piece]], kind: Fault) -> Passed:
+    def fail(self, tokens: Sequence[Sequence[Piece]], kind: Fault) -> StageResult:
         """Give up on the policy before it said anything of `tokens` (at least one)."""
         return self._failed([], [*self._held, *tokens[0]], tokens[1:], kind)
 
-    def settle(self, passed: Passed) -> None:
+    def settle(self, passed: StageResult) -> None:
         """Remember what waits, and that a policy with a fault is out."""
         self._held = passed.held
         if passed.fault is not None:
@@ -214,10 +214,10 @@ class Link:
 
     def _failed(
         self, passed: list[list[Piece]], held: list[Piece], left: Sequence[Sequence[Piece]], kind: Fault
-    ) -> Passed:
+    ) -> StageResult:
         if self._fails_open:
-            return Passed([*passed, held, *(list(pieces) for pieces in left)], [], fault=kind)
-        return Passed([*passed, []], [], stopped_by=kind, fault=kind)
+            return StageResult([*passed, held, *(list(pieces) for pieces in left)], [], fault=kind)
+        return StageResult([*passed, []], [], stopped_by=kind, fault=kind)
 
 
 def _released(held: Sequence[Piece], decision: Decision) -> tuple[list[Piece], list[Piece]]:
@@ -266,17 +266,29 @@ class Outcome:
     """NAME: REASON of the policy that ended the answer."""
 
 
+class OutputMetrics:
+    """By policy; policies are those of the configuration."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"prolepsis_output_policy_{name}", text, ["policy", *labels], registry=registry)
+
+        self.decisions = counter("decisions", "Decisions of output policies", "decision")
+        self.faults = counter("faults", "Answers for which a policy failed", "kind")
+        self.seconds = counter("seconds", "Time spent in output policies")
+
+
 class OutputPolicies:
     """What is configured; makes a chain for each answer. Belongs to one event loop."""
 
-    def __init__(self, loaded: Sequence[LoadedPolicy] = (), metrics: ContractMetrics | None = None) -> None:
+    def __init__(self, loaded: Sequence[LoadedPolicy] = (), metrics: OutputMetrics | None = None) -> None:
         self.loaded = tuple(loaded)
         self._metrics = metrics
         self._workers = Workers()
 
-    def chain(self, answer: AnswerFacts) -> "Chain | None":
+    def chain(self, answer: AnswerFacts) -> "FilterPipeline | None":
         """Return what reads this answer; None where nobody does."""
-        links: list[tuple[LoadedPolicy, Link]] = []
+        links: list[tuple[LoadedPolicy, FilterStage]] = []
         for loaded in self.loaded:
             try:
                 reader = loaded.policy.begin(answer)
@@ -287,10 +299,10 @@ class OutputPolicies:
                     continue
                 reader = _Refusing()
             if reader is not None:
-                links.append((loaded, Link(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
-        return Chain(links, self, self._workers) if links else None
+                links.append((loaded, FilterStage(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
+        return FilterPipeline(links, self, self._workers) if links else None
 
-    def count(self, loaded: LoadedPolicy, passed: Passed, seconds: float) -> None:
+    def count(self, loaded: LoadedPolicy, passed: StageResult, seconds: float) -> None:
         """Count what a policy did with a step's tokens."""
         if self._metrics is None:
             return
@@ -309,10 +321,12 @@ class OutputPolicies:
             self._metrics.faults.labels(loaded.name, kind).inc()
 
 
-class Chain:
+class FilterPipeline:
     """Reads one answer."""
 
-    def __init__(self, links: Sequence[tuple[LoadedPolicy, Link]], told: OutputPolicies, workers: Workers) -> None:
+    def __init__(
+        self, links: Sequence[tuple[LoadedPolicy, FilterStage]], told: OutputPolicies, workers: Workers
+    ) -> None:
         self._links = links
         self._told = told
         self._workers = workers
@@ -338,7 +352,9 @@ class Chain:
                 log.warning("output_policy_failed", policy=loaded.name, kind=passed.fault)
         return Outcome([piece for pieces in current for piece in pieces], len(current), stopped_by)
 
-    async def _ask(self, loaded: LoadedPolicy, link: Link, tokens: list[list[Piece]], *, ended: bool) -> Passed:
+    async def _ask(
+        self, loaded: LoadedPolicy, link: FilterStage, tokens: list[list[Piece]], *, ended: bool
+    ) -> StageResult:
         if loaded.policy.inline:
             return link.take(tokens, ended=ended)
         try:

@@ -4,8 +4,8 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prolepsis.api.deltas import Delta, SaidToken
-from prolepsis.api.output.chain import Chain, Outcome, Piece, text_of
+from prolepsis.api.deltas import Delta, OutputToken
+from prolepsis.api.output.chain import FilterPipeline, Outcome, Piece, text_of
 from prolepsis.core.stats import LossReason
 
 Range = tuple[int, int]
@@ -14,43 +14,43 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    token: SaidToken
+    token: OutputToken
     start: int
     end: int
 
 
-class Coverage:
+class TokenAlignment:
     """Tokens go in as they are emitted and come out once their text is decided."""
 
     def __init__(self) -> None:
-        self._textless: list[SaidToken] = []
+        self._textless: list[OutputToken] = []
         self._open: deque[_Placed] = deque()
         self._end = 0
 
-    def add(self, tokens: Sequence[SaidToken]) -> None:
+    def add(self, tokens: Sequence[OutputToken]) -> None:
         """Take emitted tokens; those without text yet belong to the text that comes next."""
         for token in tokens:
             self._textless.append(token)
             if token.end > self._end:
                 self._place(token.end)
 
-    def passes(self, tokens: Sequence[SaidToken], up_to: int) -> bool:
+    def passes(self, tokens: Sequence[OutputToken], up_to: int) -> bool:
         """Return whether `tokens` and all before them are shown now; then they need not be added."""
         if self._open or self._textless or not tokens or not self._end < tokens[-1].end <= up_to:
             return False
         self._end = tokens[-1].end
         return True
 
-    def shown(self, up_to: int, changed: Sequence[Range] = ()) -> tuple[list[SaidToken], list[SaidToken]]:
+    def shown(self, up_to: int, changed: Sequence[Range] = ()) -> tuple[list[OutputToken], list[OutputToken]]:
         """Return the tokens whose text is decided, all of it before `up_to`: those shown, and those `changed`."""
-        shown: list[SaidToken] = []
-        lost: list[SaidToken] = []
+        shown: list[OutputToken] = []
+        lost: list[OutputToken] = []
         while self._open and self._open[0].end <= up_to:
             placed = self._open.popleft()
             (lost if _touched(placed, changed) else shown).append(placed.token)
         return shown, lost
 
-    def rest(self, up_to: int, changed: Sequence[Range] = ()) -> tuple[list[SaidToken], list[SaidToken]]:
+    def rest(self, up_to: int, changed: Sequence[Range] = ()) -> tuple[list[OutputToken], list[OutputToken]]:
         """Return what is left at the end of a sample shown up to `up_to`: tokens shown in part, and those not shown."""
         self._place(self._end)
         shown, lost = self.shown(up_to, changed)
@@ -84,18 +84,18 @@ class Contract:
     Tokens whose text a policy changed or cut off are not shown in any form.
     """
 
-    def __init__(self, chain: Chain | None, lost: Lost) -> None:
+    def __init__(self, chain: FilterPipeline | None, lost: Lost) -> None:
         self.stopped = False
         """A policy ended the answer."""
         self.num_tokens = 0
         """Tokens read so far."""
         self._chain = chain
         self._lost = lost
-        self._coverage = Coverage()
+        self._coverage = TokenAlignment()
         self._fed = 0
         self._up_to = 0
         self._changed: list[Range] = []
-        self._ready: list[SaidToken] = []
+        self._ready: list[OutputToken] = []
         self._delivered: list[str] = []
         self._unsaid = 0
         self._first = True
@@ -142,7 +142,7 @@ class Contract:
             self._fed += len(text)
         return pieces
 
-    def _follow(self, said: Sequence[SaidToken], outcome: Outcome, *, ended: bool) -> None:
+    def _follow(self, said: Sequence[OutputToken], outcome: Outcome, *, ended: bool) -> None:
         """Find the tokens that are decided now."""
         self._up_to = max([self._up_to, *(piece.end for piece in outcome.pieces)])
         self._changed += [(piece.start, piece.end) for piece in outcome.pieces if not piece.verbatim]
@@ -176,7 +176,7 @@ class Contract:
             delivered=delivered,
         )
 
-    def _lose(self, tokens: Iterable[SaidToken], reason: LossReason) -> None:
+    def _lose(self, tokens: Iterable[OutputToken], reason: LossReason) -> None:
         for token in tokens:
             if token.by:
                 self._lost[token.by, reason] += 1

@@ -1,15 +1,16 @@
 """Delivery accounting: how many accepted draft tokens reach the client, and why the others do not."""
 
-from collections import Counter
+from collections import Counter as Tally
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+from prometheus_client import CollectorRegistry, Counter
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.output.contract import Lost
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
 from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
-from prolepsis.telemetry.contract import ContractMetrics
 from prolepsis.web.feature import Feature
 
 
@@ -19,9 +20,9 @@ class Delivery:
 
     whole: bool = False
     """The answer goes out at its end, or not at all."""
-    delivered: Counter[str] = field(default_factory=Counter)
-    lost: Lost = field(default_factory=Counter)
-    emitted: Counter[str] = field(default_factory=Counter)
+    delivered: Tally[str] = field(default_factory=Tally)
+    lost: Lost = field(default_factory=Tally)
+    emitted: Tally[str] = field(default_factory=Tally)
     """From the engine's events, for requests whose last event never comes."""
 
     def see(self, event: Tokens) -> None:
@@ -44,7 +45,7 @@ class Delivery:
             return stats
         counts = {name: _with_emitted(stats.proposers.get(name), number) for name, number in self.emitted.items()}
         counts = {**stats.proposers, **counts}
-        lost: Counter[LossReason] = Counter()
+        lost: Tally[LossReason] = Tally()
         for (_, reason), number in self.lost.items():
             lost[reason] += number
         lost["ended"] = sum(count.num_cut for count in counts.values())
@@ -76,7 +77,20 @@ class DeliveryCounts:
 
     verified: int = 0
     delivered: int = 0
-    lost: Counter[LossReason] = field(default_factory=Counter)
+    lost: Tally[LossReason] = field(default_factory=Tally)
+
+
+class DeliveryMetrics:
+    """By proposer and traffic class, of which there are few."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            labels = ("proposer", "traffic_class", *labels)
+            return Counter(f"prolepsis_delivery_{name}_tokens", text, labels, registry=registry)
+
+        self.verified = counter("verified", "Draft tokens that verification accepted")
+        self.delivered = counter("delivered", "Of these, those that reached the client")
+        self.lost = counter("lost", "Of these, those that did not", "reason")
 
 
 class DeliveryFeature(Feature):
@@ -84,8 +98,8 @@ class DeliveryFeature(Feature):
 
     name = "delivery"
 
-    def __init__(self, metrics: ContractMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._metrics = DeliveryMetrics(registry)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
 
     @property

@@ -6,9 +6,8 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prolepsis.api.output.chain import FAULTS, Workers
+from prolepsis.api.output.chain import FAULTS, OutputMetrics, Workers
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Reader, Rewrite, hold_back, rewrite, stop
-from prolepsis.telemetry.contract import ContractMetrics
 from tests.api.output.policies import Look, Says, loaded, tell
 
 TEXT = "Grüße! the key is SECRET1234, and 👋 SECRETS are kept. END of it"
@@ -160,7 +159,7 @@ assert set(FAULTY) == set(FAULTS)
 @pytest.mark.parametrize("kind", FAULTY)
 def test_a_fault_takes_the_policy_out_or_ends_the_answer(kind: str, fails_open: bool) -> None:
     look, inline, before = FAULTY[kind]
-    metrics = ContractMetrics(registry := CollectorRegistry())
+    metrics = OutputMetrics(registry := CollectorRegistry())
     policy = loaded(Says(look, inline=inline), fails_open=fails_open, timeout_s=0.8, max_held=2)
     told = tell("abcxyz and so on", policy, metrics=metrics)
     if fails_open:

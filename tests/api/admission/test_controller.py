@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -53,12 +54,12 @@ async def test_no_more_than_the_places_are_in_the_engine(house: House) -> None:
     engine = FakeEngine(hold_after=0)
     async with house.open(engine, ServerConfig(max_in_engine=3)) as http:
         tasks = [ask(http) for _ in range(6)]
-        await until(lambda: house.app.state.gate.num_waiting == 3)
+        await until(lambda: house.app.state.admission.num_waiting == 3)
         assert len(engine.requests) == 3
         large = ask(http, n=100)  # more samples than places: alone, and not never
         await end_all(engine, [*tasks, large])
         assert len(engine.requests) == 7
-        assert house.app.state.gate.num_inside == 0
+        assert house.app.state.admission.num_inside == 0
 
 
 async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
@@ -66,7 +67,7 @@ async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
     engine = FakeEngine(hold_after=0)
     config = ServerConfig(max_in_engine=1, max_queued=3, max_queued_per_tenant=2)
     async with house.open(engine, config) as http:
-        gate = house.app.state.gate
+        gate = house.app.state.admission
         tasks = [ask(http, ann)]
         await until(lambda: engine.requests)
         for number, key in enumerate((ann, ann, bob), 1):
@@ -99,7 +100,7 @@ async def test_who_is_refused_has_nothing_tokenised(house: House, monkeypatch: p
         assert (await ask(http, key)).status_code == 200
         assert len(texts) == 1
         assert (await ask(http, key, stream=True)).status_code == 429
-        house.app.state.gate.drain()
+        house.app.state.admission.drain()
         assert (await http.post("/v1/chat/completions", json=chat, headers=bearer(key))).status_code == 503
     assert len(texts) == 1
     assert (house.refused("rate_limited"), house.refused("draining")) == (1, 1)
@@ -108,7 +109,7 @@ async def test_who_is_refused_has_nothing_tokenised(house: House, monkeypatch: p
 async def test_a_client_that_leaves_the_queue_leaves_no_trace(house: House) -> None:
     engine = FakeEngine(hold_after=0)
     async with house.open(engine, ONE_PLACE) as http:
-        gate = house.app.state.gate
+        gate = house.app.state.admission
         first = ask(http)
         await until(lambda: engine.requests)
         waiting = [ask(http, stream=bool(i % 2)) for i in range(4)]
@@ -179,7 +180,7 @@ async def test_tokenizing_is_a_request_of_no_tokens(house: House) -> None:
         for path, body in bodies:
             refused = await http.post(path, json=body, headers=bearer(key))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        house.app.state.gate.drain()
+        house.app.state.admission.drain()
         for path, body in bodies:
             refused = await http.post(path, json=body, headers=bearer(key))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
@@ -218,7 +219,7 @@ async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(hou
 async def test_a_draining_server_takes_nothing_new_and_ends_what_it_has(house: House) -> None:
     engine = FakeEngine(hold_after=0)
     async with house.open(engine, ONE_PLACE) as http:
-        gate = house.app.state.gate
+        gate = house.app.state.admission
         running = ask(http)
         await until(lambda: engine.requests)
         waiting = ask(http)
@@ -241,7 +242,9 @@ class Bare:
 
     def __init__(self, config: ServerConfig) -> None:
         self.clock, self.metrics, self.engine = Clock(), Metrics(), FakeEngine()
-        self.gate = AdmissionController(config, self.engine, self.metrics.door, SpecPlan(version=5), self.clock)
+        self.gate = AdmissionController(
+            config, self.engine, AdmissionMetrics(self.metrics.registry), SpecPlan(version=5), self.clock
+        )
 
     def caller(self, tenant: str = "t", tier: str = "standard") -> Caller:
         return Caller("k", tenant, frozenset({"client"}), tier)
@@ -277,7 +280,7 @@ async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
     seen = []
     for _ in range(9):
         bare.gate.tick()
-        seen.append(bare.gate.overload.rung)
+        seen.append(bare.gate.overload.level)
         bare.clock.now += 1
     assert seen == [0, 1, 2, 2, 3, 3, 3, 3, 4]
     assert [(plan.num_speculative_tokens, plan.reason) for plan in bare.engine.plans] == [
@@ -287,35 +290,35 @@ async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
         (0, "overload_low_refused"),
     ]
     assert [plan.version for plan in bare.engine.plans] == [6, 7, 8, 9]
-    assert bare.sample("shed_rung") == 4
-    assert bare.sample("shed_changes_total", rung="low_refused", direction="up") == 1
-    assert bare.sample("door_queued_requests", tier="batch") == 1
+    assert bare.sample("shed_level") == 4
+    assert bare.sample("shed_changes_total", level="low_refused", direction="up") == 1
+    assert bare.sample("admission_queued_requests", tier="batch") == 1
     for tier in ("economy", "batch"):
         with pytest.raises(Exception, match="overloaded") as caught:
             async with bare.inside(bare.caller("x", tier)):
                 pass
         assert caught.value.status == 503  # type: ignore[attr-defined]
         assert "retry-after" in caught.value.headers  # type: ignore[attr-defined]
-    assert bare.sample("door_refused_total", reason="shed") == 2
+    assert bare.sample("admission_refused_total", reason="shed") == 2
 
     leave.set()  # the standard request runs, batch is held
     await tasks[0]
     bare.gate.tick()
-    assert (bare.gate.num_waiting, bare.gate.overload.rung) == (1, 4)
+    assert (bare.gate.num_waiting, bare.gate.overload.level) == (1, 4)
     later.set()
     await tasks[1]
     bare.gate.tick()
     assert bare.gate.num_waiting == 1, "batch waits although there is room"
-    rungs = []
+    levels = []
     for _ in range(14):
         bare.clock.now += 1
         bare.gate.tick()
-        rungs.append(bare.gate.overload.rung)
+        levels.append(bare.gate.overload.level)
         await asyncio.sleep(0)
-    assert rungs == [4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert levels == [4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
     await tasks[2]
     assert bare.engine.plans[-1] == SpecPlan(version=13)
-    assert bare.sample("shed_rung") == 0
+    assert bare.sample("shed_level") == 0
 
 
 async def test_batch_work_that_waits_is_no_overload() -> None:
@@ -323,7 +326,7 @@ async def test_batch_work_that_waits_is_no_overload() -> None:
     tasks = await started(*(bare.stay(bare.caller("b", "batch"), leave) for _ in range(3)))
     bare.clock.now += 100
     bare.gate.tick()
-    assert bare.gate.overload.rung == 0
+    assert bare.gate.overload.level == 0
     leave.set()
     await asyncio.gather(*tasks)
 
@@ -342,7 +345,7 @@ async def test_waiting_batch_work_locks_nobody_out() -> None:
     for _ in range(6):
         bare.clock.now += 1
         bare.gate.tick()
-    assert bare.gate.overload.rung == 3
+    assert bare.gate.overload.level == 3
     now.set()
     async with asyncio.timeout(5):
         await asyncio.gather(tasks[0], *tasks[3:])

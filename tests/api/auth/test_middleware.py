@@ -4,15 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.stream import ClientDisconnected, EventStream, Json
 from prolepsis.core.config import ServerConfig
-from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import ROLES
 from prolepsis.web.routes import (
     ANY_ROLE,
@@ -243,7 +244,8 @@ def guard(app: Callable[..., object], config: ServerConfig | None = None) -> Aut
     async def models() -> None:
         """Not reached: `app` stands behind the guard."""
 
-    return AuthMiddleware(app, Keys(None), config or ServerConfig(), Metrics().door, routes.all)  # type: ignore[arg-type]
+    metrics = AdmissionMetrics(CollectorRegistry())
+    return AuthMiddleware(app, Keys(None), config or ServerConfig(), metrics, routes.all)  # type: ignore[arg-type]
 
 
 async def test_web_sockets_are_closed() -> None:

@@ -1,0 +1,1 @@
+from tests.api.admission.conftest import house as house
