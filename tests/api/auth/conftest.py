@@ -1,1 +1,3 @@
-from tests.api.admission.conftest import house as house
+from tests.api.admission.conftest import house
+
+__all__ = ["house"]
