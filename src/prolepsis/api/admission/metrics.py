@@ -31,7 +31,7 @@ class AdmissionMetrics:
             registry=registry,
         )
         self.level = gauge("shed_level", "Level of load shedding: 0 calm to 4 low tiers refused")
-        self.level_changes = counter("shed_changes", "Changes of the level", "rung", "direction")
+        self.level_changes = counter("shed_changes", "Changes of the level", "level", "direction")
         self.cache = counter(
             "response_cache_requests", "Deterministic requests looked up in the response cache", "result"
         )
