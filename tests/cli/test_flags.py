@@ -79,7 +79,7 @@ def test_what_print_config_shows_is_a_configuration_file(app: typer.Typer, tmp_p
 def test_a_misspelt_variable_is_warned_of(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, [], env={"PROLEPSIS_THREDS": "2"})
     assert result.exit_code == 0
-    assert "PROLEPSIS_THREDS sets nothing; did you mean PROLEPSIS_THREADS?" in result.stderr
+    assert "PROLEPSIS_THREDS has no effect; did you mean PROLEPSIS_THREADS?" in result.stderr
 
 
 def test_commands_of_few_flags_read_the_same_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ async def test_each_request_has_an_id_of_its_own() -> None:
         (["hi", "--stop", ""], "error: stop holds an empty string; allowed: non-empty strings"),
         ([""], "error: the prompt is empty; allowed: some text"),
         (["hi", "--prediction", "no/such/file"], "error: no/such/file cannot be read as UTF-8 text"),
-        (["hi", "--forward", "fast"], "error: --forward is 'fast': input should be"),
+        (["hi", "--forward", "fast"], "error: --forward is 'fast'; allowed: auto, native, lean, transformers"),
     ],
 )
 def test_bad_input_is_refused_before_a_model_is_loaded(arguments: list[str], message: str) -> None:

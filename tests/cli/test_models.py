@@ -116,7 +116,7 @@ def test_a_head_is_imported_listed_shown_exported_and_removed(root: Path, head: 
     imported = run(root, "import", str(head), "--as", "mine")
     assert imported.exit_code == 0, imported.stderr
     assert "mine@1 is in" in imported.stdout
-    assert "fits tiny (by its sizes; which weights it is for, it does not say)" in imported.stderr
+    assert "fits tiny (by its sizes; it does not name its target's weights)" in imported.stderr
     (listed,) = json.loads(run(root, "list", "--json").stdout)["drafters"]
     shown = json.loads(run(root, "show", "mine@1", "--json").stdout)
     assert listed == shown

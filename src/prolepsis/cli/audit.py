@@ -1,4 +1,4 @@
-"""The audit log where it is not a store: in an export, or behind a running server."""
+"""`prolepsis audit`: verify, show, export and replay the audit log of a store, of an export or of a running server."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ _PAGE = 500
 
 
 class RemoteLog:
-    """Asks a server for entries; raises as `ask` does."""
+    """Reads entries from a server; raises the errors of `ask`."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
@@ -42,7 +42,7 @@ class RemoteLog:
 
     @property
     def head(self) -> Anchor:
-        """The end of the chain when this was first asked; entries are read up to it."""
+        """The end of the chain at the first request; entries are read up to it."""
         if self._head is None:
             self._head = parse_anchor(self._ask(last=1)["head"])
         return self._head
@@ -52,7 +52,7 @@ class RemoteLog:
         return [_parsed(entry) for entry in found]
 
     def entries(self, after: int = 0) -> Iterator[AuditEntry]:
-        """Yield entries in their order, from the one after number `after` on."""
+        """Yield entries in order, beginning after number `after`."""
         while after < self.head.seq:
             page = [_parsed(entry) for entry in self._ask(last=_PAGE, after=after)["entries"]]
             yield from (entry for entry in page if entry.seq <= self.head.seq)
@@ -66,7 +66,7 @@ class RemoteLog:
 
 
 def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
-    """Yield the entries of an export; raises `ConfigError` naming the line that is none."""
+    """Yield the entries of an export; raises `ConfigError` that names a line without an entry."""
     for number, line in enumerate(lines, 1):
         try:
             yield _parsed(json.loads(line))
@@ -79,11 +79,11 @@ def _parsed(fields: Mapping[str, Any]) -> AuditEntry:
     return AuditEntry(**{**fields, "details": details, "erases": tuple(fields["erases"])})
 
 
-app = command_group("Verify, show and export the audit log, and decode its requests again.")
+app = command_group("Verify, show, export and replay the audit log.")
 
-ServerUrl = Annotated[str | None, typer.Option("--url", help="of a running server, in place of the store")]
+ServerUrl = Annotated[str | None, typer.Option("--url", help="address of a running server, instead of the store")]
 REPLAY_TIMEOUT_S = 90.0
-"""More than a server lets a replay take."""
+"""Longer than a replay may take on a server."""
 _FAULTS_SHOWN = 20
 
 
@@ -92,22 +92,20 @@ def verify(
     *,
     anchor: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER:DIGEST", help="a head that was printed before: what led to it must still be there"
-        ),
+        typer.Option(metavar="NUMBER:DIGEST", help="a head that was printed earlier: the chain must still contain it"),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="an export, in place of the store", exists=True, dir_okay=False)
+        Path | None, typer.Option(metavar="FILE", help="an export, instead of the store", exists=True, dir_okay=False)
     ] = None,
     store: StoreOption = None,
     url: ServerUrl = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every entry of the chain; status 1 where it is not what was written.
+    """Verify every entry of the chain; exit status 1 if an entry was changed.
 
-    Note the head down somewhere else, and give it as --anchor the next time: who can write the whole store can write a
-    whole chain.
+    Keep the printed head in another place and pass it as --anchor the next time: an attacker who can write the whole
+    store can also write a whole chain.
     """
     noted = parse_anchor(anchor) if anchor else None
     if file is not None:
@@ -127,15 +125,15 @@ def verify(
 @app.command(epilog=EPILOG)
 def show(
     *,
-    last: Annotated[int, typer.Option(min=1, help="how many of the newest entries")] = 20,
-    action: Annotated[str | None, typer.Option(help="only of this kind, such as policy.reloaded")] = None,
-    tenant: Annotated[str | None, typer.Option(help="only about this tenant")] = None,
+    last: Annotated[int, typer.Option(min=1, help="number of the newest entries")] = 20,
+    action: Annotated[str | None, typer.Option(help="only entries with this action, e.g. policy.reloaded")] = None,
+    tenant: Annotated[str | None, typer.Option(help="only entries about this tenant")] = None,
     store: StoreOption = None,
     url: ServerUrl = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the newest entries, the oldest of them first."""
+    """Show the newest entries, oldest first."""
     if url is not None:
         entries = RemoteLog(url, key).newest(last, action=action, tenant=tenant)
     else:
@@ -156,7 +154,7 @@ def export(
     url: ServerUrl = None,
     key: Key = None,
 ) -> None:
-    """Write entries as JSON, one a line; a whole export can be verified without the store."""
+    """Write entries as JSON lines; a complete export can be verified without the store."""
     if url is not None:
         _write_to(output, RemoteLog(url, key).entries(after))
         return
@@ -167,18 +165,18 @@ def export(
 @app.command(epilog=EPILOG)
 def replay(
     context: typer.Context,
-    entry: Annotated[str, typer.Argument(metavar="ID", help="number of an entry, or the request's id")],
+    entry: Annotated[str, typer.Argument(metavar="ID", help="number of an entry, or the id of a request")],
     *,
     store: StoreOption = None,
     url: ServerUrl = None,
     key: Key = None,
-    model: Annotated[str | None, typer.Option(help="to replay with here; default: as `serve` would use")] = None,
+    model: Annotated[str | None, typer.Option(help="model for a replay here; default: the configured model")] = None,
     any_model: Annotated[
-        bool, typer.Option("--any-model", help="replay here with another model or forward than recorded too")
+        bool, typer.Option("--any-model", help="replay here even with another model or forward than recorded")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Decode a recorded request again without speculation, here or by the server at --url; status 1 on a difference."""
+    """Replay a recorded request without speculation, here or on the server at --url; exit status 1 on a difference."""
     if url is not None:
         document = ask(url, key, "POST", f"/admin/audit/{quote(entry, safe='')}/replay", timeout_s=REPLAY_TIMEOUT_S)
     else:

@@ -1,4 +1,4 @@
-"""Where settings come from: flag > environment (PROLEPSIS_<FIELD>) > file > default; nothing unknown is let through."""
+"""Settings from flag > environment (PROLEPSIS_<FIELD>) > file > default; unknown keys are refused."""
 
 import difflib
 import types
@@ -28,16 +28,16 @@ SECTIONS: tuple[type[BaseModel], ...] = (EngineConfig, ServerConfig)
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value somebody gave for a field, and where."""
+    """The value given for a field, and its origin."""
 
     value: object
     origin: str
-    """As error messages name it: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'."""
+    """As in error messages: '--port', 'PROLEPSIS_PORT', 'port in prolepsis.yaml'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configuration in effect and the origin of every value that is no default."""
+    """The configuration in effect and the origin of every value that is not a default."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -53,7 +53,7 @@ def load_settings(
     file: Path | None = None,
     directory: Path = Path(),
 ) -> Settings:
-    """Merge the sources; `file` None means ./prolepsis.yaml of `directory` where there is one.
+    """Merge the sources; `file` None means ./prolepsis.yaml of `directory`, if it exists.
 
     Raises `ConfigError` that names the origin, the value given and what is allowed.
     """
@@ -85,7 +85,7 @@ def environment_name(field: str) -> str:
 def misspelt_variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield (variable, the name it nearly has) for variables of our prefix that set nothing.
 
-    They are warned of, not refused: an orchestrator may define variables of this prefix for reasons of its own.
+    They cause warnings only: an orchestrator may define variables of this prefix for other purposes.
     """
     known = [environment_name(name) for name in field_names()]
     for variable in sorted(environment):
@@ -139,7 +139,7 @@ def _section(section: type[Section], given: Mapping[str, Given]) -> Section:
 
 
 def _plain(annotation: Any, value: object) -> object:
-    """Return `value` as the field's type expects it, where text or YAML 1.1 spell it otherwise."""
+    """Return `value` in the form that the field's type expects, from text or YAML 1.1."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal and isinstance(value, bool):  # YAML reads on and off as booleans
         return "on" if value else "off"
@@ -156,5 +156,5 @@ def _plain(annotation: Any, value: object) -> object:
 
 
 def listed(text: str) -> list[str]:
-    """Return the words of a comma-separated flag or variable."""
+    """Return the parts of a comma-separated flag or variable."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""Starts an engine for a command: fetches a known model that is missing, builds, and closes at the end."""
+"""Starts an engine for a command: downloads a missing known model, builds the engine, and closes it at the end."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,7 +38,7 @@ def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None)
 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Running]:
-    """Run the configured engine while the block runs, which must be the event loop of all requests."""
+    """Run the configured engine while the block runs; all requests must come from its event loop."""
     quiet_logs()
     ensure_model(settings)
     with stderr().status(f"loading {settings.engine.model}"):

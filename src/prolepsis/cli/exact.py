@@ -33,7 +33,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a run left plain decoding; token None: the run had ended there."""
+    """The first token of a run that differs from plain decoding; None: the run had ended there."""
 
     run: Literal["alone", "mixed"]
     position: int
@@ -47,18 +47,18 @@ class Difference:
 
 
 Classify = Callable[[Sequence[int], SamplingParams, int, tuple[int, int]], "Divergence"]
-"""(context, sampling, output position, (plain token, other token)) -> how the difference is to be read."""
+"""(context, sampling, output position, (plain token, other token)) -> the kind of the difference."""
 
 
 class TextTokenizer(ChatTokenizer, Protocol):
-    """What is needed to read prompts and to show tokens."""
+    """A tokenizer that encodes prompts and shows tokens."""
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the command line asked for."""
+    """The check that the command line describes."""
 
     prompts: tuple[Prompt, ...]
     max_tokens: int
@@ -92,19 +92,19 @@ def exact(
     settings: Settings,
     *,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with id, category, prompt; default: a small set of our own")
+        Path | None, typer.Option(help="JSON lines with id, category and prompt; default: a small set in the package")
     ] = None,
-    categories: Annotated[str, typer.Option(help="of the prompts; by comma; default: all")] = "",
-    max_tokens: Annotated[int, typer.Option(help="longest answer")] = 128,
-    temperature: Annotated[float, typer.Option(help="of the sampled requests")] = 0.8,
-    seed: Annotated[int, typer.Option(help="of the first sampled request; the others count on from it")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="requests in flight in the mixed run")] = 8,
+    categories: Annotated[str, typer.Option(help="use only prompts of these categories, comma-separated")] = "",
+    max_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 128,
+    temperature: Annotated[float, typer.Option(help="temperature of the sampled requests")] = 0.8,
+    seed: Annotated[int, typer.Option(help="seed of the first sampled request; each further request adds 1")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests in flight in the run with batches")] = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Prove on your own prompts that speculation changes nothing: every request greedy and sampled, three times.
+    """Check on your own prompts that speculation changes no token; exit status 1 if any token differs.
 
-    Plainly and alone; speculated and alone; speculated in batches with the others, some of them plain. Exits with 1
-    where any token differs.
+    Every prompt is decoded greedily and with sampling, three times each: without speculation, with speculation, and
+    with speculation in batches that also hold requests without.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     params.validate(vocab_size=1)
@@ -194,7 +194,7 @@ def _differences(case: Case, answers: Sequence[Answer], classify: Classify | Non
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All cases and what is said of them."""
+    """All cases and the result of their comparison."""
 
     job: Job
     info: EngineInfo
@@ -287,12 +287,12 @@ def _cells(one: Checked) -> list[str]:
     runs = {difference.run for difference in one.differences}
     params = one.case.params
     decoding = "greedy" if params.greedy else f"T={params.temperature:g}, seed {params.seed}"
-    said = ["different" if run in runs else "identical" for run in ("alone", "mixed")]
-    return [one.case.prompt.category, decoding, str(len(one.plain.token_ids)), *said]
+    results = ["different" if run in runs else "identical" for run in ("alone", "mixed")]
+    return [one.case.prompt.category, decoding, str(len(one.plain.token_ids)), *results]
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first position at which the two differ, the end of one being a difference; None where equal."""
+    """Return the first position at which the two differ, also in length; None if they are equal."""
     for i, (a, b) in enumerate(zip(plain, other, strict=False)):
         if a != b:
             return i
@@ -302,7 +302,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 def classifier(model: "TargetModel") -> Classify:
     """Return a classifier of requests without penalties that computes the contested logits once more.
 
-    It has a cache of its own, and may be called only while nothing else runs the model.
+    It has its own cache and may be called only while nothing else runs the model.
     """
 
     def classify(context: Sequence[int], params: SamplingParams, position: int, pair: tuple[int, int]) -> "Divergence":

@@ -1,4 +1,4 @@
-"""Command-line flags made from the fields of configuration sections, so that no flag is spelt twice."""
+"""Command-line flags, generated from the fields of configuration sections."""
 
 import inspect
 import os
@@ -21,12 +21,12 @@ _CONFIG = typer.Option(
     envvar="PROLEPSIS_CONFIG",
     show_envvar=True,
     metavar="FILE",
-    help="configuration file; default: ./prolepsis.yaml where there is one",
+    help="configuration file; default: ./prolepsis.yaml, if it exists",
     rich_help_panel="Configuration",
 )
 _PRINT_CONFIG = typer.Option(
     "--print-config",
-    help="print the configuration in effect, with the origin of each value, and exit",
+    help="print the configuration in effect with the origin of each value, and exit",
     rich_help_panel="Configuration",
 )
 
@@ -54,14 +54,14 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 
 
 def settings_here(**flags: object) -> Settings:
-    """Return the settings of a command that has few flags of its own: environment, ./prolepsis.yaml, defaults."""
+    """Return the settings of a command with few flags: from `flags`, environment, ./prolepsis.yaml and defaults."""
     config = os.environ.get("PROLEPSIS_CONFIG")
     return _settings(flags, Path(config) if config else None)
 
 
 def _settings(flags: Mapping[str, object], config: Path | None) -> Settings:
     for variable, near in misspelt_variables(os.environ):
-        warn(f"environment variable {variable} sets nothing; did you mean {near}?")
+        warn(f"environment variable {variable} has no effect; did you mean {near}?")
     return load_settings(flags, os.environ, config)
 
 

@@ -1,4 +1,4 @@
-"""The acceptance figures of a request, derived from its raw counts."""
+"""The acceptance figures of a request, derived from its counts."""
 
 import asyncio
 import sys
@@ -108,7 +108,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the command line asked for."""
+    """The request that the command line describes."""
 
     prompt: str
     system: str | None
@@ -120,7 +120,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one continuation ended."""
+    """A finished continuation."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -135,12 +135,12 @@ def generate(
     *,
     prompt: Annotated[str, typer.Argument(help="the user's message; '-' reads standard input")] = "-",
     system: Annotated[str | None, typer.Option(help="system message")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="continue the prompt as it is, without the chat template")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="continue the prompt without the chat template")] = False,
     prediction: Annotated[
-        Path | None, typer.Option(help="file with text the answer is likely to repeat", metavar="FILE")
+        Path | None, typer.Option(help="file with text that the answer is likely to repeat", metavar="FILE")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="longest answer", rich_help_panel=_SAMPLING)] = 256,
-    min_tokens: Annotated[int, typer.Option(help="shortest answer", rich_help_panel=_SAMPLING)] = 0,
+    max_tokens: Annotated[int, typer.Option(help="most tokens of the answer", rich_help_panel=_SAMPLING)] = 256,
+    min_tokens: Annotated[int, typer.Option(help="fewest tokens of the answer", rich_help_panel=_SAMPLING)] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy", rich_help_panel=_SAMPLING)] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 keeps all", rich_help_panel=_SAMPLING)] = 0,
     top_p: Annotated[float, typer.Option(help="1 keeps all", rich_help_panel=_SAMPLING)] = 1.0,
@@ -150,16 +150,16 @@ def generate(
     frequency_penalty: Annotated[float, typer.Option(help="0 is none", rich_help_panel=_SAMPLING)] = 0.0,
     seed: Annotated[int, typer.Option(help="the same seed gives the same tokens", rich_help_panel=_SAMPLING)] = 0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="text that ends the answer; may be given again", rich_help_panel=_SAMPLING)
+        list[str] | None, typer.Option(help="text that ends the answer; may be repeated", rich_help_panel=_SAMPLING)
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="go on past the end of sequence", rich_help_panel=_SAMPLING)
+        bool, typer.Option("--ignore-eos", help="continue after the end of sequence", rich_help_panel=_SAMPLING)
     ] = False,
     speculation: Annotated[bool, typer.Option("--speculation/--no-speculation", help="draft tokens or not")] = True,
-    stats: Annotated[bool, typer.Option("--stats", help="print the acceptance figures on standard error")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document at the end instead")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="print times and acceptance on standard error")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON document at the end")] = False,
 ) -> None:
-    """Print the continuation of a prompt as it comes."""
+    """Print the continuation of a prompt while it is generated."""
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -195,9 +195,9 @@ async def _answer(ask: Ask, settings: Settings, show: Callable[[str], None]) -> 
 
 
 async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]) -> Answer:
-    """Ask the engine and hand each piece of text to `show` as it comes.
+    """Generate the answer and pass each piece of text to `show`.
 
-    Raises the request's error where it failed, `EngineError` where it was aborted.
+    Raises the error of a request that fails, `EngineError` for one that is aborted.
     """
     text = TextStream(tokenizer, ask.params.stop, min_tokens=ask.params.min_tokens)
     pieces: list[str] = []

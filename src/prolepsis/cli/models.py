@@ -1,5 +1,6 @@
-"""`prolepsis models`: models, draft heads and draft models of the user's cache directory, in and out."""
+"""`prolepsis models`: models, draft heads and draft models in the cache directory."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prolepsis.cli.config import Settings
-from prolepsis.cli.drafters import COLUMNS, MEGABYTE, TITLE, described, drafters, facts, find_drafter, row
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -23,23 +23,30 @@ from prolepsis.cli.output import (
     stderr,
     stdout,
 )
-from prolepsis.core.errors import InvalidParameter, ModelNotFound
+from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound
 
 if TYPE_CHECKING:
+    from prolepsis.models.draft_models import DraftModelEntry
     from prolepsis.models.files.hub import Progress
     from prolepsis.models.files.store import Manifest, Store
+    from prolepsis.models.heads.registry import HeadEntry
 
-app = command_group("Fetch, list and show models, draft heads and draft models.")
+MEGABYTE = 1e6
+TITLE = "draft heads and draft models (chain of 3: tokens of a step on held-out text)"
+COLUMNS = ("kind", "name", "version", "trained for", "chain of 3", "MB", "from")
+HEAD, DRAFT_MODEL = "head", "draft-model"
 
-Name = Annotated[str | None, typer.Argument(help="known name or hub id (OWNER/NAME); default: the configured model")]
+app = command_group("Download, list, export and import models, draft heads and draft models.")
+
+Name = Annotated[str | None, typer.Argument(help="known name, or hub id (OWNER/NAME); default: the configured model")]
 Directory = Annotated[
-    Path | None, typer.Option("--model-dir", help="where models are kept; default: the user's cache directory")
+    Path | None, typer.Option("--model-dir", help="directory of the models; default: the user's cache directory")
 ]
 
 
 @app.command(epilog=EPILOG)
 def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Fetch a model unless it is here: resumable, checksummed, whole or not at all."""
+    """Download a model if it is not here yet; its checksums are verified."""
     settings = settings_here(model_dir=model_dir)
     store = _store(settings)
     with download_bar() as progress:
@@ -52,17 +59,17 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
 
 @app.command(epilog=EPILOG)
 def export(
-    name: Annotated[str, typer.Argument(help="model as for serve (known name, folder, GGUF file, hub id), or a head")],
-    directory: Annotated[Path, typer.Argument(help="folder to write; it appears whole or not at all")],
+    name: Annotated[str, typer.Argument(help="model (known name, folder, GGUF file or hub id) or draft head")],
+    directory: Annotated[Path, typer.Argument(help="folder to write")],
     verifier: Annotated[
         str | None,
-        typer.Option(help="of a head: folder or hub id of its target, for who loads it; default: its hub id"),
+        typer.Option(help="for a head: folder or hub id of its target model; default: the hub id"),
     ] = None,
     model_dir: Directory = None,
 ) -> None:
-    """Write a model as a folder of bf16 safetensors, or a draft head in the speculators format: others load both.
+    """Write a model as bf16 safetensors, or a draft head in the speculators format, for other software.
 
-    A name that a known model shares with its head is the model's; the head is NAME@VERSION.
+    If a known model and its head share a name, NAME is the model and NAME@VERSION the head.
     """
     from prolepsis.models.files.export import export_model
     from prolepsis.models.files.store import KNOWN, resolve
@@ -84,12 +91,12 @@ def export(
 
 @app.command("import", epilog=EPILOG)
 def import_(
-    folder: Annotated[Path, typer.Argument(help="an EAGLE-3 head in the speculators format")],
-    name: Annotated[str, typer.Option("--as", help="NAME, which takes its next version, or NAME@VERSION")],
+    folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
+    name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
     model_dir: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a draft head from elsewhere and copy it in: whole or not at all."""
+    """Check a draft head from other software and copy it into the model directory."""
     from prolepsis.models.heads.exchange import fitting_models, import_head
 
     quiet_logs()
@@ -97,30 +104,30 @@ def import_(
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
     if as_json:
-        print_json({**described(entry), "fits": fits})
+        print_json({**describe_drafter(entry), "fits": fits})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
-    proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; which weights it is for, it does not say"
+    proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
 
 
 @app.command(epilog=EPILOG)
 def remove(
-    name: Annotated[str, typer.Argument(help="a draft head that was imported: NAME (the newest) or NAME@VERSION")],
+    name: Annotated[str, typer.Argument(help="an imported draft head: NAME (the newest version) or NAME@VERSION")],
     model_dir: Directory = None,
 ) -> None:
-    """Delete a draft head that was brought in."""
+    """Delete an imported draft head."""
     from prolepsis.models.heads.exchange import remove_head
 
     quiet_logs()
     entry = remove_head(name, settings_here(model_dir=model_dir).engine.model_dir)
-    stdout().print(f"{entry.label} is gone from {entry.folder.parent}", soft_wrap=True)
+    stdout().print(f"{entry.label} was deleted from {entry.folder.parent}", soft_wrap=True)
 
 
 @app.command("list", epilog=EPILOG)
 def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """List the models that are here, the names that can be pulled, and what drafts for them."""
+    """List local models, known names that can be pulled, and draft heads and draft models."""
     from prolepsis.models.files.store import KNOWN
 
     quiet_logs()
@@ -130,19 +137,19 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
     if as_json:
         known = [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()]
         models = [_described(store, manifest) for manifest in here.values()]
-        drafting = [described(entry) for entry in entries]
+        drafting = [describe_drafter(entry) for entry in entries]
         print_json({"directory": store.root, "models": models, "known": known, "drafters": drafting})
         return
     rows = [[m.name, f"{m.size / MEGABYTE:.0f}", m.licence or "not stated", m.source] for m in here.values()]
-    rows += [[k.name, "", k.licence, "not here; models pull fetches it"] for k in KNOWN.values() if k.name not in here]
+    rows += [[k.name, "", k.licence, "not here: `models pull`"] for k in KNOWN.values() if k.name not in here]
     print_table(str(store.root), ["model", "MB", "licence", "source"], rows)
     if entries:
-        print_table(TITLE, COLUMNS, [row(entry) for entry in entries])
+        print_table(TITLE, COLUMNS, [drafter_row(entry) for entry in entries])
 
 
 @app.command(epilog=EPILOG)
 def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Show where a model or draft head lies, where it came from, its checksums and how well it drafts."""
+    """Show the path, origin, checksums and acceptance of a model, draft head or draft model."""
     settings = settings_here(model_dir=model_dir)
     store = _store(settings)
     wanted = name or settings.engine.model
@@ -164,9 +171,9 @@ def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: b
         here = ", ".join(dict.fromkeys(names)) or "none"
         raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
     if as_json:
-        print_json(described(entry))
+        print_json(describe_drafter(entry))
     else:
-        print_facts(facts(entry))
+        print_facts(drafter_facts(entry))
 
 
 @contextmanager
@@ -187,12 +194,12 @@ def download_bar() -> Iterator["Progress"]:
 
 
 def ensure_model(settings: Settings) -> None:
-    """Fetch the configured model where it is a known name that is not here yet."""
+    """Download the configured model if it is a known name that is not here yet."""
     from prolepsis.models.files.store import KNOWN
 
     model, store = settings.engine.model, _store(settings)
     if model in KNOWN and not Path(model).exists() and store.show(model) is None:
-        note(f"fetching {model} to {store.root}")
+        note(f"downloading {model} to {store.root}")
         with download_bar() as progress:
             store.pull(model, progress)
 
@@ -205,3 +212,95 @@ def _store(settings: Settings) -> "Store":
 
 def _described(store: "Store", manifest: "Manifest") -> dict[str, object]:
     return {**asdict(manifest), "path": str((store.folder(manifest.name) / manifest.path).resolve())}
+
+
+def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
+    """Return all local heads and draft models."""
+    from prolepsis.models.draft_models import list_draft_models
+    from prolepsis.models.heads.registry import list_heads
+
+    return [*list_heads(root), *list_draft_models(root)]
+
+
+def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry | None":
+    """Return the newest head or draft model called `name`, or exactly NAME@VERSION; None without one."""
+    matching = [entry for entry in drafters(root) if name in (entry.name, f"{entry.name}@{entry.version}")]
+    return matching[-1] if matching else None
+
+
+def drafter_row(entry: "HeadEntry | DraftModelEntry") -> list[str]:
+    """Return the cells of `COLUMNS`."""
+    length = entry.provenance.chain_of_3
+    return [
+        _kind(entry),
+        entry.name,
+        str(entry.version),
+        entry.target or "not stated",
+        "not measured" if length is None else f"{length:.2f}",
+        f"{entry.size / MEGABYTE:.1f}",
+        _origin(entry),
+    ]
+
+
+def describe_drafter(entry: "HeadEntry | DraftModelEntry") -> dict[str, object]:
+    """Return everything known about a head or draft model, as JSON values."""
+    provenance = entry.provenance
+    return {
+        "kind": _kind(entry),
+        "name": entry.name,
+        "version": entry.version,
+        "path": str(entry.folder),
+        "from": _origin(entry),
+        "size": entry.size,
+        "target": entry.target or None,
+        "target_fingerprint": provenance.target_fingerprint or None,
+        "tokenizer_fingerprint": provenance.tokenizer_fingerprint or None,
+        "sha256": provenance.sha256 or None,
+        "checksum": _checksum(entry),
+        "chain_of_3": None if provenance.chain_of_3 is None else round(provenance.chain_of_3, 4),
+        "acceptance": {
+            kind: {"hits": counts.hits, "trials": counts.trials, "chain_of_3": round(counts.length(), 4)}
+            for kind, counts in provenance.acceptance.items()
+        },
+        "training": dict(provenance.training),
+    }
+
+
+def drafter_facts(entry: "HeadEntry | DraftModelEntry") -> list[tuple[str, object]]:
+    """Return the same as (name, text): one for each kind of prompt and each training setting."""
+    plain = {name: value for name, value in describe_drafter(entry).items() if name not in ("acceptance", "training")}
+    length = entry.provenance.chain_of_3
+    plain["chain_of_3"] = "not measured" if length is None else f"{length:.2f} tokens a step"
+    rates = [(f"chain_of_3 {kind}", f"{counts.length():.2f}") for kind, counts in entry.provenance.acceptance.items()]
+    training = [(name, _text(value)) for name, value in entry.provenance.training.items()]
+    return [*plain.items(), *(rate for rate in rates if rate[0] != "chain_of_3 all"), *training]
+
+
+def _kind(entry: "HeadEntry | DraftModelEntry") -> str:
+    from prolepsis.models.heads.registry import HeadEntry
+
+    return HEAD if isinstance(entry, HeadEntry) else DRAFT_MODEL
+
+
+def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
+    from prolepsis.models.heads.registry import HeadEntry
+
+    shipped = isinstance(entry, HeadEntry) and entry.shipped
+    return "shipped" if shipped else entry.provenance.source or "here"
+
+
+def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
+    from prolepsis.models.heads.format import weights_checksum
+
+    recorded = entry.provenance.sha256
+    if not recorded:
+        return "not recorded"
+    try:
+        found = weights_checksum(entry.folder)
+    except ModelLoadError:
+        found = ""
+    return "matches" if found == recorded else "differs: the file is damaged"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

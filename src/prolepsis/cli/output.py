@@ -1,4 +1,4 @@
-"""What commands print and the statuses they exit with: results on stdout, everything else on stderr."""
+"""Output of commands and their exit statuses: results on stdout, everything else on stderr."""
 
 import io
 import json
@@ -36,9 +36,9 @@ EXIT_STATUSES: dict[int, str] = {
     OK: "done",
     FAILED: "a run failed, or a check found a difference",
     BAD_INPUT: "bad input, flags or configuration",
-    NO_MODEL: "the model cannot be had or used",
-    NOT_SERVED: "the address cannot be listened on, or the server failed",
-    NO_MEMORY: "the stated memory budget is too small",
+    NO_MODEL: "the model is not available or not usable",
+    NOT_SERVED: "the address is not available, or the server failed",
+    NO_MEMORY: "the memory budget is too small",
     INTERRUPTED: "interrupted",
 }
 
@@ -81,7 +81,7 @@ def note(message: str) -> None:
 
 
 class _CurrentStderr(io.TextIOBase):
-    """Writes to whatever standard error is when it is written to."""
+    """Writes to the standard error of the moment, which tests replace."""
 
     def write(self, text: str) -> int:
         return sys.stderr.write(text)
@@ -91,7 +91,7 @@ class _CurrentStderr(io.TextIOBase):
 
 
 def quiet_logs() -> None:
-    """Keep log lines below warnings away, and all of them off standard output."""
+    """Log only warnings and errors, on standard error."""
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs("warning", stream=cast(TextIO, _CurrentStderr()))
@@ -108,12 +108,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def stderr_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stderr, beside a result on stdout."""
+    """Print a table on stderr, in addition to a result on stdout."""
     stderr().print(_table(title, columns, rows))
 
 
 def print_facts(facts: Sequence[tuple[str, object]], console: Console | None = None) -> None:
-    """Print one line for each (name, value), never folded, so that paths can be copied; default: on stdout."""
+    """Print one line for each (name, value), never wrapped, so that paths can be copied; default: on stdout."""
     width = max((len(name) for name, _ in facts), default=0)
     for name, value in facts:
         shown = "-" if value is None else escape(str(value))
@@ -137,7 +137,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def show_settings(settings: "Settings") -> None:
-    """Print the configuration in effect as a configuration file may hold it (JSON values are YAML)."""
+    """Print the configuration in effect in the form of a configuration file (JSON values are YAML)."""
     for section in settings.sections():
         for name, value in section.model_dump(mode="json").items():
             print(f"{name}: {json.dumps(value)}  # {settings.origins.get(name, 'default')}")

@@ -131,24 +131,24 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
-    from prolepsis.cli import policy_request as plan_request
+    from prolepsis.cli import policy_request
     from prolepsis.models.files.store import default_sampling
 
     policy = _usable(file)
-    caller = plan_request.sample_caller(tenant, tier, key, role or ["client"])
-    origin = plan_request.Origin(caller, route, plan_request.read_headers(header or ()), _time(at))
-    sample = plan_request.read_sample(
+    caller = policy_request.sample_caller(tenant, tier, key, role or ["client"])
+    origin = policy_request.Origin(caller, route, policy_request.read_headers(header or ()), _time(at))
+    sample = policy_request.read_sample(
         request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id
     )
-    said = plan_request.ask_flags(flags, policy.flag_names, sample.facts) if flags else ()
-    sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in said if one.value)))
+    decisions = policy_request.evaluate_flags(flags, policy.flag_names, sample.facts) if flags else ()
+    sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in decisions if one.value)))
     explanation = explain_request(policy, sample.facts, sample.wish)
     if as_json:
-        print_json(_document(explanation, sample) | {"flags": [asdict(one) for one in said]})
+        print_json(_document(explanation, sample) | {"flags": [asdict(one) for one in decisions]})
         return
     _show_explanation(explanation, sample)
-    if said:
-        rows = [[one.key, _shown(one.value), one.variant or "-", one.reason, one.error] for one in said]
+    if decisions:
+        rows = [[one.key, _shown(one.value), one.variant or "-", one.reason, one.error] for one in decisions]
         print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
     elif policy.flag_names:
         note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")

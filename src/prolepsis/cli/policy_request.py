@@ -33,7 +33,7 @@ _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=Tr
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the sample is said to come from."""
+    """The assumed origin of the sample."""
 
     caller: Caller
     route: str | None
@@ -46,10 +46,10 @@ class Sample:
     facts: RequestFacts
     wish: Wish
     refused: RequestRefused | None
-    """The caller's roles do not allow what the body asks of speculation."""
+    """Why the caller's roles do not allow the body's speculation settings, if they do not."""
 
     def plain_facts(self) -> dict[str, object]:
-        """Return the facts as JSON may hold them; no length asked for is null."""
+        """Return the facts as JSON values; an unlimited length is null."""
         facts = asdict(self.facts) | {"roles": sorted(self.facts.roles), "time": self.facts.time.isoformat()}
         facts |= {"flag": sorted(self.facts.flag)}
         return facts | {"max_tokens": None if math.isinf(self.facts.max_tokens) else self.facts.max_tokens}
@@ -78,7 +78,7 @@ def read_headers(given: Sequence[str]) -> dict[str, str]:
 def read_sample(
     file: Path, origin: Origin, defaults: SamplingDefaults, prompt_tokens: int | None, request_id: str | None
 ) -> Sample:
-    """Return the request in `file` (- reads stdin); raises `ConfigError` that says what is wrong with it."""
+    """Return the request in `file` (- reads standard input); raises `ConfigError` for an invalid one."""
     raw = _bytes(file)
     try:
         route, body = _body(raw, origin.route)
@@ -102,8 +102,8 @@ def read_sample(
     return Sample(facts, wish, refused)
 
 
-def ask_flags(file: Path, names: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
-    """Return what the flags of a file say of the request, as a server asks them; raises `ConfigError`."""
+def evaluate_flags(file: Path, names: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
+    """Return the values of a file's flags for the request, as a server evaluates them; raises `ConfigError`."""
     flags = Flags(FlagFileProvider(file))
     try:
         return asyncio.run(flags.named(names, facts))
@@ -119,7 +119,7 @@ def _bytes(file: Path) -> bytes:
 
 
 def _body(raw: bytes, route: str | None) -> tuple[str, GenerationBody]:
-    """Return the endpoint and the body, that of /v1/responses as the chat it stands for."""
+    """Return the endpoint and the body; a body of /v1/responses is converted to chat."""
     route = route or _route_of(raw)
     if route not in GENERATION_ROUTES:
         raise ConfigError(f"--route is {route!r}; allowed: {', '.join(GENERATION_ROUTES)}", param="route")
@@ -129,7 +129,7 @@ def _body(raw: bytes, route: str | None) -> tuple[str, GenerationBody]:
 
 
 def _route_of(raw: bytes) -> str:
-    """Return the endpoint whose bodies look like this; chat where nothing tells."""
+    """Return the endpoint that the body's fields belong to; chat by default."""
     try:
         fields = json.loads(raw)
     except ValueError:
@@ -139,7 +139,7 @@ def _route_of(raw: bytes) -> str:
 
 
 def _num_prompt_tokens(body: GenerationBody) -> int | None:
-    """Return the length of the longest prompt where prompts are token ids, None for text."""
+    """Return the length of the longest prompt of token ids, None for text."""
     if not isinstance(body, CompletionBody) or any(isinstance(prompt, str) for prompt in body.prompt):
         return None
     return max(map(len, body.prompt))

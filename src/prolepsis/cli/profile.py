@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was found out about a model on this machine."""
+    """The profile of a model on this machine."""
 
     model: str
     forward: str
     fallback: str | None
-    """Why a slower forward than the best for this device runs, or None."""
+    """Why a faster forward for this device does not run, or None."""
     threads: int
     exactness: str
     exactness_reason: str
     default_sampling: SamplingDefaults
     """Of requests that leave sampling parameters out."""
     file: Path
-    """Where the curve is kept; the engine reads it at its next start."""
+    """File of the curve; the engine reads it at its next start."""
     curve: "CostCurve"
 
 
@@ -40,11 +40,11 @@ def profile(
     settings: Settings,
     *,
     keep: Annotated[
-        bool, typer.Option("--keep", help="show the stored cost curve where there is one, in place of measuring")
+        bool, typer.Option("--keep", help="show the stored cost curve instead of measuring a new one")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure and store what a pass costs on this machine; show the forward chosen and the strict self-check."""
+    """Measure and store what a forward pass costs on this machine; show the forward and the self-check."""
     quiet_logs()
     ensure_model(settings)
     found = take_profile(settings.engine, fresh=not keep)
@@ -90,7 +90,7 @@ def show(found: Profile) -> None:
     """Print the facts, then the curve: milliseconds, and times those of the first row count."""
     facts = [("model", found.model), ("forward", found.forward)]
     if found.fallback:
-        facts.append(("not faster, as", found.fallback))
+        facts.append(("no faster forward because", found.fallback))
     facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
     facts.append(("default sampling", _sampling(found.default_sampling)))
     print_facts([*facts, ("cost curve", found.file)])

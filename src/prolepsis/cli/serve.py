@@ -21,10 +21,10 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 @configured(EngineConfig, ServerConfig)
 def serve(
     settings: Settings,
-    log_level: Annotated[LogLevel, typer.Option(help="least severe log lines shown")] = "info",
-    log_json: Annotated[bool, typer.Option("--log-json", help="log lines as JSON for programs")] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="least severity of log lines")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
-    """Serve a model over HTTP, in OpenAI's shape, until interrupted."""
+    """Serve a model over HTTP with OpenAI's API until interrupted."""
     from prolepsis.api import run
     from prolepsis.cli.engine import start_engine
     from prolepsis.cli.models import ensure_model

@@ -1,4 +1,4 @@
-"""The store that commands work on: the configured one, or the one they are given."""
+"""`prolepsis store`: the database of request records, policies, rollouts and the audit log."""
 
 import os
 import time
@@ -23,16 +23,16 @@ from prolepsis.store.migrate import upgrade as upgrade_schema
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="sqlite:///FILE or postgresql://...; default: as `serve` would use"),
+    typer.Option("--store", metavar="URL", help="sqlite:///FILE or postgresql://...; default: the configured store"),
 ]
 
 
 @contextmanager
 def configured_database(given: str | None) -> Iterator[Database]:
-    """Hold the database that is meant, whatever its schema; raises `ConfigError` where that is none."""
+    """Open the database with any schema; raises `ConfigError` if none is configured."""
     url = store_url(settings_here(store=given).server.store)
     if url is None:
-        raise ConfigError("store is none; name one with --store", param="store")
+        raise ConfigError("no store is configured (store is none); name one with --store", param="store")
     database = Database(url)
     try:
         yield database
@@ -42,25 +42,25 @@ def configured_database(given: str | None) -> Iterator[Database]:
 
 @contextmanager
 def ready_database(given: str | None) -> Iterator[Database]:
-    """Hold the database that is meant; raises `ConfigError` where it lacks the schema of this version."""
+    """Open the database; raises `ConfigError` unless it has the schema of this version."""
     with configured_database(given) as database:
         found = revision(database)
         if found is None:
-            raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` makes it", param="store")
+            raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` creates it", param="store")
         if found != newest_revision():
-            message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` renews it"
+            message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` upgrades it"
             raise ConfigError(message, param="store")
         yield database
 
 
-app = command_group("Look after the store of records, policies and the audit log.")
+app = command_group("Maintain the database of request records, policies, rollouts and the audit log.")
 
 _DAY_S = 86400.0
 
 
 @app.command(epilog=EPILOG)
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Show where the store is, its schema and what it holds."""
+    """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
         found = revision(database)
         facts: dict[str, object] = {"store": database.name, "schema": found, "newest schema": newest_revision()}
@@ -74,7 +74,7 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog=EPILOG)
 def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Make the store, or bring its schema to this version's; `serve` does that too."""
+    """Create the store, or upgrade its schema to this version; `serve` does so too."""
     with configured_database(store) as database:
         before = revision(database)
         upgrade_schema(database)
@@ -83,11 +83,11 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog=EPILOG)
 def prune(
-    days: Annotated[float, typer.Option(min=0, help="delete request records that ended longer ago")],
+    days: Annotated[float, typer.Option(min=0, help="delete records of requests that ended longer ago")],
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete old request records; the audit log stays whole."""
+    """Delete old request records; the audit log stays complete."""
     with ready_database(store) as database:
         number = records.prune(database, time.time() - days * _DAY_S)
         with database.write() as connection:
@@ -98,11 +98,11 @@ def prune(
 
 @app.command("forget-tenant", epilog=EPILOG)
 def forget(
-    tenant: Annotated[str, typer.Argument(help="as its keys name it")],
+    tenant: Annotated[str, typer.Argument(help="name of the tenant, as in its keys")],
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a tenant's request records and erase what the audit log tells about it; the chain still verifies."""
+    """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies."""
     with ready_database(store) as database:
         forgotten = forget_tenant(database, tenant, _actor())
     facts: dict[str, object] = {

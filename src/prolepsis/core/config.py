@@ -1,4 +1,4 @@
-"""How an engine is set up. What may change while serving is not here: it is a `SpecPlan`."""
+"""The configuration of engine and server. Values that may change while serving are in `SpecPlan` instead."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_valida
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD = "draft_head"
-"""The proposer whose weights are exchanged while serving."""
+"""The proposer whose weights can be swapped while serving."""
 PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", DRAFT_HEAD, "early_exit")
-"""Every proposer there is; which of them are loaded is said by `EngineConfig.proposers`."""
+"""All proposers; `EngineConfig.proposers` names those that are loaded."""
 
 
 class EngineConfig(BaseModel):
-    """All that an engine is built from; every field has a flag, an environment variable and a file key of its name."""
+    """The settings of an engine; every field has a flag, an environment variable and a file key of its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,49 +23,49 @@ class EngineConfig(BaseModel):
         default=None, description="where models are kept; default: the user's cache directory"
     )
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
-        default="auto", description="which forward runs the model"
+        default="auto", description="implementation that runs the model"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of a pass; default: all cores")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")
     max_model_len: int | None = Field(
-        default=None, ge=1, description="longest prompt plus answer; default: the model's own limit"
+        default=None, ge=1, description="most tokens of prompt and answer together; default: the model's limit"
     )
-    kv_memory: str = Field(default="768MiB", description="memory for KV pages, e.g. 768MiB or 2GiB")
-    max_requests: int = Field(default=64, ge=1, description="samples that run at once")
+    kv_memory: str = Field(default="768MiB", description="memory of the KV cache, e.g. 768MiB or 2GiB")
+    max_requests: int = Field(default=64, ge=1, description="sequences that run at once")
     max_step_tokens: int = Field(
-        default=512, ge=16, description="tokens of one step over all requests (prefill chunks and drafts)"
+        default=512, ge=16, description="most tokens of one step over all requests, prefill chunks and drafts included"
     )
-    prefix_cache: bool = Field(default=True, description="reuse KV of equal prompt prefixes within a tenant scope")
+    prefix_cache: bool = Field(default=True, description="reuse the KV cache of equal prompt prefixes within a tenant")
     strict: Literal["auto", "on", "off"] = Field(
-        default="auto", description="bitwise equality with plain decoding; auto: where the self-check proves it"
+        default="auto", description="bitwise equality with plain decoding; auto: if the self-check proves it"
     )
     proposers: tuple[str, ...] = Field(
         default=("grammar", "suffix", "prompt_lookup", "prediction"), description="proposers to load"
     )
-    draft_model: str | None = Field(default=None, description="model of the draft_model proposer")
+    draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
     draft_head: str = Field(
         default="auto", description="draft head: auto (one trained for this model, if any), none, a name or a folder"
     )
     early_exit_layer: int | None = Field(
         default=None,
         ge=1,
-        description="layers of the model that the early_exit proposer drafts with",
+        description="number of first layers that the early_exit proposer drafts with",
     )
     num_speculative_tokens: int = Field(
-        default=16, ge=0, description="ceiling on drafted tokens a step; 0 turns speculation off"
+        default=16, ge=0, description="most draft tokens of a step; 0 turns speculation off"
     )
     shadow_cost: float = Field(
         default=0.01,
         ge=0,
         le=1,
-        description="time that drafting in shadow may take, as a share of the model's; requests beyond are put off; 0: "
-        "all of them, 1: none",
+        description="most time of drafting in shadow mode, as a share of the model's time; 0 disables shadow mode, 1 "
+        "does not limit it",
     )
     default_sampling: Literal["model", "openai"] = Field(
         default="model",
         description="sampling parameters that a client leaves out: those the model's makers recommend, or OpenAI's",
     )
-    suffix_memory: str = Field(default="64MiB", description="memory bound of the shared suffix index")
+    suffix_memory: str = Field(default="64MiB", description="most memory of the shared suffix index")
 
 
 def without_password(url: str) -> str:
@@ -74,23 +74,23 @@ def without_password(url: str) -> str:
 
 
 class ServerConfig(BaseModel):
-    """How the HTTP room is set up; every field has a flag, an environment variable and a file key of its name."""
+    """The settings of the HTTP server; every field has a flag, an environment variable and a file key of its name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
     served_model_names: tuple[str, ...] = Field(
-        default=(), description="names clients may use; default: the model's own name"
+        default=(), description="model names that clients may use; default: the model's own name"
     )
     keys_file: Path | None = Field(
-        default=None, description="API keys, as `prolepsis keys` keeps them; default: the user's own"
+        default=None, description="file of API keys, as `prolepsis keys` writes it; default: the user's file"
     )
-    tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); serves https")
+    tls_certificate: Path | None = Field(default=None, description="certificate chain (PEM); turns on HTTPS")
     tls_key: Path | None = Field(default=None, description="private key of the certificate; default: in the same file")
     policy: Path | None = Field(
         default=None,
-        description="policy file: which requests may speculate and how; taken anew when it changes; default: the "
+        description="policy file: which requests may speculate and how; read again when it changes; default: the "
         "version in the store, if there is one",
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
@@ -98,89 +98,90 @@ class ServerConfig(BaseModel):
         description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "
         "in the user's data directory), none, sqlite:///FILE or postgresql://USER@HOST/DATABASE",
     )
-    store_sample: float = Field(default=1.0, ge=0, le=1, description="share of ended requests that are recorded")
-    store_retention_days: float = Field(default=30.0, ge=0, description="days that these records are kept; 0: for good")
+    store_sample: float = Field(default=1.0, ge=0, le=1, description="share of requests that get a record in the store")
+    store_retention_days: float = Field(default=30.0, ge=0, description="days until records are deleted; 0: never")
     audit_sample: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="share of requests whose drafts, verdicts and answers the audit log keeps; a policy's rule may say "
-        "otherwise",
+        description="share of requests whose drafts, verification results and answers enter the audit log; rules of a "
+        "policy may override it",
     )
     audit_content: Literal["digests", "text", "tokens"] = Field(
         default="digests",
-        description="what the audit log keeps of prompts and answers: salted digests; text, redacted; or tokens too, "
-        "where redaction finds nothing, so that `prolepsis audit replay` can decode them again",
+        description="form of prompts and answers in the audit log: salted digests, redacted text, or tokens too if "
+        "redaction finds nothing, so that `prolepsis audit replay` can replay them",
     )
     replay_sample: float = Field(
         default=0.01,
         ge=0,
         le=1,
-        description="share of finished requests that are decoded again without speculation and compared; 0: none",
+        description="share of finished requests that are replayed without speculation and compared; 0: none",
     )
-    replay_queue: int = Field(default=256, ge=1, description="requests that may wait to be decoded again")
+    replay_queue: int = Field(default=256, ge=1, description="most requests that wait for their replay")
     replay_beside: int | None = Field(
         default=None,
         ge=0,
-        description="decode again only beside so many samples, 0: while the engine is idle; default: while it has room",
+        description="replay only while at most so many sequences run; 0: while idle; default: while there is capacity",
     )
     replay_trip_after: int = Field(
         default=0,
         ge=0,
-        description="every so many replays with structural differences turn the kill switch on; 0: never",
+        description="engage the kill switch after every N replays with structural differences; 0: never",
     )
     output_policies: Path | None = Field(
-        default=None, description="file of the policies that every answer passes before its client sees it"
+        default=None, description="file of the output policies that every answer passes before the client gets it"
     )
     flags: Path | None = Field(
-        default=None, description="feature flags in flagd's format, JSON or YAML; taken anew when the file changes"
+        default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"
     )
     flag_provider: str | None = Field(
-        default=None, description="another OpenFeature provider: PACKAGE.MODULE:NAME of what makes it"
+        default=None, description="PACKAGE.MODULE:NAME of a function that returns another OpenFeature provider"
     )
     kill_file: Path | None = Field(
-        default=None, description="where the kill switch is kept; default: kill.json in the user's data directory"
+        default=None, description="file of the kill switch; default: kill.json in the user's data directory"
     )
     breaker: Literal["on", "metrics_only", "off"] = Field(
         default="on",
-        description="leave out a proposer for the traffic classes of requests where it does harm, or say so only",
+        description="circuit breakers disable a proposer for traffic classes where it does harm, or only report it",
     )
     breaker_file: Path | None = Field(
         default=None,
-        description="where breakers set by hand are kept; default: breakers.json in the user's data directory",
+        description="file of manually set breakers; default: breakers.json in the user's data directory",
     )
     breaker_min_acceptance: float = Field(
         default=0.1,
         ge=0,
         le=0.6,
-        description="least share of first drafted tokens that are right; surely below, its breaker opens",
+        description="a breaker opens when the acceptance of first draft tokens is reliably below this",
     )
     prices: Path | None = Field(
-        default=None, description="price book: what an hour of the device costs; taken anew when the file changes"
+        default=None, description="price book: the cost of an hour of the device; read again when the file changes"
     )
     price: str | None = Field(
-        default=None, description="name of the price that counts here; default: the book has only one"
+        default=None, description="name of the price of this server; default: the only one of the book"
     )
     drift: Literal["on", "off"] = Field(
-        default="on", description="watch acceptance of each proposer and traffic class for drift and cliffs"
+        default="on", description="detect drift and sudden falls of acceptance by proposer and traffic class"
     )
     drift_cliff: Literal["alarm", "open_breaker"] = Field(
-        default="alarm", description="what a cliff of acceptance does: say so, or open that proposer's breaker too"
+        default="alarm",
+        description="action on a sudden fall of acceptance: raise an alarm, or also open the proposer's breaker",
     )
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body that is read")
+    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body")
     max_header_bytes: int = Field(
-        default=32 * 2**10, ge=1024, le=2**20, description="largest size of all request headers together"
+        default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )
     max_in_engine: int | None = Field(
-        default=None, ge=1, description="samples let through to the engine at once; default: max_requests"
+        default=None, ge=1, description="sequences admitted to the engine at once; default: max_requests"
     )
-    max_queued: int = Field(default=2048, ge=0, description="requests that may wait before the engine")
-    max_queued_per_tenant: int = Field(default=1024, ge=0, description="requests of one tenant that may wait")
+    max_queued: int = Field(default=2048, ge=0, description="most requests in the queue")
+    max_queued_per_tenant: int = Field(default=1024, ge=0, description="most requests of one tenant in the queue")
     requests_per_minute: dict[str, int] = Field(
-        default_factory=dict, description="by key, tier:NAME, key:ID, tenant or tenant:NAME; default: no limit"
+        default_factory=dict, description="limits by key, tier:NAME, key:ID, tenant or tenant:NAME; default: no limit"
     )
     tokens_per_minute: dict[str, int] = Field(
-        default_factory=dict, description="prompt and answer tokens, by the same names; default: no limit"
+        default_factory=dict, description="limits of prompt and answer tokens, by the same names; default: no limit"
     )
     request_timeout_s: float | None = Field(
         default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
@@ -188,36 +189,38 @@ class ServerConfig(BaseModel):
     max_connections: int | None = Field(
         default=None,
         ge=1,
-        description="connections open at once; default: 4096, or what the limit of open files leaves",
+        description="most open connections; default: 4096, less if the limit of open files is lower",
     )
     header_timeout_s: float = Field(
-        default=10.0, gt=0, description="seconds within which the headers of a request have to arrive"
+        default=10.0, gt=0, description="seconds in which the headers of a request must arrive"
     )
-    upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds within which a body has to arrive")
+    upload_timeout_s: float = Field(default=60.0, gt=0, description="seconds in which a body must arrive")
     write_timeout_s: float = Field(
-        default=60.0, gt=0, description="seconds a client may take none of its answer before the request is aborted"
+        default=60.0,
+        gt=0,
+        description="seconds without progress in sending after which the request is aborted",
     )
     shed_after_s: tuple[float, ...] = Field(
         default=(2.0, 5.0, 10.0, 20.0),
-        description="ages of the queue from which drafts get shorter, speculation stops, batch waits and low tiers are "
-        "refused; none: never",
+        description="seconds in the queue at which drafts get shorter, speculation stops, batch requests wait, and "
+        "low tiers are refused; none: never",
     )
-    shed_hold_s: float = Field(default=5.0, gt=0, description="calm seconds before each of these steps is taken back")
+    shed_hold_s: float = Field(default=5.0, gt=0, description="seconds without overload until a level is left")
     response_cache_bytes: int = Field(
-        default=0, ge=0, description="memory for stored answers of deterministic requests; 0 stores none"
+        default=0, ge=0, description="memory of the response cache for deterministic requests; 0 disables it"
     )
-    response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds that an answer is stored at most")
+    response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds until a cached answer expires")
     shutdown_s: float = Field(
         default=10.0,
         ge=0,
-        description="seconds that requests in flight get to finish after a stop signal; then they are aborted",
+        description="seconds in which requests in flight may finish after a stop signal; then they are aborted",
     )
     count_rejected_prediction_tokens: bool = Field(
         default=True, description="count rejected prediction tokens in usage.completion_tokens, as OpenAI does"
     )
     reasoning: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="show what a model thinks between <think> marks as reasoning; auto: where its template has them",
+        description="return text between <think> marks as reasoning; auto: if the model's template has them",
     )
 
     @field_validator("shed_after_s")

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request of one sample came to; times in seconds, seen from the asking side."""
+    """The answer to a request of one sequence; times in seconds, measured by the client."""
 
     token_ids: tuple[int, ...]
     seconds: float
@@ -26,7 +26,7 @@ class Answer:
 
 
 async def ask(client: EngineClient, request: GenerateRequest) -> Answer:
-    """Return the answer to `request`; raises its error where it failed, `EngineError` where it was aborted."""
+    """Return the answer to `request`; raises the error of a failed request, `EngineError` for an aborted one."""
     started = time.perf_counter()
     tokens: list[int] = []
     first: float | None = None
@@ -45,10 +45,10 @@ async def ask(client: EngineClient, request: GenerateRequest) -> Answer:
 
 async def in_flight(jobs: Sequence[Callable[[], Awaitable[T]]], limit: int) -> list[T]:
     """Run `jobs`, started in order, at most `limit` at once; return their results in order."""
-    gate = asyncio.Semaphore(limit)
+    slots = asyncio.Semaphore(limit)
 
     async def one(job: Callable[[], Awaitable[T]]) -> T:
-        async with gate:
+        async with slots:
             return await job()
 
     tasks = [asyncio.ensure_future(one(job)) for job in jobs]

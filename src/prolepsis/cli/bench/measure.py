@@ -8,7 +8,7 @@ from typing import Protocol
 from prolepsis.cli.bench.prompts import EncodedPrompt
 
 Notify = Callable[[str], None]
-"""Called with a line about what runs now."""
+"""Called with a line about the current step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """What every contender is fed: the same token ids."""
+    """A prompt as token ids, the same for every contender."""
 
     id: str
     category: str
@@ -41,9 +41,9 @@ class ChatTokenizer(Protocol):
 
 
 def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
-    """Read the prompts of `path` (None: the shipped set), those of `categories` only where any are named.
+    """Read the prompts of `path` (None: the shipped set), of `categories` only if there are any.
 
-    Raises `ConfigError` naming the file and line at fault, or the categories there are.
+    Raises `ConfigError` that names the file and line at fault, or the known categories.
     """
     source, name = (path, str(path)) if path else (files("prolepsis") / DEFAULT_PROMPTS, "the shipped prompt set")
     try:
@@ -72,7 +72,9 @@ def _prompt(line: str, where: str) -> Prompt:
         if not isinstance(record.get(key), str) or not record[key]:
             raise ConfigError(f"{where} has no text under {key!r}; needed: id, category, prompt", param="prompts")
     if record["category"] == "all":
-        raise ConfigError(f"{where} has the category 'all', which stands for all of them together", param="prompts")
+        raise ConfigError(
+            f"{where} has the category 'all', which is reserved for all prompts together", param="prompts"
+        )
     return Prompt(record["id"], record["category"], record["prompt"])
 
 

@@ -1,4 +1,4 @@
-"""Where figures come from: commit, command, versions, hardware, seeds."""
+"""The provenance of figures: commit, command, versions, hardware, seeds."""
 
 import os
 import platform
