@@ -18,7 +18,7 @@ from prolepsis.engine.accounting import charge
 from prolepsis.engine.request import open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve
+from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve
 from prolepsis.spec.draft import chain
 
 SAMPLES = (1, 8, 32)
@@ -44,9 +44,9 @@ def microseconds(num_sequences: int, num_nodes: int, steps: int) -> float:
     seconds = []
     for charging in (True, False):
         curve = CostCurve(
-            PROFILE_ROWS,
+            PROFILE_TOKENS,
             PROFILE_CONTEXTS,
-            [[10.0 + 0.1 * size + 0.001 * context for context in PROFILE_CONTEXTS] for size in PROFILE_ROWS],
+            [[10.0 + 0.1 * size + 0.001 * context for context in PROFILE_CONTEXTS] for size in PROFILE_TOKENS],
         )
         started = time.perf_counter()
         for _ in range(steps):

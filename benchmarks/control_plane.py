@@ -299,7 +299,7 @@ async def _set(
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS_IN_SHADOW, ignore_eos=True)
     scope = f"{choice.enabled} {at_once} {number // 100}"  # an index of past outputs for each repeat
     requests = [
-        GenerateRequest(f"{scope} {number} {i}", prompt, params, scope=scope, speculation=choice)
+        GenerateRequest(f"{scope} {number} {i}", prompt, params, cache_salt=scope, speculation=choice)
         for i, prompt in enumerate(prompts)
     ]
     began = time.perf_counter()

@@ -70,7 +70,7 @@ def compare(pair: tuple[Arm, Arm], prompts: Sequence[tuple[int, ...]], at_once: 
         for arm in pair:
             for i, prompt in enumerate(prompts[first : first + at_once], first):
                 source = GenerateRequest(
-                    f"{at_once} {i}", prompt, params, speculation=arm.choice, scope=f"{at_once} {i}"
+                    f"{at_once} {i}", prompt, params, speculation=arm.choice, cache_salt=f"{at_once} {i}"
                 )
                 arm.engine.send(Submit(source, arm.engine.clock()))
         number = 0

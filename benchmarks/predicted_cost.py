@@ -38,7 +38,7 @@ async def one_round(
 
     def request(name: str, prompt: tuple[int, ...], *, on: bool) -> GenerateRequest:
         name, choice = f"{concurrency} {seed} {name} {on}", SpeculationChoice("auto" if on else "off")
-        return GenerateRequest(name, prompt, params, scope=f"{concurrency} {seed} {on}", speculation=choice)
+        return GenerateRequest(name, prompt, params, cache_salt=f"{concurrency} {seed} {on}", speculation=choice)
 
     requests = [request(str(i), prompt, on=on) for i, prompt in enumerate(prompts) for on in (True, False)]
     random.Random(seed).shuffle(requests)

@@ -21,12 +21,12 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
 
 CONTEXTS = (256, 1024, 2048)
@@ -41,7 +41,7 @@ class PlainSequence:
     num_prompt_tokens: int
     key: str
     prediction: tuple[int, ...] = ()
-    scope: str = ""
+    cache_salt: str = ""
     traffic_class: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
@@ -77,7 +77,7 @@ def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, see
     def step() -> float:
         started = time.perf_counter()
         if isinstance(proposer, ProposerSet):
-            proposer.propose([sample], [LIMIT], SpecPlan())
+            proposer.propose([DraftRequest(sample, LIMIT)], SpecPlan())
         else:
             proposer.propose([sample], [LIMIT])
         proposed = time.perf_counter()

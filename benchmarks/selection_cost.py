@@ -20,10 +20,10 @@ from benchmarks.proposer_cost import PlainSequence
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
 from tests.fake_proposer import Script, Scripted
 
@@ -44,9 +44,9 @@ def trees(name: str, first: int, seed: int) -> Script:
     """Return a script of trees with estimates of their own; the first tokens of their chains are common to all."""
     rng = random.Random(seed)
     drafts = [_tree(name, first, 1000 * seed, rng) for _ in range(64)]
-    turn = count()
+    candidate = count()
     cut = [[draft.cut(limit) for limit in range(LIMIT + 1)] for draft in drafts]
-    return lambda sample, limit: cut[next(turn) % len(cut)][limit]
+    return lambda sample, limit: cut[next(candidate) % len(cut)][limit]
 
 
 def _tree(name: str, first: int, own: int, rng: random.Random) -> Draft:
@@ -78,9 +78,9 @@ def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[
     for _ in range(steps):
         started, inside = time.perf_counter(), sum(proposers.seconds.values())
         load = StepLoad(num_sequences, sum(len(s.tokens) for s in samples), 512)
-        drafts = proposers.propose(samples, [LIMIT] * num_sequences, SpecPlan(), load)
+        chosen = proposers.propose([DraftRequest(sequence, LIMIT) for sequence in samples], SpecPlan(), load)
         proposed.append(time.perf_counter() - started - (sum(proposers.seconds.values()) - inside))
-        news = [_follow(draft, rng) for draft in drafts]
+        news = [_follow(choice.draft, rng) for choice in chosen]
         started = time.perf_counter()
         for sample, new in zip(samples, news, strict=True):
             sample.tokens.extend(new)  # type: ignore[attr-defined]

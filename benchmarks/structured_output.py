@@ -73,7 +73,7 @@ class RequestContext:
             f"{self._count}",
             tuple(tokenizer.apply_chat_template([{"role": "user", "content": task.text}])),
             self._params,
-            scope=f"{scope} {speculate}",
+            cache_salt=f"{scope} {speculate}",
             grammar=GrammarSpec("json_schema", json.dumps(task.schema)),
             speculation=SpeculationChoice("auto" if speculate else "off"),
         )

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Sequence
 
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 Script = Callable[[SequenceView, int], Draft | None]
 """(sequence, limit) -> draft; may raise or return nonsense, which is the point of a drill."""
 
 
-class Scripted:
-    """Asks `script` for each sequence and keeps what it was told, in order."""
+class Scripted(Proposer):
+    """Asks `script` for each sequence and keeps the calls of `commit` and `forget`, in order."""
 
     def __init__(self, script: Script, name: str = "scripted", *, free: bool = True) -> None:
         self.name = name

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from prolepsis.core.events import Event, Terminal, Tokens
 from prolepsis.core.messages import Submit
+from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineInfo
-from prolepsis.engine.hidden_states import Showing
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
@@ -29,10 +30,10 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.proposer import FeatureConsumer, Proposer, SequenceView
-from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.proposer import HiddenStateConsumer, Proposer, SequenceView
 from prolepsis.spec.window import Window
 
 VOCAB = 24
@@ -125,21 +126,21 @@ def _gumbel(key: int, position: int, token: int) -> float:
 class KeyedVerifier:
     """Walks chains and trees by `pick`: what the real verifier does, for parameters as plain as can be."""
 
-    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
         table, first = computed.logits.tolist(), 0
-        verdicts: list[Verdict | None] = []
+        results: list[SampledTokens | None] = []
         for row in rows:
             size = 1 + len(row.draft.tokens) if row.draft else 1
             if row.samples_next:
-                verdicts.append(_walk(row, table[first : first + size]))
+                results.append(_walk(row, table[first : first + size]))
                 first += size
             else:
-                verdicts.append(None)
+                results.append(None)
         assert first == len(table), "every kept row of logits is used"
-        return verdicts
+        return results
 
 
-def _walk(row: Row, logits: Sequence[Sequence[float]]) -> Verdict:
+def _walk(row: Row, logits: Sequence[Sequence[float]]) -> SampledTokens:
     sequence, draft, node = row.sequence, row.draft, ROOT
     tokens: list[int] = []
     path: list[int] = []
@@ -149,7 +150,7 @@ def _walk(row: Row, logits: Sequence[Sequence[float]]) -> Verdict:
         children = [i for i, p in enumerate(draft.parents) if p == node] if draft else []
         node = next((i for i in children if draft and draft.tokens[i] == token), -2)
         if node < 0 or token in sequence.end_ids:
-            return Verdict(tuple(tokens), tuple(path))
+            return SampledTokens(tuple(tokens), tuple(path))
         path.append(node)
 
 
@@ -178,7 +179,7 @@ class Room:
     model: TableModel = field(default_factory=TableModel)
     clock: Callable[[], float] | None = None
     grammars: Grammars | None = None
-    consumers: Sequence[FeatureConsumer] = ()
+    consumers: Sequence[HiddenStateConsumer] = ()
 
 
 def build(room: Room) -> Engine:
@@ -191,14 +192,16 @@ def build(room: Room) -> Engine:
     )
     proposers = ProposerSet(room.proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
     info = EngineInfo("table", "table", VOCAB, room.max_model_len, "fp", "strict", "table", proposers.names)
+    plan = AppliedPlan()
     parts = EngineParts(
         info=info,
-        scheduler=Scheduler(limits, paging, Letters(), room.grammars),
+        plan=plan,
+        scheduler=Scheduler(limits, paging, plan, Letters(), room.grammars),
         speculation=Speculation(proposers, max_step_tokens=room.max_step_tokens, max_model_len=room.max_model_len),
         runner=Runner(model, cache),
         verifier=room.verifier,
         observer=room.observer,
-        showing=Showing(room.consumers),
+        hidden_states=HiddenStateRouter(room.consumers),
     )
     return Engine(parts, room.clock) if room.clock else Engine(parts)
 

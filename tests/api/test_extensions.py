@@ -174,7 +174,7 @@ def test_a_scope_is_one_tenants_with_one_salt() -> None:
 
 def test_a_salt_makes_a_scope(shared: Served) -> None:
     shared.openai().chat.completions.create(**CHAT, extra_body={"cache_salt": "s"})
-    assert shared.engine.requests[-1].scope == scope("", "s") != ""
+    assert shared.engine.requests[-1].cache_salt == scope("", "s") != ""
 
 
 def test_harmless_fields_are_accepted(shared: Served) -> None:

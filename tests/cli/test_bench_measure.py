@@ -82,7 +82,7 @@ async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> Non
     await suffix.begin("r1")
     await suffix.run(PROMPTS[:1], 1)
     assert [plan.num_speculative_tokens for plan in client.plans] == [0, 16, 16]
-    assert [request.scope for request in client.requests] == [
+    assert [request.cache_salt for request in client.requests] == [
         *("bench plain r0", "bench suffix r0", "bench suffix r0", "bench suffix r1"),
     ]
     assert len({request.request_id for request in client.requests}) == 4
@@ -101,7 +101,7 @@ async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> N
 
     class Stepping(FakeEngineClient):
         async def generate(self, request: GenerateRequest):  # type: ignore[no-untyped-def]
-            times.add(StepTiming(num_rows=1, num_sequences=1, schedule=0.25, forward=2.0, verify=0.25))
+            times.add(StepTiming(num_tokens=1, num_sequences=1, schedule=0.25, forward=2.0, verify=0.25))
             async for event in inner.generate(request):
                 yield event
 

@@ -19,7 +19,7 @@ JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
 
 def wrong_when_sampled_in_a_batch(request: GenerateRequest, speculating: bool) -> list[int]:
     tokens = tokens_of(request, speculating)
-    return [*tokens[:4], 250, 251] if "mixed" in request.scope and request.params.temperature > 0 else tokens
+    return [*tokens[:4], 250, 251] if "mixed" in request.cache_salt and request.params.temperature > 0 else tokens
 
 
 def short_when_speculated(request: GenerateRequest, speculating: bool) -> list[int]:
@@ -49,9 +49,9 @@ async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
     assert {request.speculation.enabled for request in mixed} == {True, False}
     assert [request.params.temperature for request in plain] == [0.0, 0.8, 0.0, 0.8]
     assert [request.params.seed for request in plain] == [0, 3, 0, 4]
-    assert not {r.scope for r in plain} & {r.scope for r in [*alone, *mixed]}
-    assert not {r.scope for r in alone} & {r.scope for r in mixed}
-    assert len({r.scope for r in plain}) == len(plain), "plain decoding reuses nobody's cache"
+    assert not {r.cache_salt for r in plain} & {r.cache_salt for r in [*alone, *mixed]}
+    assert not {r.cache_salt for r in alone} & {r.cache_salt for r in mixed}
+    assert len({r.cache_salt for r in plain}) == len(plain), "plain decoding reuses nobody's cache"
 
 
 async def test_a_difference_is_told_with_position_tokens_and_class() -> None:

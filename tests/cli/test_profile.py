@@ -21,7 +21,7 @@ def found(fallback: str | None = None) -> Profile:
 def test_document_is_json_with_one_time_for_each_point(capsys: pytest.CaptureFixture[str]) -> None:
     print_json(document(found()))
     read = json.loads(capsys.readouterr().out)
-    assert read["curve"] == {"rows": [1, 8], "contexts": [64, 512], "ms": [[8.0, 10.0], [10.0, 11.0]]}
+    assert read["curve"] == {"tokens": [1, 8], "contexts": [64, 512], "ms": [[8.0, 10.0], [10.0, 11.0]]}
     assert (read["default_sampling"]["temperature"], read["default_sampling"]["source"]) == (0.2, "catalogue")
     assert (read["exactness"], read["fallback"], read["file"]) == ("strict", None, "curve.json")
 

@@ -16,7 +16,7 @@ def counted() -> RequestStats:
     counts.record(2, 0)
     stats.proposers["suffix"] = counts
     stats.mode = EffectiveMode("on", "speculating", 0)
-    stats.plain_steps = {"no_draft": 1, "no_room": 2}
+    stats.plain_steps = {"no_draft": 1, "no_capacity": 2}
     return stats
 
 
@@ -26,7 +26,7 @@ def test_figures_of_a_request() -> None:
     assert values["tokens_per_s"] == 24.0
     assert values["first_token_ms"] == 100.0
     assert (values["mode"], values["reason"]) == ("on", "speculating")
-    assert values["plain_steps"] == {"no_draft": 1, "no_room": 2}
+    assert values["plain_steps"] == {"no_draft": 1, "no_capacity": 2}
     assert values["proposers"] == {
         "suffix": {
             "num_drafts": 3,
@@ -57,5 +57,5 @@ def test_figures_go_to_stderr_and_leave_stdout_to_the_text(capsys: pytest.Captur
     print_stats(counted())
     streams = capsys.readouterr()
     assert streams.out == ""
-    for shown in ("acceptance_length", "3.0", "suffix", "0.600", "1 no_draft, 2 no_room"):
+    for shown in ("acceptance_length", "3.0", "suffix", "0.600", "1 no_draft, 2 no_capacity"):
         assert shown in streams.err

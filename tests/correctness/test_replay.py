@@ -12,7 +12,7 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.correctness.replay import LAST, Recording, recording, replay
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
@@ -27,28 +27,28 @@ PARAMS = {
     "penalised": SamplingParams(temperature=0.8, top_p=0.9, seed=5, frequency_penalty=0.5, max_tokens=40),
     "stopped": SamplingParams(temperature=1.0, seed=9, max_tokens=60, stop=("ab", "f"), ignore_eos=True),
 }
-Corrupt = Callable[[Row, Verdict], Verdict]
+Corrupt = Callable[[Row, SampledTokens], SampledTokens]
 
 
 class Flawed(Verification):
-    """Emits what `corrupt` makes of the verdicts of rows with a draft."""
+    """Emits what `corrupt` makes of the results of rows with a draft."""
 
     def __init__(self, corrupt: Corrupt) -> None:
         super().__init__(Sampler(VOCAB, (EOS,)), max_model_len=256)
         self._corrupt = corrupt
 
-    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
         found = super().verify(rows, computed)
         return [
-            self._corrupt(row, verdict) if verdict is not None and row.draft is not None else verdict
-            for row, verdict in zip(rows, found, strict=True)
+            self._corrupt(row, result) if result is not None and row.draft is not None else result
+            for row, result in zip(rows, found, strict=True)
         ]
 
 
-def unverified(row: Row, _: Verdict) -> Verdict:
+def unverified(row: Row, _: SampledTokens) -> SampledTokens:
     """Take the first drafted token for right."""
     assert row.draft is not None
-    return Verdict((row.draft.tokens[0],))
+    return SampledTokens((row.draft.tokens[0],))
 
 
 @asynccontextmanager

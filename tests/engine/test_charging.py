@@ -103,7 +103,7 @@ def test_what_is_charged_is_what_was_measured(rows: list[tuple[int, int, str]], 
         if kind == "prompt":
             made.append(Row(sequence(context + size + 1, 0), context, size + 1))
         elif kind == "spared":
-            made.append(Row(sequence(5, 3), 7, 1, plain="resting"))
+            made.append(Row(sequence(5, 3), 7, 1, plain="backoff"))
         else:
             made.append(decoding(4 + context, nodes=size if kind == "draft" else 0, enabled=kind == "draft"))
     step = StepTiming(0, 0, *phases)

@@ -47,7 +47,7 @@ def test_an_invariant_forward_is_strict() -> None:
     ("model", "where"),
     [
         (ManyRows(), "between 1 row and 16"),
-        (Neighbours(), "beside another sequence"),
+        (Neighbours(), "next to another sequence"),
         (Branches(), "on a branch of a tree"),
     ],
 )

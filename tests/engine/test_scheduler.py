@@ -46,7 +46,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             params,
             n=draw(st.sampled_from([1, 1, 1, 3])),
             priority=draw(st.integers(0, 1)),
-            scope=draw(st.sampled_from(["", "t"])),
+            cache_salt=draw(st.sampled_from(["", "t"])),
             speculation=SpeculationChoice("auto" if draw(st.booleans()) else "off"),
         )
         abort = draw(st.one_of(st.none(), st.none(), st.integers(0, 40)))

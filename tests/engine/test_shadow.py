@@ -75,7 +75,7 @@ def test_a_row_in_shadow_is_one_row_of_the_pass() -> None:
     while engine.scheduler.requests:
         num_running = len(engine.scheduler.running)
         engine.step()
-        assert engine.timings.last[-1].num_rows == num_running
+        assert engine.timings.last[-1].num_tokens == num_running
 
 
 @pytest.mark.parametrize("depth", [6, None])
@@ -89,7 +89,7 @@ def test_neighbours_draft_as_they_would_beside_plain_rows(depth: int | None) -> 
         rows: list[int] = []
         while engine.scheduler.requests or not steps:
             steps.append(tuple(event for event in engine.step() if isinstance(event, Tokens)))
-            rows.append(engine.timings.last[-1].num_rows)
+            rows.append(engine.timings.last[-1].num_tokens)
         return steps, rows
 
     if depth is None:  # what shadow drafts teach of acceptance may move later windows; the first drafts are the same
@@ -154,7 +154,7 @@ def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
         assert outputs(events) == plain
         assert isinstance(terminals(events)["a"], Finished)
         assert engine.speculation.proposers.failures["scripted"] > 0
-        assert stats_of(events).mode.reason == "resting"
+        assert stats_of(events).mode.reason == "backoff"
 
 
 def test_requests_beyond_their_share_of_the_time_are_put_off_whole_and_decoded_plainly() -> None:
@@ -170,12 +170,12 @@ def test_requests_beyond_their_share_of_the_time_are_put_off_whole_and_decoded_p
     plain = outputs(run(build(Room()), request("first", PROMPT, PARAMS["length"])))["first", 0]
     run(engine, request("a", PROMPT, PARAMS["end"]))  # passes that give credit
     events = run(engine, shadow("first", PARAMS["length"]))
-    assert stats_of(events, "first").plain_steps.get("put_off") is None
+    assert stats_of(events, "first").plain_steps.get("shadow_budget") is None
     events += run(engine, shadow("later", PARAMS["length"], n=2), shadow("last", PARAMS["length"]))
     for name, num_sequences in {"later": 2, "last": 1}.items():
         stats = stats_of(events, name)
         assert stats.shadow == {}
-        assert stats.mode.reason == "put_off"
-        assert stats.plain_steps == {"put_off": 39 * num_sequences}
+        assert stats.mode.reason == "shadow_budget"
+        assert stats.plain_steps == {"shadow_budget": 39 * num_sequences}
     assert outputs(events)["first", 0] == outputs(events)["last", 0] == plain
     assert engine.speculation.proposers.counts["scripted"].num_drafts > 0, "others draft all the same"

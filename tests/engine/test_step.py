@@ -57,7 +57,7 @@ def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
     for _ in range(5):
         engine.step()
         timing = engine.timings.last[-1]
-        assert (timing.num_rows, timing.num_sequences) == (16, 2)
+        assert (timing.num_tokens, timing.num_sequences) == (16, 2)
     texts = outputs(drain(engine))
     assert texts["a", 0] == reference(first, noise_key(0, 0))[6:]
     assert texts["b", 0] == reference(second, noise_key(0, 0))
@@ -138,7 +138,7 @@ def test_equal_prompts_reuse_pages_within_a_scope_only() -> None:
     prompt = [i % VOCAB for i in range(96)]
     first = stats_of(run(engine, request("a", prompt, LONG)))
     again = run(engine, request("b", prompt, LONG))
-    other = run(engine, GenerateRequest("c", tuple(prompt), LONG, scope="someone else"))
+    other = run(engine, GenerateRequest("c", tuple(prompt), LONG, cache_salt="someone else"))
     assert (first.num_cached_tokens, stats_of(again).num_cached_tokens, stats_of(other).num_cached_tokens) == (0, 64, 0)
     assert outputs(again)["b", 0] == outputs(other)["c", 0]
 
@@ -309,7 +309,7 @@ def test_proposer_that_raises_or_lies_costs_nothing_but_its_drafts() -> None:
         assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
         assert engine.speculation.proposers.failures["scripted"] > 0
         stats = stats_of(events)
-        assert set(stats.plain_steps) <= {"no_draft", "resting", "no_room"}
+        assert set(stats.plain_steps) <= {"no_draft", "backoff", "no_capacity"}
         assert stats.mode.reason == max(stats.plain_steps, key=lambda reason: stats.plain_steps[reason])
 
 
@@ -334,7 +334,7 @@ def test_every_decoding_step_has_a_draft_or_a_reason() -> None:
             assert sum(stats.plain_steps.values()) + stats.num_drafts >= stats.num_steps - prefills
             assert sum(stats.plain_steps.values()) + stats.num_drafts < stats.num_steps
             assert stats.plain_steps["no_draft"] > 0
-            assert stats.plain_steps["no_room"] > 0, "the last token of an answer needs no draft"
+            assert stats.plain_steps["no_capacity"] > 0, "the last token of an answer needs no draft"
 
 
 def test_effective_mode_says_why() -> None:
@@ -400,9 +400,9 @@ class Recorder:
         self.ended: list[str] = []
         self.load = (-1, -1, -1.0)
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
-        self.steps.append(num_rows)
+        self.steps.append(num_tokens)
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
         self.ended.append(outcome)

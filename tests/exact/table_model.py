@@ -11,7 +11,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.verify import SequenceStep, Verdict, verify_batch
+from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
 
 Drafter = Callable[[tuple[int, ...]], Draft | None]
 """From the committed output to a draft."""
@@ -68,19 +68,19 @@ def decode_plainly(sequence: TableSequence) -> tuple[int, ...]:
     return tuple(output)
 
 
-def decode_speculatively(sequence: TableSequence, drafter: Drafter) -> tuple[tuple[int, ...], list[Verdict]]:
-    """Return the whole output and the verdicts of its steps."""
+def decode_speculatively(sequence: TableSequence, drafter: Drafter) -> tuple[tuple[int, ...], list[VerifyResult]]:
+    """Return the whole output and the results of its steps."""
     output: tuple[int, ...] = ()
     history = TokenHistory(sequence.prompt)
-    verdicts: list[Verdict] = []
+    results: list[VerifyResult] = []
     while len(output) < sequence.params.max_tokens:
         draft = drafter(output)
         step = SequenceStep(draft, sequence.params, sequence.key, len(output), 0, history)
         logits = sequence.model.draft_logits((*sequence.prompt, *output), draft)
-        verdict = verify_batch([step], logits, sequence.sampler)[0]
-        verdicts.append(verdict)
-        output += verdict.tokens
-        history.append(verdict.tokens)
-        if verdict.end_token is not None:
+        result = verify_batch([step], logits, sequence.sampler)[0]
+        results.append(result)
+        output += result.tokens
+        history.append(result.tokens)
+        if result.end_token is not None:
             break
-    return output, verdicts
+    return output, results

@@ -63,7 +63,7 @@ def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) ->
 def requests_of(prompts: list[tuple[int, ...]], *, speculate: bool) -> list[GenerateRequest]:
     choice = SpeculationChoice("auto" if speculate else "off")
     return [
-        GenerateRequest(f"{speculate}-{i}-{k}", prompt, kind, scope=f"{speculate}", speculation=choice)
+        GenerateRequest(f"{speculate}-{i}-{k}", prompt, kind, cache_salt=f"{speculate}", speculation=choice)
         for i, prompt in enumerate(prompts)
         for k, kind in enumerate(KINDS)
         if k % 2 == i % 2  # prompts of a category are neighbours: together they meet all kinds

@@ -319,9 +319,9 @@ def test_every_parameter_emits_what_plain_decoding_emits(
     accepted = 0
     for seed in range(4):
         sequence = TableSequence(case.model, case.sampler, params, noise_key(seed, 1), PROMPT)
-        output, verdicts = decode_speculatively(sequence, drafter(case))
+        output, results = decode_speculatively(sequence, drafter(case))
         assert output == decode_plainly(sequence)
-        accepted += sum(verdict.num_accepted + verdict.last_was_drafted for verdict in verdicts)
+        accepted += sum(result.num_accepted + result.last_was_drafted for result in results)
     assert accepted > 0 or drafter is not full_tree
 
 

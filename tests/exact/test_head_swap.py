@@ -55,7 +55,7 @@ def room(heads: Mapping[str, DraftHead], first: DraftHead | None = None, config:
 
 def swap(engine: Engine, name: str) -> HeadSwapped:
     """Put another head in, as between any two steps."""
-    message, done = engine.prepare_head(name)
+    message, done = engine.load_head(name)
     engine.send(message)
     engine.wait()
     return done.result(timeout=1)
@@ -75,7 +75,7 @@ def check(engine: Engine, events: list[Event], names: Mapping[str, tuple[str, tu
     No head was shown or read what it should not: an `Oracle` raises then, which the engine contains and counts.
     """
     assert not any(engine.speculation.proposers.failures.values())
-    assert engine.showing.num_failures == 0
+    assert engine.hidden_states.num_failures == 0
     assert {name for name, end in terminals(events).items() if isinstance(end, Finished)} == set(names)
     texts = outputs(events)
     for request_id, (kind, prompt) in names.items():
@@ -227,7 +227,7 @@ async def test_a_head_is_loaded_beside_the_engine_thread() -> None:
 
 
 async def test_whoever_waits_for_a_swap_learns_that_the_engine_died(client: ThreadEngineClient) -> None:
-    message, done = client.engine.prepare_head("new")
+    message, done = client.engine.load_head("new")
     client.engine.die("test")
     with pytest.raises(EngineDead):
         done.result(timeout=1)
@@ -239,7 +239,7 @@ async def test_whoever_waits_for_a_swap_learns_that_the_engine_died(client: Thre
 def test_an_engine_that_drafts_nothing_takes_no_head() -> None:
     engine = assemble(ROOMY.model_copy(update={"num_speculative_tokens": 0}), target())
     with pytest.raises(InvalidParameter, match="num_speculative_tokens is 0"):
-        engine.prepare_head("any")
+        engine.load_head("any")
 
 
 async def test_heads_of_the_registry_are_swapped_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

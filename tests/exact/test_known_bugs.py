@@ -10,7 +10,7 @@ from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import SequenceStep, Verdict, verify_batch
+from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
 from tests.exact.table_model import TableModel, TableSequence, decode_plainly, decode_speculatively
 
 V = 5
@@ -35,7 +35,7 @@ def history(prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()) -> Token
 
 def verify_one(
     draft: Draft | None, params: SamplingParams, logits: torch.Tensor, output: tuple[int, ...] = ()
-) -> Verdict:
+) -> VerifyResult:
     step = SequenceStep(draft, params, 0, len(output), 0, history((), output))
     return verify_batch([step], logits, SAMPLER)[0]
 
@@ -53,10 +53,10 @@ def test_frequency_penalty_is_fed_all_accepted_tokens_not_only_the_last() -> Non
     params = SamplingParams(temperature=0.9, frequency_penalty=0.6, max_tokens=30, ignore_eos=True)
     sequence = TableSequence(TableModel(V, 1), SAMPLER, params, noise_key(1, 0), (1,))
     plain = decode_plainly(sequence)
-    output, verdicts = decode_speculatively(
+    output, results = decode_speculatively(
         sequence, lambda output: chain(plain[len(output) : len(output) + 4], "oracle")
     )
-    assert max(len(verdict.tokens) for verdict in verdicts) == 5
+    assert max(len(result.tokens) for result in results) == 5
     assert output == plain
 
 
@@ -108,9 +108,9 @@ def test_min_tokens_counts_tokens_not_steps_and_holds_at_each_position() -> None
     # end of sequence leads everywhere; with one token committed and min_tokens 3 it is banned at two rows of this step
     params = replace(GREEDY, min_tokens=3)
     logits = flat_logits(5, t0=2.0, t1=1.0)
-    verdict = verify_one(chain((1, 1, 1, 1), "test"), params, logits, output=(1,))
-    assert verdict.tokens == (1, 1, EOS)
-    assert verdict.end_token == EOS
+    result = verify_one(chain((1, 1, 1, 1), "test"), params, logits, output=(1,))
+    assert result.tokens == (1, 1, EOS)
+    assert result.end_token == EOS
 
 
 def test_min_tokens_bans_stop_ids_too_and_spares_an_ignored_end_of_sequence() -> None:
@@ -121,8 +121,8 @@ def test_min_tokens_bans_stop_ids_too_and_spares_an_ignored_end_of_sequence() ->
 
 
 def test_nothing_is_emitted_after_an_end_of_sequence_inside_the_block() -> None:
-    verdict = verify_one(chain((EOS, EOS, EOS), "test"), GREEDY, flat_logits(4, t0=1.0))
-    assert (verdict.tokens, verdict.path, verdict.end_token) == ((EOS,), (), EOS)
+    result = verify_one(chain((EOS, EOS, EOS), "test"), GREEDY, flat_logits(4, t0=1.0))
+    assert (result.tokens, result.path, result.end_token) == ((EOS,), (), EOS)
 
 
 def test_ignored_end_of_sequence_is_an_ordinary_token() -> None:
@@ -132,9 +132,9 @@ def test_ignored_end_of_sequence_is_an_ordinary_token() -> None:
 
 def test_max_tokens_ends_inside_the_block() -> None:
     params = replace(GREEDY, max_tokens=4)
-    verdict = verify_one(chain((3, 3, 3, 3), "test"), params, flat_logits(5, t3=1.0), output=(3, 3))
-    assert verdict.tokens == (3, 3)
-    assert verdict.end_token is None
+    result = verify_one(chain((3, 3, 3, 3), "test"), params, flat_logits(5, t3=1.0), output=(3, 3))
+    assert result.tokens == (3, 3)
+    assert result.end_token is None
 
 
 # bonus token, seeds, logprobs
@@ -176,9 +176,9 @@ def test_logprobs_come_from_the_rows_the_tokens_were_picked_from() -> None:
     tree = Draft((1, 2, 4), (ROOT, ROOT, 1), "test")
     logits = torch.randn(4, V, generator=torch.Generator().manual_seed(0))
     logits[0, 2], logits[2, 4], logits[3, 3] = 9.0, 9.0, 9.0
-    verdict = verify_one(tree, GREEDY, logits)
-    assert (verdict.tokens, verdict.rows) == ((2, 4, 3), (0, 2, 3))
-    for token, row in zip(verdict.tokens, verdict.rows, strict=True):
+    result = verify_one(tree, GREEDY, logits)
+    assert (result.tokens, result.rows) == ((2, 4, 3), (0, 2, 3))
+    for token, row in zip(result.tokens, result.rows, strict=True):
         want = float(torch.log_softmax(logits[row].double(), 0)[token])
         assert SAMPLER.logprobs(logits[row], token, 0).logprob == pytest.approx(want, abs=1e-14)
 
@@ -188,8 +188,8 @@ def test_a_draft_token_that_truncation_dropped_is_never_accepted(params: Samplin
     logits = torch.tensor([[0.0, 3.0, 2.95, 0.0, 0.0]] * 2)
     for seed in range(200):
         step = SequenceStep(chain((3,), "test"), params, noise_key(seed, 0), 0, 0)
-        verdict = verify_batch([step], logits, SAMPLER)[0]
-        assert verdict.num_accepted + verdict.last_was_drafted == 0
+        result = verify_batch([step], logits, SAMPLER)[0]
+        assert result.num_accepted + result.last_was_drafted == 0
 
 
 # trimming

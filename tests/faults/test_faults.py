@@ -14,7 +14,7 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.logs import configure_logs
 from tests.fakes import EOS, VOCAB, Room
 from tests.load.house import House, LetterTokenizer, serving, wait_for
@@ -77,7 +77,7 @@ def test_a_step_that_fails_costs_its_requests_only() -> None:
         house.check_ended_once()
 
 
-class Raising:
+class Raising(Proposer):
     """A proposer that cannot."""
 
     name = "raising"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads.base import SHORTLIST, LookingAhead, Outlook, TreeGrowing
+from prolepsis.models.heads.base import SHORTLIST, Outlook, TreeGrowing
 from prolepsis.models.heads.format import HeadWeights
 from prolepsis.models.heads.lean import LeanHead
 from prolepsis.models.heads.levels import LevelWeights
@@ -20,8 +20,7 @@ from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposers.head_tree import GROWTH, HeadTree, as_draft, grow
+from prolepsis.spec.proposers.head_tree import GROWTH, HeadPass, HeadTree, NativeGrower, OutlookGrower
 from tests.models.kernels import why_not
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.tiny import save_tiny
@@ -161,24 +160,16 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
     ]
     growth = replace(GROWTH, floor=0.001)  # a random head is sure of nothing
     shapes = [(4, 14), (3, 5)]
-    trees = [HeadTree(s, depth, limit, threshold, growth) for s, (depth, limit) in zip(sequences, shapes, strict=True)]
-    grown = head.trees(batch, head.make_cache(4), features, growth, [tree.wish for tree in trees])
-    expected = level_by_level(head, trees)
-    for sequence, tree, draft in zip(sequences, grown, expected, strict=True):
-        found = as_draft(sequence, tree, "draft_head")
+    first_pass = HeadPass([], batch, head.make_cache(4), features)
+
+    def trees() -> list[HeadTree]:
+        return [HeadTree(s, *shape, threshold, growth) for s, shape in zip(sequences, shapes, strict=True)]
+
+    grown = NativeGrower(head).grow(trees(), first_pass)
+    expected = OutlookGrower(head).grow(trees(), replace(first_pass, cache=head.make_cache(4)))
+    for found, draft in zip(grown, expected, strict=True):
         assert draft is not None
         assert found is not None
         assert len(draft.tokens) > 1
         assert (found.tokens, found.parents, found.buckets) == (draft.tokens, draft.parents, draft.buckets)
         assert found.survival == pytest.approx(draft.survival, rel=1e-4)
-
-
-def level_by_level(head: LookingAhead, trees: list[HeadTree]) -> list[Draft | None]:
-    batch, features = room("native").batch()
-    found = head.outlook(batch, head.make_cache(4), features, GROWTH.candidates)
-    grow(trees, found.first.tokens, found.first.logprobs)
-    while growing := [(row, tree) for row, tree in enumerate(trees) if tree.ask()]:
-        places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_new)]
-        drafted = [token for _, tree in growing for token in tree.new_tokens]
-        grow([tree for _, tree in growing], *head.follow(found, places, drafted, GROWTH.candidates))
-    return [tree.draft("draft_head") for tree in trees]

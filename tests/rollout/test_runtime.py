@@ -133,7 +133,7 @@ class Server:
     async def stopped(self) -> frozenset[str]:
         """Return the runs that the engine stopped, once its thread has taken in that there is one."""
         async with asyncio.timeout(5.0):
-            while not (found := self.client.engine.scheduler.plan.stopped):  # noqa: ASYNC110
+            while not (found := self.client.engine.plan.current.stopped):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return found
 

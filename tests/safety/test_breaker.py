@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.core.plan import LeftOut
+from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.breaker import Breaker, BreakerEvent, Breakers, BreakerSettings, OperatorState, set_state, step
 
@@ -102,7 +102,7 @@ def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_number
     assert SETTINGS.min_judged <= event.judged < 100, "soon, but not on little"
     assert (event.proposer, event.traffic_class) == ("suffix", "chat")
     assert BreakerEvent(**{f: getattr(event, f) for f in event.__slots__}) == event
-    assert watched.breaker.disabled(SETTINGS.probes) == LeftOut("suffix", "chat")
+    assert watched.breaker.disabled(SETTINGS.probes) == DisabledProposer("suffix", "chat")
 
 
 def test_little_evidence_opens_nothing() -> None:
@@ -167,7 +167,7 @@ def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     assert watched.poll(SETTINGS.open_s - 0.1) == []
     [event] = watched.poll(0.2)
     assert (event.after, event.reason) == ("half_open", "backoff_elapsed")
-    assert watched.breaker.disabled(7) == LeftOut("suffix", "chat", 7, probe_round=1)
+    assert watched.breaker.disabled(7) == DisabledProposer("suffix", "chat", 7, probe_round=1)
     [event] = watched.draft(40, 0.5)
     assert (event.before, event.after, event.reason) == ("half_open", "closed", "recovered")
     assert watched.breaker.disabled(7) is None
@@ -331,7 +331,7 @@ def test_one_traffic_class_of_one_proposer_is_left_out_and_no_other() -> None:
     counts = [reading("head", "chat", 500, 0), reading("head", "code", 500, 300), reading("suffix", "chat", 500, 200)]
     [event] = breakers.observe(counts, now=1.0)
     assert (event.proposer, event.traffic_class) == ("head", "chat")
-    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
     assert {key: breaker.state for key, breaker in breakers.all.items()} == {
         ("head", "chat"): "open",
         ("head", "code"): "closed",
@@ -343,7 +343,7 @@ def test_one_may_be_set_before_anything_is_counted() -> None:
     breakers = Breakers(BreakerSettings())
     [event] = breakers.set(("head", "chat"), "forced_open", 1.0, "kim")
     assert event.after == "forced_open"
-    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
     assert breakers.observe([reading("head", "chat", 500, 400)], 2.0) == []
     breakers.set(("head", "chat"), "closed", 3.0, "kim")
     assert breakers.disabled() == ()
@@ -356,7 +356,7 @@ def test_all_may_only_measure_at_first() -> None:
     assert breakers.disabled() == ()
     breakers.set(("head", "chat"), "closed", 2.0, "kim")
     breakers.observe([reading("head", "chat", 1000, 0)], now=3.0)
-    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
 
 
 def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_other() -> None:
@@ -364,7 +364,7 @@ def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_othe
     breakers.observe([reading("head", "chat", 500, 400)], 1.0)
     [event] = breakers.trip(("head", "chat"), "cliff", 2.0)
     assert (event.after, event.reason, event.open_s) == ("open", "cliff", 10.0)
-    assert breakers.disabled() == (LeftOut("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
     assert breakers.trip(("head", "chat"), "cliff", 3.0) == (), "it is open"
     [probed] = breakers.observe([reading("head", "chat", 500, 400)], 13.0)
     assert probed.after == "half_open"

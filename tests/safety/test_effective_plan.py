@@ -1,9 +1,9 @@
 from prolepsis.api.admission.load_shedding import PLAIN, SHALLOW, plan_at
-from prolepsis.core.plan import LeftOut, SpecPlan
+from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.safety.effective_plan import EffectivePlan
 
 BASE = SpecPlan(version=3, num_speculative_tokens=8)
-OUT = (LeftOut("head", "chat"),)
+OUT = (DisabledProposer("head", "chat"),)
 
 
 def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
@@ -15,7 +15,7 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
     plan.shed(plan_at(PLAIN, BASE, 99))
     plan.disable(())
     plan.kill(on=False)
-    assert [(p.version, p.num_speculative_tokens, p.reason, p.left_out) for p in applied] == [
+    assert [(p.version, p.num_speculative_tokens, p.reason, p.disabled) for p in applied] == [
         (4, 8, "default", OUT),
         (5, 2, "overload_shallow", OUT),
         (6, 0, "killed", ()),

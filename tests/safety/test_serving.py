@@ -19,7 +19,7 @@ from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.safety.breaker_runtime import BreakerSetReply, breaker_file
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fakes import Room, TableModel, true_continuation
 from tests.load.house import House, serving, wait_for
 
@@ -27,7 +27,7 @@ PLAIN = {"speculation": {"mode": "off"}}
 BODY: dict[str, Any] = {"model": "table", "temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 150}
 
 
-class Named:
+class Named(Proposer):
     """Drafts three tokens: the right ones, or wrong ones for samples that `wrong` names."""
 
     free = True
@@ -47,12 +47,6 @@ class Named:
         shift = int(self.wrong(sequence))
         return chain(tuple((t + shift) % 24 for t in true_continuation(sequence, limit)), self.name)
 
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to learn."""
-
-    def forget(self, sequence: SequenceView) -> None:
-        """Nothing to forget."""
-
 
 class Slow(TableModel):
     """Takes two milliseconds a pass, so that something can happen meanwhile."""
@@ -67,7 +61,7 @@ def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[House
     room = Room(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
     settings = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", **config)
     made = House(config=settings, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)))
-    made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
+    made.engine.plan.apply(SpecPlan(fixed_depth=3))
     with serving(made) as house:
         yield house
         house.check_ended_once()
@@ -109,7 +103,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
                 if text and not asked:
                     said = kill(house, on=True, reason="drill")
                     assert (said["on"], said["sources"], said["not_saved"]) == (True, ["operator"], None)
-                    wait_for(lambda: house.engine.scheduler.plan.reason == "killed")
+                    wait_for(lambda: house.engine.plan.current.reason == "killed")
                     asked = len(first.asked)
         assert text == expected
         assert 0 < asked < 100, "it was stopped in flight"

@@ -63,8 +63,8 @@ class StepLog(Metrics):
         """Whether it verified a draft."""
         self._rounds = 0
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
-        super().step_done(seconds, num_rows)
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        super().step_done(seconds, num_tokens)
         rounds = self.num_rounds()
         self.drafted.append(rounds != self._rounds)  # another head counts anew
         self._rounds = rounds
@@ -91,7 +91,7 @@ class WatchedClient(ThreadEngineClient):
         steps.num_rounds = lambda: sum(counts.num_rounds for counts in self.proposer_counts())
 
     def apply_plan(self, plan: SpecPlan) -> None:
-        self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.left_out if not e.probes])}")
+        self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.disabled if not e.probes])}")
         super().apply_plan(plan)
 
     def stop_run(self, name: str) -> None:

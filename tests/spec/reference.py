@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.effort import Offer, Step
+from prolepsis.spec.effort import ExpectedDraft, StepBaseline
 from prolepsis.spec.window import StepLoad
 
 
@@ -27,8 +27,8 @@ def pace(
 ) -> float:
     """Return the expected tokens of decoding per millisecond that is spent on it."""
     tokens = len(survivals) + sum(survivals[s][node] for s, nodes in enumerate(kept) for node in nodes)
-    prefill_ms = cost.ms(load.num_rows, load.num_context) - cost.ms(len(survivals), load.num_context)
-    rows = load.num_rows + sum(map(len, kept))
+    prefill_ms = cost.ms(load.num_tokens, load.num_context) - cost.ms(len(survivals), load.num_context)
+    rows = load.num_tokens + sum(map(len, kept))
     return tokens / (cost.ms(rows, load.num_context) - prefill_ms + step_ms)
 
 
@@ -45,22 +45,26 @@ def best_pace(
     return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
 
 
-def best_drafting_pace(offers: Sequence[Offer], step: Step, fixed_ms: float, sequence_ms: float) -> float:
+def best_drafting_pace(
+    expected: Sequence[ExpectedDraft], step: StepBaseline, fixed_ms: float, sequence_ms: float
+) -> float:
     """Return the highest pace that any depth for any sequences has; asking nobody is one of the choices."""
-    deepest = max((len(offer.survivals) for offer in offers), default=0)
-    asked = [subset for size in range(len(offers) + 1) for subset in combinations(offers, size)]
+    deepest = max((len(expected_draft.survivals) for expected_draft in expected), default=0)
+    asked = [subset for size in range(len(expected) + 1) for subset in combinations(expected, size)]
     depths = range(deepest + 1)
     return max(drafting_pace(subset, depth, step, fixed_ms, sequence_ms) for subset in asked for depth in depths)
 
 
-def drafting_pace(asked: Sequence[Offer], depth: int, step: Step, fixed_ms: float, sequence_ms: float) -> float:
-    """Return tokens per ms where `depth` levels are drafted for `asked`, beside free drafts, rows at their price."""
-    row = step.prices.row
+def drafting_pace(
+    asked: Sequence[ExpectedDraft], depth: int, step: StepBaseline, fixed_ms: float, sequence_ms: float
+) -> float:
+    """Return tokens per ms if `depth` levels are drafted for `asked`, with free drafts, at the cost of a token."""
+    row = step.costs.token
     tokens, ms = step.tokens, step.num_sequences / step.plain.ms + depth * fixed_ms
-    for offer in asked:
-        levels = sum(alive > row for alive in offer.survivals[:depth])  # none is drafted below
-        free = [*offer.free, *[0.0] * levels]
-        for alive, taken in zip(offer.survivals[:levels], free, strict=False):
+    for expected_draft in asked:
+        levels = sum(alive > row for alive in expected_draft.survivals[:depth])  # none is drafted below
+        free = [*expected_draft.free, *[0.0] * levels]
+        for alive, taken in zip(expected_draft.survivals[:levels], free, strict=False):
             tokens += max(0.0, alive * (1.0 - taken) - row)
         ms += levels * sequence_ms
     return tokens / ms

@@ -1,10 +1,15 @@
 """A sequence as proposers see it, with plain fields, and small builders around it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
+from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
 from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.window import StepLoad
 
 VOCAB = 100
 
@@ -14,7 +19,7 @@ class FakeSequence:
     tokens: list[int]
     num_prompt_tokens: int = 0
     key: str = "r0/0"
-    scope: str = ""
+    cache_salt: str = ""
     traffic_class: str = ""
     prediction: tuple[int, ...] = ()
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
@@ -33,3 +38,30 @@ def accepted(draft: Draft, truth: list[int]) -> list[int]:
             break
         path.append(children[0])
     return path
+
+
+def choose(
+    proposers: ProposerSet,
+    sequences: Sequence[SequenceView],
+    limits: Sequence[int],
+    plan: SpecPlan,
+    load: StepLoad | None = None,
+    *,
+    allowed: Sequence[tuple[str, ...] | None] | None = None,
+) -> list[ChosenDraft]:
+    """Return what `proposers` choose for each sequence, with the limit and proposers of the same place."""
+    names = allowed or [None] * len(sequences)
+    return proposers.propose([DraftRequest(*each) for each in zip(sequences, limits, names, strict=True)], plan, load)
+
+
+def drafts_of(
+    proposers: ProposerSet,
+    sequences: Sequence[SequenceView],
+    limits: Sequence[int],
+    plan: SpecPlan,
+    load: StepLoad | None = None,
+    *,
+    allowed: Sequence[tuple[str, ...] | None] | None = None,
+) -> list[Draft | None]:
+    """Return the drafts of `choose` alone."""
+    return [choice.draft for choice in choose(proposers, sequences, limits, plan, load, allowed=allowed)]

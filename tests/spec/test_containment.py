@@ -4,7 +4,7 @@ import pytest
 
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fake_proposer import Scripted
 from tests.spec.sequences import VOCAB, FakeSequence
 
@@ -45,12 +45,12 @@ def test_a_row_that_raises_costs_only_its_own_draft() -> None:
 
     contained = ContainedProposer(Scripted(script), VOCAB)
     for _ in range(20):
-        assert not contained.resting()
+        assert not contained.backs_off()
         assert [d is not None for d in contained.propose(SAMPLES, [4, 4, 4])] == [True, False, True]
     assert contained.num_failures == 20
 
 
-class _Short:
+class _Short(Proposer):
     name = "short"
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
@@ -84,7 +84,7 @@ def test_one_that_keeps_failing_is_left_alone_for_longer_and_longer_then_tried_a
     for _ in range(6):
         contained.propose(SAMPLES[:1], [4])
         rest = 0
-        while contained.resting():
+        while contained.backs_off():
             rest += 1
         rests.append(rest)
     assert rests == [0, 0, 16, 32, 64, 128]
@@ -92,4 +92,4 @@ def test_one_that_keeps_failing_is_left_alone_for_longer_and_longer_then_tried_a
     assert contained.propose(SAMPLES[:1], [4])[0] is not None
     broken = True
     contained.propose(SAMPLES[:1], [4])
-    assert not contained.resting()  # a success clears the record
+    assert not contained.backs_off()  # a success clears the record

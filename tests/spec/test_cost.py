@@ -55,7 +55,7 @@ def test_profile_takes_medians_and_ignores_single_outliers() -> None:
         calls[rows, context] = calls.get((rows, context), 0) + 1
         return 1000.0 if calls[rows, context] in (1, 3) else 5.0 + rows + context / 100.0  # warm-up and one hiccup
 
-    curve = profile_cost(measure, rows=(1, 8), contexts=(0, 512), repeats=3)
+    curve = profile_cost(measure, tokens=(1, 8), contexts=(0, 512), repeats=3)
     assert curve.ms(8, 512) == pytest.approx(18.12)
 
 
@@ -65,7 +65,7 @@ def test_survives_json() -> None:
     assert again.table(20, 700) == curve.table(20, 700)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"rows": [1], "contexts": [0], "ms": []}', "x", '{"rows": 3}'])
+@pytest.mark.parametrize("text", ["[]", "{}", '{"tokens": [1], "contexts": [0], "ms": []}', "x", '{"tokens": 3}'])
 def test_refuses_what_is_no_curve(text: str) -> None:
     with pytest.raises(ValueError, match=r"cost curve|Expecting"):
         CostCurve.from_json(text)

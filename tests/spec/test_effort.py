@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.effort import Decision, Effort, Offer, Prices, Step
+from prolepsis.spec.effort import DepthDecision, Effort, ExpectedDraft, MarginalCost, StepBaseline
 from tests.spec.reference import best_drafting_pace, drafting_pace
 
-GOOD = Offer((0.8, 0.64, 0.5, 0.4))
-BAD = Offer((0.05, 0.01))
-PRICES = Prices(row=0.03, ms=0.1)
+GOOD = ExpectedDraft((0.8, 0.64, 0.5, 0.4))
+BAD = ExpectedDraft((0.05, 0.01))
+COSTS = MarginalCost(token=0.03, ms=0.1)
 
 
 def _with_cost(ms_per_level: float, *, num_sequences: int = 1) -> Effort:
@@ -18,12 +18,12 @@ def _with_cost(ms_per_level: float, *, num_sequences: int = 1) -> Effort:
     return effort
 
 
-def _depth(effort: Effort, *offers: Offer, prices: Prices = PRICES) -> int:
-    return _decide(effort, *offers, prices=prices).depth
+def _depth(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS) -> int:
+    return _decide(effort, *expected, costs=costs).depth
 
 
-def _decide(effort: Effort, *offers: Offer, prices: Prices = PRICES) -> Decision:
-    return effort.decide(offers[0].survivals, offers, Step(prices, len(offers)))
+def _decide(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS) -> DepthDecision:
+    return effort.decide(expected[0].survivals, expected, StepBaseline(costs, len(expected)))
 
 
 def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
@@ -36,7 +36,7 @@ def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
     effort = Effort(one_pass=True)
     effort.cost.learn(1, effort.paid(3), 5.0)
     assert _depth(effort, GOOD) == 4, "5 ms for all levels, where each would cost as much: 2"
-    assert effort.threshold(1, PRICES) == PRICES.row
+    assert effort.threshold(1, COSTS) == COSTS.token
     effort = Effort(one_pass=True)
     effort.cost.learn(1, effort.paid(4), 50.0)
     assert _depth(effort, GOOD) == 0
@@ -45,26 +45,28 @@ def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
 falling = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda chances: tuple(sorted(chances, reverse=True)))
 
 
-steps = st.builds(Step, st.builds(Prices, st.floats(0.0, 0.4), st.floats(0.01, 1.0)), st.just(5), st.floats(0.0, 3.0))
+steps = st.builds(
+    StepBaseline, st.builds(MarginalCost, st.floats(0.0, 0.4), st.floats(0.01, 1.0)), st.just(5), st.floats(0.0, 3.0)
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.builds(Offer, falling, falling), min_size=1, max_size=4),
+    st.lists(st.builds(ExpectedDraft, falling, falling), min_size=1, max_size=4),
     steps,
     st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5.0)), min_size=1, max_size=5),
 )
 def test_finds_the_best_depth_and_sequences_of_all(
-    offers: list[Offer], step: Step, calls: list[tuple[int, float]]
+    expected: list[ExpectedDraft], step: StepBaseline, calls: list[tuple[int, float]]
 ) -> None:
     effort = Effort()
     for num_sequences, call_ms in calls:
         effort.cost.learn(num_sequences, 1, call_ms)
-    decision = effort.decide((1.0,) * 4, offers, step)
+    decision = effort.decide((1.0,) * 4, expected, step)
     cost = effort.cost.fixed_ms, effort.cost.sequence_ms
-    asked = [offer for offer, does in zip(offers, decision.asked, strict=True) if does]
+    asked = [expected_draft for expected_draft, does in zip(expected, decision.asked, strict=True) if does]
     chosen = drafting_pace(asked, decision.depth, step, *cost)
-    assert chosen == pytest.approx(best_drafting_pace(offers, step, *cost), rel=2e-4)
+    assert chosen == pytest.approx(best_drafting_pace(expected, step, *cost), rel=2e-4)
 
 
 def test_sequences_share_the_cost_of_a_level() -> None:
@@ -73,9 +75,9 @@ def test_sequences_share_the_cost_of_a_level() -> None:
 
 
 def test_gains_are_those_beside_the_free_draft() -> None:
-    assert _depth(_with_cost(3.0), Offer(GOOD.survivals, (0.95, 0.9, 0.85, 0.8))) == 0
-    assert _depth(_with_cost(2.0), Offer(GOOD.survivals, (0.3,))) == 4  # the free draft is short
-    decision = _decide(_with_cost(3.0), Offer(GOOD.survivals, (0.99,) * 4), GOOD)
+    assert _depth(_with_cost(3.0), ExpectedDraft(GOOD.survivals, (0.95, 0.9, 0.85, 0.8))) == 0
+    assert _depth(_with_cost(2.0), ExpectedDraft(GOOD.survivals, (0.3,))) == 4  # the free draft is short
+    decision = _decide(_with_cost(3.0), ExpectedDraft(GOOD.survivals, (0.99,) * 4), GOOD)
     assert decision.asked == (False, True)
 
 
@@ -83,16 +85,16 @@ def test_a_sequence_that_gains_less_than_its_part_of_a_call_is_left_out() -> Non
     effort = Effort()
     for num_sequences in (1, 8) * 40:
         effort.cost.learn(num_sequences, 1, 1.0 + 0.5 * num_sequences)
-    offers = [GOOD] * 4 + [Offer((0.06,))]
-    assert _decide(effort, *offers).asked == (True,) * 4 + (False,)
+    expected = [GOOD] * 4 + [ExpectedDraft((0.06,))]
+    assert _decide(effort, *expected).asked == (True,) * 4 + (False,)
 
 
 def test_nodes_of_the_next_level_pay_their_row_and_their_share_of_it() -> None:
     effort = Effort()
     for num_sequences in (1, 16) * 100:
         effort.cost.learn(num_sequences, 2, 2 * (1.0 + 0.1 * num_sequences))
-    assert effort.threshold(1, PRICES) == pytest.approx(0.03 + 0.1 * 1.1, rel=0.05)
-    assert effort.threshold(16, PRICES) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.1), rel=0.05)
+    assert effort.threshold(1, COSTS) == pytest.approx(0.03 + 0.1 * 1.1, rel=0.05)
+    assert effort.threshold(16, COSTS) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.1), rel=0.05)
 
 
 def test_probes_back_off_up_to_a_cap() -> None:
@@ -107,7 +109,7 @@ def test_a_better_promise_starts_probing_anew() -> None:
     effort = _with_cost(5.0)
     for _ in range(600):
         _depth(effort, BAD)
-    promising = Offer((0.3, 0.1))  # still not worth it
+    promising = ExpectedDraft((0.3, 0.1))  # still not worth it
     assert [step for step in range(1, 100) if _depth(effort, promising)] == [1, 33, 97]
 
 
@@ -115,8 +117,8 @@ def test_switched_on_only_for_a_gain_that_holds() -> None:
     effort = _with_cost(5.0)
     for _ in range(100):
         _depth(effort, BAD)
-    small = Offer((0.55,))  # gains 0.02 tokens a step
-    asked = [_depth(effort, offer) for offer in [*[small] * 10, *[GOOD, GOOD, BAD] * 10]]
+    small = ExpectedDraft((0.55,))  # gains 0.02 tokens a step
+    asked = [_depth(effort, expected_draft) for expected_draft in [*[small] * 10, *[GOOD, GOOD, BAD] * 10]]
     assert sum(map(bool, asked)) <= 3, "probes"
     asked = [_depth(effort, GOOD) for _ in range(12)]
     assert asked[8:] == [2] * 4
@@ -127,7 +129,7 @@ def test_noise_around_the_point_where_it_just_pays_does_not_flip_it() -> None:
     effort, rng = _with_cost(5.0), random.Random(0)
     flips, on = 0, True
     for _ in range(2000):
-        _depth(effort, Offer((0.53 + rng.uniform(-0.04, 0.04),)))
+        _depth(effort, ExpectedDraft((0.53 + rng.uniform(-0.04, 0.04),)))
         flips += effort._switch.on != on
         on = effort._switch.on
     assert flips <= 4
@@ -138,15 +140,15 @@ def test_gains_that_fall_short_of_what_was_expected_are_expected_less() -> None:
     assert _depth(effort, GOOD) == 4
     for _ in range(200):
         decision = _decide(effort, GOOD)
-        brought = sum(alive - PRICES.row for alive in GOOD.survivals[: decision.depth])
+        brought = sum(alive - COSTS.token for alive in GOOD.survivals[: decision.depth])
         effort.learn(decision.gain, 0.6 * brought)
     assert 0 < decision.depth < 4
     assert decision.gain == pytest.approx(0.6 * brought, rel=0.1)
 
 
 def test_what_survives_nowhere_is_not_drafted() -> None:
-    assert _decide(_with_cost(1.0), Offer(())) == Decision(0, (False,))
+    assert _decide(_with_cost(1.0), ExpectedDraft(())) == DepthDecision(0, (False,))
 
 
 def test_the_first_call_whose_cost_nobody_knows_is_no_deep_one() -> None:
-    assert _depth(Effort(), Offer((0.9,) * 16)) == 3
+    assert _depth(Effort(), ExpectedDraft((0.9,) * 16)) == 3

@@ -1,32 +1,32 @@
 """A proposer in the place of another: what is kept and what is forgotten."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.window import Window
 from tests.spec.sequences import FakeSequence
 
 
-class Costly:
+class Costly(Proposer):
     """Proposes nothing, and raises where it is told of tokens if it is `broken`."""
 
     name = "costly"
-    free = False
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken = broken
 
-    def propose(self, sequences: object, limits: object) -> list[Draft | None]:
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return []
 
-    def commit(self, sequence: object, num_new: int) -> None:
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
         if self.broken:
             raise RuntimeError("broken")
-
-    def forget(self, sequence: object) -> None: ...
 
 
 def test_counters_go_on_and_estimates_start_over() -> None:

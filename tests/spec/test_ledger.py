@@ -4,18 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from prolepsis.core.plan import LeftOut, SpecPlan
+from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.effort import Prices
-from prolepsis.spec.leaving_out import LeavingOut
-from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.effort import MarginalCost
+from prolepsis.spec.ledger import DisabledProposers, Ledger
 from prolepsis.spec.window import Window
 from tests.fake_proposer import Scripted
-from tests.spec.sequences import VOCAB, FakeSequence
+from tests.spec.sequences import VOCAB, FakeSequence, drafts_of
 
 NAMES = ("head", "suffix")
 
@@ -27,7 +26,7 @@ def of(counts: Sequence[TrafficClassCounts], proposer: str, traffic_class: str) 
 
 def test_time_is_shared_and_counted_at_its_price() -> None:
     ledger = Ledger(NAMES)
-    ledger.ask("head", ["chat", "chat", "code", "code"], 0.008, Prices(row=0.1, ms=0.5))
+    ledger.ask("head", ["chat", "chat", "code", "code"], 0.008, MarginalCost(token=0.1, ms=0.5))
     assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0)
     assert of(ledger.counts(), "head", "code").num_asked == 2
     ledger.ask("head", ["chat"], 0.008, None)
@@ -45,7 +44,7 @@ def test_a_late_call_is_late_once_for_each_traffic_class_that_took_part() -> Non
 def test_rows_and_tokens_of_a_merged_draft_count_for_whom_they_are_of() -> None:
     draft = Draft((1, 2, 3), (ROOT, 0, 0), "merged", sources=("suffix", "suffix", "head"))
     ledger = Ledger(NAMES)
-    ledger.verify(draft, [0, 2], "chat", Prices(row=0.1, ms=0.0))
+    ledger.verify(draft, [0, 2], "chat", MarginalCost(token=0.1, ms=0.0))
     suffix, head = of(ledger.counts(), "suffix", "chat"), of(ledger.counts(), "head", "chat")
     assert suffix.spent == pytest.approx(0.2)
     assert head.spent == pytest.approx(0.1)
@@ -88,7 +87,7 @@ def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
         FakeSequence([1, 2], key="b", traffic_class="code"),
     ]
     for _ in range(10):
-        assert proposers.propose(sequences, [4, 4], SpecPlan()) == [None, None]
+        assert drafts_of(proposers, sequences, [4, 4], SpecPlan()) == [None, None]
         for sequence, token in zip(sequences, (7, 8), strict=True):
             sequence.tokens.append(token)
             proposers.commit(sequence, 1)
@@ -109,13 +108,13 @@ def test_a_fault_is_counted_with_the_traffic_class_whose_sequence_it_was() -> No
         FakeSequence([1, 2], key="b", traffic_class="code"),
     ]
     for _ in range(3):
-        proposers.propose(sequences, [4, 4], SpecPlan())
+        drafts_of(proposers, sequences, [4, 4], SpecPlan())
     assert [(c.traffic_class, c.errors_in_row) for c in proposers.ledger.counts() if c.num_errors] == [("code", 3)]
 
 
 def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
-    leaving = LeavingOut(Ledger(NAMES))
-    plan = SpecPlan(left_out=(LeftOut("head", "chat"),))
+    leaving = DisabledProposers(Ledger(NAMES))
+    plan = SpecPlan(disabled=(DisabledProposer("head", "chat"),))
     assert leaving.allowed("code", None, plan, NAMES) is None
     assert leaving.allowed("chat", None, plan, NAMES) == ("suffix",)
     assert leaving.allowed("chat", ("head",), plan, NAMES) == ()
@@ -125,11 +124,13 @@ def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
 
 def test_a_grant_of_probes_is_used_up_and_a_plan_that_repeats_it_grants_no_more() -> None:
     ledger = Ledger(NAMES)
-    leaving = LeavingOut(ledger)
+    leaving = DisabledProposers(ledger)
     ledger.ask("head", ["chat"] * 50, 0.0, None)
 
     def may_draft(version: int, probe_round: int) -> bool:
-        plan = SpecPlan(version=version, left_out=(LeftOut("head", "chat", probes=3, probe_round=probe_round),))
+        plan = SpecPlan(
+            version=version, disabled=(DisabledProposer("head", "chat", probes=3, probe_round=probe_round),)
+        )
         return leaving.allowed("chat", None, plan, NAMES) is None
 
     assert may_draft(1, 1)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from prolepsis.core.stats import ProposerCounts, count_draft
 from prolepsis.spec.acceptance import survivals
-from prolepsis.spec.candidate import MERGED, Rated, merge
+from prolepsis.spec.candidate import MERGED, ScoredDraft, merge
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import verify
 from tests.spec.drafts import paths, rates, trees
@@ -22,8 +22,8 @@ pairs = st.tuples(trees("a"), trees("b")).flatmap(
 def _merge(
     first: Draft, first_rates: list[float], second: Draft, second_rates: list[float], *, limit: int, floor: float = 0.0
 ) -> Draft:
-    rated = [Rated(d, survivals(d, r), 0.0) for d, r in ((first, first_rates), (second, second_rates))]
-    return merge(rated[0], rated[1], limit, floor)
+    scored = [ScoredDraft(d, survivals(d, r), 0.0) for d, r in ((first, first_rates), (second, second_rates))]
+    return merge(scored[0], scored[1], limit, floor)
 
 
 def _verdict(draft: Draft, truth: list[int]) -> tuple[int, ...]:

@@ -2,9 +2,8 @@ import random
 
 import pytest
 
-from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.scoring import Scoreboard
 from tests.spec.sequences import FakeSequence
 
 

@@ -7,14 +7,14 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import SequenceStep, Verdict, verify, verify_batch
+from prolepsis.spec.verify import SequenceStep, VerifyResult, verify, verify_batch
 
 V = 6
 GREEDY = SamplingParams(temperature=0.0)
 TREE = Draft(tokens=(1, 2, 3, 4, 5), parents=(ROOT, 0, 1, 0, 3), proposer="test")
 
 
-def target(picks: dict[int, int]) -> tuple[list[int], Verdict]:
+def target(picks: dict[int, int]) -> tuple[list[int], VerifyResult]:
     """Verify TREE against a target that says `picks[node]`; also return the nodes asked for."""
     visited: list[int] = []
 
@@ -30,53 +30,53 @@ def logits_saying(tokens: list[int]) -> torch.Tensor:
 
 
 def test_no_draft_emits_one_token() -> None:
-    assert verify(None, lambda node: 3) == Verdict((3,), ())
-    assert verify(chain((), "test"), lambda node: 3) == Verdict((3,), ())
+    assert verify(None, lambda node: 3) == VerifyResult((3,), ())
+    assert verify(chain((), "test"), lambda node: 3) == VerifyResult((3,), ())
 
 
 def test_a_wrong_first_token_is_recovered() -> None:
-    visited, verdict = target({ROOT: 5})
-    assert verdict == Verdict((5,), ())
+    visited, result = target({ROOT: 5})
+    assert result == VerifyResult((5,), ())
     assert visited == [ROOT]
 
 
 def test_the_principal_chain_is_followed_to_the_bonus_token() -> None:
-    visited, verdict = target({ROOT: 1, 0: 2, 1: 3, 2: 0})
-    assert verdict == Verdict((1, 2, 3, 0), (0, 1, 2))
+    visited, result = target({ROOT: 1, 0: 2, 1: 3, 2: 0})
+    assert result == VerifyResult((1, 2, 3, 0), (0, 1, 2))
     assert visited == [ROOT, 0, 1, 2]
-    assert verdict.rows == (0, 1, 2, 3)
-    assert verdict.num_accepted == 3
-    assert not verdict.last_was_drafted
+    assert result.rows == (0, 1, 2, 3)
+    assert result.num_accepted == 3
+    assert not result.last_was_drafted
 
 
 def test_a_side_branch_is_followed() -> None:
-    visited, verdict = target({ROOT: 1, 0: 4, 3: 5, 4: 5})
-    assert verdict == Verdict((1, 4, 5, 5), (0, 3, 4))
+    visited, result = target({ROOT: 1, 0: 4, 3: 5, 4: 5})
+    assert result == VerifyResult((1, 4, 5, 5), (0, 3, 4))
     assert visited == [ROOT, 0, 3, 4]
 
 
 def test_a_token_of_another_branch_is_not_a_child() -> None:
-    _, verdict = target({ROOT: 1, 0: 2, 1: 5})
-    assert verdict == Verdict((1, 2, 5), (0, 1))
+    _, result = target({ROOT: 1, 0: 2, 1: 5})
+    assert result == VerifyResult((1, 2, 5), (0, 1))
 
 
 def test_a_drafted_end_token_ends_the_walk_inclusive() -> None:
-    verdict = verify(chain((1, 2, 3), "test"), lambda node: node + 2, ends=frozenset({2}))
-    assert verdict == Verdict((1, 2), (0,), end_token=2, last_was_drafted=True)
-    assert (verdict.num_accepted, verdict.last_was_drafted) == (1, True)
+    result = verify(chain((1, 2, 3), "test"), lambda node: node + 2, ends=frozenset({2}))
+    assert result == VerifyResult((1, 2), (0,), end_token=2, last_was_drafted=True)
+    assert (result.num_accepted, result.last_was_drafted) == (1, True)
 
 
 def test_an_end_token_that_was_not_drafted() -> None:
-    verdict = verify(chain((1, 2), "test"), lambda node: [1, 0][node + 1], ends=frozenset({0}))
-    assert verdict == Verdict((1, 0), (0,), end_token=0)
+    result = verify(chain((1, 2), "test"), lambda node: [1, 0][node + 1], ends=frozenset({0}))
+    assert result == VerifyResult((1, 0), (0,), end_token=0)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_the_limit_cuts_inside_the_block(limit: int) -> None:
-    verdict = verify(chain((1, 2, 3), "test"), lambda node: node + 2, limit=limit)
-    assert verdict.tokens == (1, 2, 3, 4)[:limit]
-    assert verdict.path == (0, 1, 2)[: limit - 1]
-    assert verdict.last_was_drafted == (limit < 4)
+    result = verify(chain((1, 2, 3), "test"), lambda node: node + 2, limit=limit)
+    assert result.tokens == (1, 2, 3, 4)[:limit]
+    assert result.path == (0, 1, 2)[: limit - 1]
+    assert result.last_was_drafted == (limit < 4)
 
 
 def test_a_sequence_without_room_is_a_broken_invariant() -> None:
@@ -92,13 +92,13 @@ def test_batch_of_greedy_and_sampled_chains_and_trees() -> None:
         SequenceStep(None, sure, key=2, position=4, first_row=6),
         SequenceStep(chain((4, 2), "test"), sure, key=3, position=4, first_row=7),
     ]
-    verdicts = verify_batch(steps, logits_saying(said), Sampler(V, ()))
-    assert verdicts == [
-        Verdict((1, 2, 3, 0), (0, 1, 2), first_row=0),
-        Verdict((4,), (), first_row=6),
-        Verdict((4, 1), (0,), first_row=7),
+    results = verify_batch(steps, logits_saying(said), Sampler(V, ()))
+    assert results == [
+        VerifyResult((1, 2, 3, 0), (0, 1, 2), first_row=0),
+        VerifyResult((4,), (), first_row=6),
+        VerifyResult((4, 1), (0,), first_row=7),
     ]
-    assert [verdict.rows for verdict in verdicts] == [(0, 1, 2, 3), (6,), (7, 8)]
+    assert [result.rows for result in results] == [(0, 1, 2, 3), (6,), (7, 8)]
 
 
 def test_rows_need_not_follow_the_order_of_samples() -> None:
@@ -106,8 +106,8 @@ def test_rows_need_not_follow_the_order_of_samples() -> None:
         SequenceStep(None, GREEDY, key=1, position=0, first_row=2),
         SequenceStep(chain((3,), "test"), GREEDY, key=1, position=0, first_row=0),
     ]
-    verdicts = verify_batch(steps, logits_saying([3, 1, 5]), Sampler(V, ()))
-    assert [verdict.tokens for verdict in verdicts] == [(5,), (3, 1)]
+    results = verify_batch(steps, logits_saying([3, 1, 5]), Sampler(V, ()))
+    assert [result.tokens for result in results] == [(5,), (3, 1)]
 
 
 def test_limits_of_a_step_are_max_tokens_and_room() -> None:
@@ -151,11 +151,11 @@ def test_a_batch_equals_each_sequence_alone(
         params = SamplingParams(temperature=0.7 * (i % 2), presence_penalty=presence, max_tokens=6)
         steps.append(SequenceStep(draft, params, seed + i, i, row, TokenHistory([1])))
         row += 1 + len(draft.tokens)
-    verdicts = verify_batch(steps, logits, sampler)
-    assert verdicts == [verify_batch([step], logits, sampler)[0] for step in steps]
-    for draft, step, verdict in zip(batch, steps, verdicts, strict=True):
-        assert len(verdict.path) == len(verdict.tokens) - 1
-        assert [draft.tokens[node] for node in verdict.path] == list(verdict.tokens[:-1])
-        assert [draft.parents[node] for node in verdict.path] == [ROOT, *verdict.path][: len(verdict.path)]
-        assert len(verdict.tokens) <= step.limit
-        assert 0 not in verdict.tokens[:-1]
+    results = verify_batch(steps, logits, sampler)
+    assert results == [verify_batch([step], logits, sampler)[0] for step in steps]
+    for draft, step, result in zip(batch, steps, results, strict=True):
+        assert len(result.path) == len(result.tokens) - 1
+        assert [draft.tokens[node] for node in result.path] == list(result.tokens[:-1])
+        assert [draft.parents[node] for node in result.path] == [ROOT, *result.path][: len(result.path)]
+        assert len(result.tokens) <= step.limit
+        assert 0 not in result.tokens[:-1]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.spec.acceptance import survivals
-from prolepsis.spec.candidate import Rated, merge
+from prolepsis.spec.candidate import ScoredDraft, merge
 from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.window import StepLoad, Window
@@ -26,15 +26,15 @@ def batches(draw: st.DrawFn) -> tuple[list[Draft | None], list[tuple[float, ...]
     drafts: list[Draft | None] = []
     alive: list[tuple[float, ...]] = []
     for _ in range(draw(st.integers(1, 3))):
-        rated: list[Rated] = []
+        scored: list[ScoredDraft] = []
         for name in draw(st.sampled_from([(), ("a",), ("a", "b")])):
             draft = draw(trees(name, max_size=4))
-            rated.append(Rated(draft, survivals(draft, draw(rates(draft, least=0.3))), 0.0))
-        if len(rated) == 2:
-            union = merge(rated[0], rated[1], limit=5)
-            rated = [Rated(union, union.survival, 0.0)]
-        drafts.append(rated[0].draft if rated else None)
-        alive.append(rated[0].survivals if rated else ())
+            scored.append(ScoredDraft(draft, survivals(draft, draw(rates(draft, least=0.3))), 0.0))
+        if len(scored) == 2:
+            union = merge(scored[0], scored[1], limit=5)
+            scored = [ScoredDraft(union, union.survival, 0.0)]
+        drafts.append(scored[0].draft if scored else None)
+        alive.append(scored[0].survivals if scored else ())
     return drafts, alive
 
 

@@ -77,8 +77,8 @@ def test_requests_are_counted_by_outcome_with_their_times() -> None:
 
 def test_steps_are_split_by_part() -> None:
     metrics = Metrics()
-    metrics.step_done({"forward": 0.5, "propose": 0.25}, num_rows=3)
-    metrics.step_done({"forward": 0.5}, num_rows=2)
+    metrics.step_done({"forward": 0.5, "propose": 0.25}, num_tokens=3)
+    metrics.step_done({"forward": 0.5}, num_tokens=2)
     assert sample(metrics, "prolepsis_step_seconds_total", part="forward") == 1.0
     assert sample(metrics, "prolepsis_step_seconds_total", part="propose") == 0.25
     assert sample(metrics, "prolepsis_steps_total") == 2

@@ -71,7 +71,7 @@ class DeepCheck:
             prompt_token_ids=(0,),
             params=SamplingParams(temperature=0.0, max_tokens=1),
             priority=-(2**31),
-            scope=SCOPE,
+            cache_salt=SCOPE,
             speculation=SpeculationChoice("off"),
         )
         num_tokens, finished = 0, False

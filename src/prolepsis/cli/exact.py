@@ -170,7 +170,7 @@ def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True
         request_id=f"{scope} {suffix}".strip(),
         prompt_token_ids=case.prompt.token_ids,
         params=case.params,
-        scope=scope,
+        cache_salt=scope,
         speculation=SpeculationChoice("auto" if speculate else "off"),
     )
 

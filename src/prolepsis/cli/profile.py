@@ -80,14 +80,14 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
 
 
 def document(found: Profile) -> dict[str, object]:
-    """Return the profile as programs read it; `ms[i][j]` is a pass of `rows[i]` tokens at `contexts[j]`."""
+    """Return the profile as programs read it; `ms[i][j]` is a pass of `tokens[i]` tokens at `contexts[j]`."""
     facts = {name: getattr(found, name) for name in Profile.__slots__ if name != "curve"}
-    curve = {"rows": found.curve.rows, "contexts": found.curve.contexts, "ms": found.curve.profiled}
+    curve = {"tokens": found.curve.tokens, "contexts": found.curve.contexts, "ms": found.curve.profiled}
     return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve}
 
 
 def show(found: Profile) -> None:
-    """Print the facts, then the curve: milliseconds, and times those of the first row count."""
+    """Print the facts, then the curve: milliseconds, and times those of the smallest pass."""
     facts = [("model", found.model), ("forward", found.forward)]
     if found.fallback:
         facts.append(("no faster forward because", found.fallback))
@@ -100,10 +100,10 @@ def show(found: Profile) -> None:
             str(count),
             *(f"{ms:.2f} ({ms / base:.2f}x)" if base else f"{ms:.2f}" for ms, base in zip(line, first, strict=True)),
         ]
-        for count, line in zip(found.curve.rows, found.curve.profiled, strict=True)
+        for count, line in zip(found.curve.tokens, found.curve.profiled, strict=True)
     ]
     contexts = [f"context {context}" for context in found.curve.contexts]
-    print_table("milliseconds a pass", ["rows", *contexts], rows)
+    print_table("milliseconds a pass", ["tokens", *contexts], rows)
 
 
 def _sampling(defaults: SamplingDefaults) -> str:

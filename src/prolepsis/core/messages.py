@@ -1,4 +1,4 @@
-"""What the engine room accepts through its inbox: the only door in."""
+"""Messages that the engine accepts through its inbox, the only way in."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class SwapHead:
-    """Draft with another head from the next step on: the one that was loaded under `ticket` (`engine.head_bay`)."""
+    """Draft with another head from the next step on: the one loaded under `ticket` (`engine.draft_head_slot`)."""
 
     name: str
     """NAME@VERSION, or "none"."""

@@ -1,16 +1,19 @@
-"""The one value by which control enters the engine, swapped between two steps."""
+"""The speculation plan: the one value by which control enters the engine, swapped between two steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MAX_STOPPED_RUNS = 256
+"""Stopped runs that an engine remembers; by then no request of an older one is left."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A proposer that drafts no more for the samples of one traffic class, those in flight included."""
+class DisabledProposer:
+    """A proposer that may not draft for one traffic class, requests in flight included."""
 
     proposer: str
     traffic_class: str
     probes: int = 0
-    """Drafts it may still be asked for, to see how it fares now."""
+    """Drafts it may still be asked for, to judge it again."""
     probe_round: int = 0
     """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
 
@@ -27,9 +30,32 @@ class SpecPlan:
     """Draft exactly this many tokens where possible instead of letting the window decide (benchmarks, tests)."""
     reason: str = "default"
     stopped: frozenset[str] = frozenset()
-    """Runs of rollouts that were taken back: their requests decode plainly, those in flight too. The engine keeps
-    them over later plans."""
-    left_out: tuple[LeftOut, ...] = ()
+    """Runs of rollouts that were rolled back: their requests decode plainly, in flight too. The engine keeps the last
+    ones over later plans (`AppliedPlan`)."""
+    disabled: tuple[DisabledProposer, ...] = ()
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")
+
+
+class AppliedPlan:
+    """The plan that an engine applies, with the runs that were stopped under it and earlier ones."""
+
+    def __init__(self, plan: SpecPlan | None = None) -> None:
+        self.current = plan or SpecPlan()
+        self._stopped = dict.fromkeys(sorted(self.current.stopped))  # oldest first
+
+    def apply(self, plan: SpecPlan) -> None:
+        """Replace the plan; runs that were stopped stay stopped."""
+        self._stop(plan, sorted(plan.stopped))
+
+    def stop(self, run: str) -> None:
+        """Decode the requests of a rollout's run plainly from now on."""
+        self._stop(self.current, [run])
+
+    def _stop(self, plan: SpecPlan, runs: list[str]) -> None:
+        for run in runs:
+            self._stopped.setdefault(run)
+        for oldest in list(self._stopped)[:-MAX_STOPPED_RUNS]:
+            del self._stopped[oldest]
+        self.current = replace(plan, stopped=frozenset(self._stopped))

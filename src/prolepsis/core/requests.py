@@ -35,7 +35,7 @@ MAX_TOP_LOGPROBS = 20
 class SamplingParams:
     """Parameters of one request's sampling; the defaults sample the target's own distribution.
 
-    Order of application, the same for plain decoding and for every node of a draft (ALGORITHMS 1.5): logit bias,
+    Order of application, the same for plain decoding and for every node of a draft: logit bias,
     grammar, ban of end-of-sequence below `min_tokens`, repetition, presence and frequency penalties, temperature,
     top-k, top-p, min-p.
     """
@@ -179,10 +179,10 @@ class GenerateRequest:
     """Lower runs first; equal priorities run in order of arrival."""
     deadline_s: float | None = None
     """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
-    scope: str = ""
-    """Tenant scope: nothing drafted or cached for one scope is visible to another."""
+    cache_salt: str = ""
+    """Of tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
     traffic_class: str = ""
-    """Requests of one traffic class are alike to whoever watches proposers (`control.traffic classes`)."""
+    """The class by which proposers are counted and judged (`core.facts`)."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
     grammar: GrammarSpec | None = None
@@ -193,7 +193,7 @@ class GenerateRequest:
     emitted: tuple[tuple[int, ...], ...] = ()
     """What was emitted for the same request before, sample by sample; it is then a replay, held against that.
 
-    A replay is decoded plainly. Nothing that others computed is reused for it, and nobody learns from it.
+    A replay is decoded plainly. Nothing that others computed is reused for it, and no proposer learns from it.
     """
 
     @property

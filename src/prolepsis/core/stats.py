@@ -15,7 +15,7 @@ class DeviceSeconds:
     prefill: float = 0.0
     """Passes over its prompt, and over tokens computed again after a preemption."""
     plain: float = 0.0
-    """Of passes that decoded: what they had taken of it without drafts."""
+    """Of passes that decoded: the part that they would take without drafts."""
     verify: float = 0.0
     """What its draft tokens added to them."""
     propose: float = 0.0
@@ -23,7 +23,7 @@ class DeviceSeconds:
     host: float = 0.0
     """Scheduling and committing, while the device waits."""
     predicted_plain: float = 0.0
-    """What decoding all of it plainly had taken, by the cost curve; no part of the total."""
+    """What plain decoding of all of it would take, by the cost curve; no part of the total."""
 
     @property
     def total(self) -> float:
@@ -31,7 +31,7 @@ class DeviceSeconds:
 
     @property
     def speculation(self) -> float:
-        """What it took more than its steps had taken without drafts."""
+        """What it took in addition to its steps without drafts."""
         return self.verify + self.propose
 
     def by_kind(self) -> dict[DeviceKind, float]:
@@ -103,15 +103,15 @@ class ProposerMemory:
 
 Mode = Literal["on", "off", "shadow"]
 PlainReason = Literal[
-    "no_draft",  # proposers were asked, none had a draft
-    "not_worth_it",  # there was a draft, but verifying it was not worth its rows
-    "too_costly",  # no free proposer had a draft, and asking the costly ones was not worth their time
-    "resting",  # nobody was asked: the proposers rest after failures
-    "breaker_open",  # nobody was asked: the plan leaves out all proposers of the sample's traffic class
-    "put_off",  # in shadow, nobody was asked for its request: others' drafts in shadow have their share of the time
-    "no_room",  # no room for a draft token in the pass, its pages, or the sample, which ends with this step
+    "no_draft",  # no proposer had a draft
+    "not_worth_it",  # there was a draft, but verifying it would not pay
+    "too_costly",  # no free proposer had a draft, and asking the costly ones would not pay
+    "backoff",  # the proposers back off after failures
+    "breaker_open",  # the plan disables all proposers for the traffic class
+    "shadow_budget",  # in shadow, the request was not admitted: the share of time for drafts in shadow is spent
+    "no_capacity",  # no room for a draft token in the pass, its pages, or the sequence, which ends with this step
 ]
-"""Why a decoding step, which might have speculated, was plain for one sample."""
+"""Why a decoding step, which might have speculated, was plain for one sequence."""
 
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
@@ -119,9 +119,9 @@ EffectiveReason = Literal[
     "no_draft",  # these six, where no draft was verified: the most frequent `PlainReason` of its steps
     "not_worth_it",
     "too_costly",
-    "resting",
+    "backoff",
     "breaker_open",
-    "put_off",
+    "shadow_budget",
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "flag_off",  # a feature flag turned it off

@@ -11,7 +11,8 @@ Of a row that decodes the first two lines are `plain`, the third is `verify`; al
 drafts is paid in equal parts by the rows that proposers were asked for, what proposers learn by the requests that may
 speculate, the rest of the step by all rows.
 
-`predicted_plain`: a row that emits k tokens had taken k plain steps, each its `plain` and `host` of this one.
+`predicted_plain`: a row that emits k tokens would have taken k plain steps, each at the cost of its `plain`
+and `host` in this one.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,9 @@ from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.shadow import ShadowDraft
 
-_NOT_ASKED: frozenset[PlainReason] = frozenset({"too_costly", "resting", "breaker_open", "put_off", "no_room"})
+_NOT_ASKED: frozenset[PlainReason] = frozenset(
+    {"too_costly", "backoff", "breaker_open", "shadow_budget", "no_capacity"}
+)
 
 
 def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
@@ -72,7 +75,7 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
         device.host += host
         first = equal + by_context * start
         if num_new > 1 or start < sequence.num_prompt_tokens:
-            first += by_token * (row.num_rows - 1)
+            first += by_token * (row.num_scheduled_tokens - 1)
             device.prefill += first
             device.predicted_plain += first + host
             continue
@@ -157,7 +160,7 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
     sequence = row.sequence
     if row.shadow is not None:
         sequence.shadow = ShadowDraft(row.shadow)
-        for name, drafting, verifying in row.shadow_spent:
+        for name, drafting, verifying in row.shadow_cost:
             counts = sequence.request.stats.shadow.setdefault(name, ProposerCounts())
             counts.drafting += drafting
             counts.verifying += verifying
@@ -199,6 +202,6 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     frequent: EffectiveReason = "no_decode"
     steps = 0
     for plain, count in request.stats.plain_steps.items():
-        if plain != "no_room" and count > steps:
+        if plain != "no_capacity" and count > steps:
             frequent, steps = plain, count
     return frequent

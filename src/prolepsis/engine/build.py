@@ -1,4 +1,4 @@
-"""From a configuration to an engine: the one place that puts the engine room together."""
+"""Builds an engine from a configuration: the one place that puts its parts together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -7,11 +7,11 @@ import structlog
 
 from prolepsis.core.config import DRAFT_HEAD, PROPOSER_NAMES, EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.client import EngineInfo
-from prolepsis.engine.draft_head_slot import HeadBay
+from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide
-from prolepsis.engine.hidden_states import Showing
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
@@ -27,13 +27,14 @@ from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.heads.base import DraftHead, HeadInfo
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo
+from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo, TargetModel
 from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import CostCurve, flat_cost
-from prolepsis.spec.proposer import FeatureConsumer, Proposer
+from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
 from prolepsis.spec.proposers.draft_model import DraftModel
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.spec.proposers.grammar import Grammar
@@ -41,7 +42,6 @@ from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import Window
 
 log = structlog.get_logger(__name__)
@@ -85,62 +85,103 @@ def assemble(
     observer: EngineObserver | None = None,
     *,
     head: DraftHead | None = None,
-    consumers: Sequence[FeatureConsumer] = (),
+    consumers: Sequence[HiddenStateConsumer] = (),
     find_head: Callable[[str], DraftHead | None] | None = None,
 ) -> Engine:
-    """Return an engine around loaded models; `consumers` see the target's hidden states, as the head does.
+    """Return an engine around loaded models; `consumers` take the target's hidden states, as the head does.
 
-    `find_head` loads the heads that are put in later by name; default: those of the registry.
+    `find_head` loads by name the heads that replace this one later; default: those of the registry.
     """
     model, info = target.model, target.model.info
     max_model_len = context_length(config, info.max_positions)
     exactness = decide(model, config.strict)
-    page_bytes = info.page_bytes + sum(other.page_bytes for other in _beside(draft, head))
+    page_bytes = info.page_bytes + sum(other.page_bytes for other in _with_pages(draft, head))
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
     early = early_exit(config, target)
     exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
-    pool = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache)
-    limits = SchedulerLimits(
-        config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
-    )
-    place = partial(Head, num_pages=num_pages, max_sequences=config.max_requests)
-    heads = [place(head)] if head else []
-    find_head = find_head or partial(head_for, target=target, root=config.model_dir)
-    bay = HeadBay(lambda name: place(found) if (found := find_head(name)) else None, model, *heads)
-    grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
-    scheduler = Scheduler(limits, Paging(pool, _copier(cache, bay)), target.tokenizer, grammars)
-    scheduler.plan = SpecPlan(num_speculative_tokens=config.num_speculative_tokens)
-    exit_pages = partial(EarlyExitProposer, cache=cache, first_page=num_pages, page_bytes=info.page_bytes)
-    exits = [exit_pages(early, max_sequences=exit_sequences)] if early else []
-    proposers: list[Proposer] = [*make_proposers(config, target, draft, num_pages), *exits, *heads]
-    window = Window(_cost(config, target, speculates=bool(proposers)))
-    chosen = ProposerSet(proposers, window, AcceptanceEstimator(), info.vocab_size)
+    slot = _draft_head_slot(config, target, head, find_head, num_pages)
+    proposers = [*make_proposers(config, target, draft, num_pages)]
+    if early:
+        scratch = partial(EarlyExitProposer, cache=cache, first_page=num_pages, page_bytes=info.page_bytes)
+        proposers.append(scratch(early, max_sequences=exit_sequences))
+    if slot.head is not None:
+        proposers.append(slot.head)
+    speculation = _speculation(config, target, proposers, max_model_len)
+    hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
+    plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
-    showing = Showing([*heads, *consumers], taps_always=not isinstance(model, ArgmaxModel))
-    if showing.taps:
-        require_features(model)
     parts = EngineParts(
-        info=_described(target, max_model_len, exactness, chosen, bay),
-        scheduler=scheduler,
-        speculation=Speculation(
-            chosen,
-            max_step_tokens=config.max_step_tokens,
-            max_model_len=max_model_len,
-            shadow_cost=config.shadow_cost,
-        ),
+        info=_described(target, max_model_len, exactness, speculation.proposers, slot),
+        scheduler=_scheduler(config, target, max_model_len, _pages(config, num_pages, cache, slot), plan),
+        speculation=speculation,
         runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),
+        plan=plan,
         observer=observer,
-        showing=showing,
-        heads=bay if config.num_speculative_tokens else None,
+        hidden_states=hidden_states,
+        draft_head=slot if config.num_speculative_tokens else None,
     )
     return Engine(parts)
 
 
+def _draft_head_slot(
+    config: EngineConfig,
+    target: LoadedModel,
+    head: DraftHead | None,
+    find: Callable[[str], DraftHead | None] | None,
+    num_pages: int,
+) -> DraftHeadSlot:
+    proposer = partial(Head, num_pages=num_pages, max_sequences=config.max_requests)
+    find = find or partial(head_for, target=target, root=config.model_dir)
+    return DraftHeadSlot(
+        lambda name: proposer(found) if (found := find(name)) else None, target.model, proposer(head) if head else None
+    )
+
+
+def _speculation(
+    config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
+) -> Speculation:
+    window = Window(_cost(config, target, speculates=bool(proposers)))
+    return Speculation(
+        ProposerSet(proposers, window, AcceptanceEstimator(), target.model.info.vocab_size),
+        max_step_tokens=config.max_step_tokens,
+        max_model_len=max_model_len,
+        shadow_cost=config.shadow_cost,
+    )
+
+
+def _hidden_states(model: TargetModel, consumers: Sequence[HiddenStateConsumer]) -> HiddenStateRouter:
+    router = HiddenStateRouter(consumers, taps_always=not isinstance(model, ArgmaxModel))
+    if router.taps:
+        require_features(model)
+    return router
+
+
+def _scheduler(
+    config: EngineConfig, target: LoadedModel, max_model_len: int, paging: Paging, plan: AppliedPlan
+) -> Scheduler:
+    info = target.model.info
+    limits = SchedulerLimits(
+        config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
+    )
+    grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
+    return Scheduler(limits, paging, plan, target.tokenizer, grammars)
+
+
+def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlot) -> Paging:
+    """Return the paging of sequences; a page is copied in all caches that have one of its number."""
+
+    def copy(source: int, target: int) -> None:
+        for cache in caches:
+            cache.copy_page(source, target)
+
+    return Paging(PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), copy)
+
+
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:
-    """Return the proposers asked for; none where the ceiling is 0.
+    """Return the configured proposers; none if the ceiling is 0.
 
     Naming a draft model, or a layer for early exit, asks for its proposer. That of a draft head comes with the head,
     named here or not.
@@ -174,7 +215,7 @@ def make_proposers(
 
 
 def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
-    """Return the early exit that is to draft, None where none is asked for.
+    """Return the early exit that is to draft, None if the configuration asks for none.
 
     Raises `ConfigError` if no layer is set or the target has no such layer, `ModelLoadError` for other forwards.
     """
@@ -187,9 +228,9 @@ def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
 
 
 def _described(
-    target: LoadedModel, max_model_len: int, exactness: Exactness, proposers: ProposerSet, bay: HeadBay
+    target: LoadedModel, max_model_len: int, exactness: Exactness, proposers: ProposerSet, slot: DraftHeadSlot
 ) -> EngineInfo:
-    """Return what the outside may know of the engine."""
+    """Return the facts that an engine shows to its clients."""
     info = target.model.info
     return EngineInfo(
         model=info.name,
@@ -200,24 +241,14 @@ def _described(
         exactness=exactness.mode,
         exactness_reason=exactness.reason,
         proposers=proposers.names,
-        draft_head=bay.label,
+        draft_head=slot.label,
         default_sampling=target.default_sampling,
     )
 
 
-def _beside(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
-    """Return what else has a page for each of the target's."""
+def _with_pages(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
+    """Return the models that have a page for each of the target's."""
     return [*([draft.model.info] if draft else []), *([head.info] if head else [])]
-
-
-def _copier(*caches: KVCache | HeadBay) -> Callable[[int, int], None]:
-    """Return what copies a page in all that have one of its number."""
-
-    def copy(source: int, target: int) -> None:
-        for cache in caches:
-            cache.copy_page(source, target)
-
-    return copy
 
 
 def context_length(config: EngineConfig, max_positions: int) -> int:
@@ -231,7 +262,7 @@ def context_length(config: EngineConfig, max_positions: int) -> int:
 
 
 def _cost(config: EngineConfig, target: LoadedModel, *, speculates: bool) -> CostCurve:
-    """Return the profiled cost of a pass; not measured where nothing asks for it."""
+    """Return the profiled cost of a pass; not measured if nothing speculates."""
     if not speculates:
         return flat_cost()
     return cost_curve(target.model, curve_file(target.fingerprint, config.threads or default_threads()))

@@ -1,4 +1,4 @@
-"""The seam between whoever asks for tokens and the engine room."""
+"""The interface of an engine for its clients."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the outside may know of a running engine."""
+    """Facts about a running engine."""
 
     model: str
     forward: str
@@ -51,12 +51,12 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class HeadSwapped:
-    """What an exchange of draft heads did; NAME@VERSION each, None for no head."""
+    """The result of a swap of draft heads; NAME@VERSION each, None for no head."""
 
     previous: str | None
     current: str | None
     step: int
-    """Steps that the engine had run by then."""
+    """Steps that the engine ran before."""
 
 
 class EngineClient(Protocol):
@@ -93,7 +93,7 @@ class EngineClient(Protocol):
         """Return the counts of each proposer and traffic class since the engine started or the proposer was loaded."""
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:
-        """Return what each proposer takes beside the target's weights and K/V."""
+        """Return the memory that each proposer takes besides the target's weights and K/V."""
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""

@@ -1,8 +1,8 @@
-"""Where an engine's draft head sits, and how another takes its place while requests are served.
+"""The slot of an engine's draft head, and how a head is replaced while requests are served.
 
-A head is loaded beside the engine thread, with K/V and page marks of its own, and put in between two steps. So what one
-head wrote is out of reach of the next. Pages filled before are not its own (`spec.proposers.head_slots`): requests in
-flight have its drafts from their next page on; the prefix index is emptied, so that new ones do not find such pages.
+A head is loaded off the engine thread, with K/V and page marks of its own, and activated between two steps. So nothing
+that one head wrote is read by the next. Pages filled before are stale to it (`spec.proposers.head_slots`): requests in
+flight have its drafts from their next page on; the prefix index is emptied, so new requests do not find such pages.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ import structlog
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.messages import SwapHead
 from prolepsis.engine.client import HeadSwapped
-from prolepsis.engine.hidden_states import Showing
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.runner import require_features
 from prolepsis.models.protocol import TargetModel
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.proposers.head import Head
-from prolepsis.spec.selection import ProposerSet
 
 log = structlog.get_logger(__name__)
 
@@ -32,13 +32,13 @@ class _Loaded:
     done: Future[HeadSwapped]
 
 
-class HeadBay:
-    """The head of one engine. `prepare` and `close` may be called from any thread, the rest from the engine's only."""
+class DraftHeadSlot:
+    """The head of one engine. `load` and `close` may be called from any thread, the rest from the engine's only."""
 
-    def __init__(self, load: Callable[[str], Head | None], model: TargetModel, head: Head | None = None) -> None:
-        """`load` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
+    def __init__(self, find: Callable[[str], Head | None], model: TargetModel, head: Head | None = None) -> None:
+        """`find` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
         self.head = head
-        self._load = load
+        self._find = find
         self._model = model
         self._waiting: dict[int, _Loaded] = {}
         self._tickets = count(1)
@@ -55,12 +55,12 @@ class HeadBay:
         if self.head is not None:
             self.head.copy_page(source, target)
 
-    def prepare(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
-        """Load a head; return the message that puts it in, and what is set once it is. Takes a second or so.
+    def load(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
+        """Load a head; return the message that activates it, and the future result. Takes a second or so.
 
-        Raises `ModelError` where it cannot be used.
+        Raises `ModelError` if the head cannot be used.
         """
-        head = self._load(name)
+        head = self._find(name)
         if head is not None:
             require_features(self._model)
         loaded = _Loaded(head, Future())
@@ -71,19 +71,21 @@ class HeadBay:
             self._waiting[message.ticket] = loaded
         return message, loaded.done
 
-    def put(self, message: SwapHead, proposers: ProposerSet, showing: Showing, step: int) -> Callable[[], None] | None:
-        """Exchange the head for the loaded one; return what tells whoever asked, None where nobody waits any more."""
+    def activate(
+        self, message: SwapHead, proposers: ProposerSet, hidden_states: HiddenStateRouter, step: int
+    ) -> Callable[[], None] | None:
+        """Replace the head by the loaded one; return a call that sets the result, None if the caller gave up."""
         loaded = self._waiting.pop(message.ticket, None)
         if loaded is None or not loaded.done.set_running_or_notify_cancel():
             return None
         previous, old, self.head = self.label, self.head, loaded.head
         proposers.exchange(Head.name, loaded.head)
-        showing.exchange(old, loaded.head)
+        hidden_states.exchange(old, loaded.head)
         log.info("draft_head_swapped", previous=previous, current=self.label, step=step)
         return partial(loaded.done.set_result, HeadSwapped(previous, self.label, step))
 
     def close(self, error: EngineDead) -> None:
-        """Tell whoever waits that no head is put in any more."""
+        """Activate no further head: callers that wait get `error`."""
         with self._closing:
             self._closed = True
             left, self._waiting = list(self._waiting.values()), {}

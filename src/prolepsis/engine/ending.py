@@ -1,4 +1,4 @@
-"""Where a sequence ends inside the tokens of a step (ALGORITHMS 1.7)."""
+"""Finds where a sequence ends inside the tokens of a step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -32,9 +32,9 @@ class _Text:
 
 
 def decide(model: TargetModel, wish: Literal["auto", "on", "off"]) -> Exactness:
-    """Return the mode for `model`; raises `ModelLoadError` where strict is asked for and the model does not hold it."""
+    """Return the mode for `model`; raises `ModelLoadError` if strict is required and the model does not pass."""
     if wish == "off":
-        return Exactness("normal", "asked for in the configuration")
+        return Exactness("normal", "set in the configuration")
     fault = invariance_fault(model)
     if fault is None:
         rows = ", ".join(map(str, ROW_COUNTS))
@@ -86,8 +86,8 @@ def _comparisons(
             torch.equal(_run(model, cache, _part(rows[:count], context, text)), alone[:count]),
         )
     neighbour = SequenceInput(text.tokens[: context + 7], 0, spare)
-    beside = _run(model, cache, neighbour, _part(rows[:4], context, text))
-    yield "beside another sequence", torch.equal(beside[1:], alone[:4])
+    both = _run(model, cache, neighbour, _part(rows[:4], context, text))
+    yield "next to another sequence", torch.equal(both[1:], alone[:4])
     nodes, parents = [rows[0], text.tokens[0], rows[1], rows[2]], [-1, 0, 0, 2]  # the principal branch is the wrong one
     tree = _run(model, cache, SequenceInput(nodes, context, text.pages, parents, keep_last=4))
     yield "on a branch of a tree", torch.equal(tree[[0, 2, 3]], alone[:3])

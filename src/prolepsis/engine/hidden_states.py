@@ -1,4 +1,4 @@
-"""From a pass's hidden states to those who want to see them, each sequence's committed tokens only."""
+"""Routes the hidden states of a pass to draft heads and recorders, at each sequence's committed tokens only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,125 +8,127 @@ import torch
 from torch import Tensor
 
 from prolepsis.engine.request import SequenceState
-from prolepsis.engine.rows import Row, Verdict
-from prolepsis.spec.proposer import DraftingConsumer, FeatureConsumer, Shown
+from prolepsis.engine.rows import Row, SampledTokens
+from prolepsis.spec.proposer import HiddenStateConsumer, HiddenStates, Proposer
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Viewer:
-    """A consumer, and for each row of this step whether it is shown and whether its sequence may be drafted for."""
+class _Route:
+    """A consumer, and for each row of this step whether it takes the row and whether its sequence may draft."""
 
-    consumer: FeatureConsumer
-    drafter: DraftingConsumer | None
-    shown: list[bool] = field(default_factory=list)
+    consumer: HiddenStateConsumer
+    proposer: Proposer | None
+    takes: list[bool] = field(default_factory=list)
     drafts: list[bool] = field(default_factory=list)
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
-        """A proposer is shown prompts whose pages others may share, and else sequences that it may draft for."""
-        if self.drafter is None:
-            self.shown = self.drafts = [True] * len(rows)
+        """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for."""
+        if self.proposer is None:
+            self.takes = self.drafts = [True] * len(rows)
             return
-        name = self.drafter.name
+        name = self.proposer.name
         self.drafts = [may_draft(row.sequence, name) for row in rows]
-        self.shown = [
+        self.takes = [
             drafts or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
             for row, drafts in zip(rows, self.drafts, strict=True)
         ]
 
     @property
-    def sees_any(self) -> bool:
-        """Whether it is shown a row of this step."""
-        return True in self.shown
+    def takes_any(self) -> bool:
+        """Whether the consumer takes a row of this step."""
+        return True in self.takes
 
-    def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
-        if self.drafter is not None and False in self.shown:
-            for row, verdict, is_shown in zip(rows, verdicts, self.shown, strict=True):
-                if not is_shown:
-                    num_accepted = len(verdict.path) if verdict is not None else 0
-                    self.drafter.miss(row.sequence, row.start, row.start + row.num_tokens + num_accepted)
-        if features is not None and self.sees_any:
-            self.consumer.take(_shown(rows, verdicts, features, self))
+    def feed(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor | None) -> None:
+        if self.proposer is not None and False in self.takes:
+            for row, result, is_taken in zip(rows, sampled, self.takes, strict=True):
+                if not is_taken:
+                    num_accepted = len(result.path) if result is not None else 0
+                    self.proposer.miss(row.sequence, row.start, row.start + row.num_tokens + num_accepted)
+        if features is not None and self.takes_any:
+            self.consumer.take(_cut(rows, sampled, features, self))
 
 
-class Showing:
-    """Cuts features [tokens, all taps * hidden] into what each consumer asked for, row by row.
+class HiddenStateRouter:
+    """Cuts features [tokens, all taps * hidden] into the part of each consumer, row by row.
 
     A consumer that raises costs drafts, never a request: it is logged and counted.
     """
 
-    def __init__(self, consumers: Sequence[FeatureConsumer] = (), *, taps_always: bool = False) -> None:
-        """`taps_always`: of a model whose passes take another path with taps than without, so that one is kept to."""
-        self._viewers = [_viewer(consumer) for consumer in consumers]
+    def __init__(self, consumers: Sequence[HiddenStateConsumer] = (), *, taps_always: bool = False) -> None:
+        """`taps_always`: for a model whose passes with taps take another path than those without: all take the one."""
+        self._routes = [_route(consumer) for consumer in consumers]
         self._taps_always = taps_always
-        self._tapped: list[_Viewer] = []  # those whose layers this step taps
+        self._tapped: list[_Route] = []  # routes whose layers this step taps
         self.num_failures = 0
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Layers whose input somebody may want to see, consumer by consumer."""
-        return tuple(tap for viewer in self._viewers for tap in viewer.consumer.taps)
+        """Layers whose input a consumer may take, consumer by consumer."""
+        return tuple(tap for route in self._routes for tap in route.consumer.taps)
 
-    def exchange(self, old: FeatureConsumer | None, new: FeatureConsumer | None) -> None:
-        """Between two steps, show the hidden states to `new` in the place of `old`."""
-        others = [viewer for viewer in self._viewers if viewer.consumer is not old]
-        self._viewers = [*([_viewer(new)] if new is not None else []), *others]
+    def exchange(self, old: HiddenStateConsumer | None, new: HiddenStateConsumer | None) -> None:
+        """Between two steps, route to `new` instead of `old`."""
+        others = [route for route in self._routes if route.consumer is not old]
+        self._routes = [*([_route(new)] if new is not None else []), *others]
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> tuple[int, ...]:
-        """Settle who is shown which rows of a step, before its pass; return the layers that the pass is to tap.
+        """Decide which rows of a step each consumer takes, before its pass; return the layers to tap.
 
         `may_draft(sequence, name)`: whether the proposer of that name may draft for the sequence.
         """
-        for viewer in self._viewers:
-            viewer.begin(rows, may_draft)
-        self._tapped = [viewer for viewer in self._viewers if self._taps_always or viewer.sees_any]
-        return tuple(tap for viewer in self._tapped for tap in viewer.consumer.taps)
+        for route in self._routes:
+            route.begin(rows, may_draft)
+        self._tapped = [route for route in self._routes if self._taps_always or route.takes_any]
+        return tuple(tap for route in self._tapped for tap in route.consumer.taps)
 
-    def show(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor | None) -> None:
-        """Show what the step computed, `features` being of the layers that `begin` returned; before it is committed."""
-        num_taps = sum(len(viewer.consumer.taps) for viewer in self._tapped)
+    def feed(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor | None) -> None:
+        """Give consumers the `features` of the layers that `begin` returned; before the step is committed."""
+        num_taps = sum(len(route.consumer.taps) for route in self._tapped)
         hidden = features.shape[1] // num_taps if features is not None else 0
         left = 0
-        for viewer in self._viewers:
-            seen = None
-            if features is not None and viewer in self._tapped:
-                right = left + len(viewer.consumer.taps) * hidden
-                seen, left = features[:, left:right], right
+        for route in self._routes:
+            part = None
+            if features is not None and route in self._tapped:
+                right = left + len(route.consumer.taps) * hidden
+                part, left = features[:, left:right], right
             try:
-                viewer.show(rows, verdicts, seen)
+                route.feed(rows, sampled, part)
             except Exception:  # contained: see above
                 self.num_failures += 1
-                log.exception("features_not_taken", consumer=type(viewer.consumer).__name__)
+                log.exception("features_not_taken", consumer=type(route.consumer).__name__)
 
     def forget(self, sequences: Sequence[SequenceState]) -> None:
-        """Tell those who draft which sequences ended, those they were never asked for too."""
-        for viewer in self._viewers:
-            if viewer.drafter is not None:
+        """Tell proposers which sequences ended, also those that they never drafted for."""
+        for route in self._routes:
+            if route.proposer is not None:
                 for sequence in sequences:
-                    viewer.drafter.forget(sequence)
+                    route.proposer.forget(sequence)
 
 
-def _viewer(consumer: FeatureConsumer) -> _Viewer:
-    return _Viewer(consumer, consumer if isinstance(consumer, DraftingConsumer) else None)
+def _route(consumer: HiddenStateConsumer) -> _Route:
+    return _Route(consumer, consumer if isinstance(consumer, Proposer) else None)
 
 
-def _shown(rows: Sequence[Row], verdicts: Sequence[Verdict | None], features: Tensor, viewer: _Viewer) -> list[Shown]:
-    shown: list[Shown] = []
+def _cut(
+    rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor, route: _Route
+) -> list[HiddenStates]:
+    states: list[HiddenStates] = []
     first = 0
-    for row, verdict, is_shown, drafts in zip(rows, verdicts, viewer.shown, viewer.drafts, strict=True):
-        if not is_shown:
-            first += row.num_rows
+    for row, result, is_taken, drafts in zip(rows, sampled, route.takes, route.drafts, strict=True):
+        if not is_taken:
+            first += row.num_scheduled_tokens
             continue
         end = first + row.num_tokens
-        tokens, seen = row.sequence.tokens[row.start : row.start + row.num_tokens], features[first:end]
-        path = verdict.path if verdict is not None and row.draft is not None else ()
+        tokens, part = row.sequence.tokens[row.start : row.start + row.num_tokens], features[first:end]
+        path = result.path if result is not None and row.draft is not None else ()
         if path and row.draft is not None:
             tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
             if path[-1] == len(path) - 1:  # the principal chain: its rows follow on
-                seen = features[first : end + len(path)]
+                part = features[first : end + len(path)]
             else:
-                seen = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
-        shown.append(Shown(row.sequence, row.start, tokens, seen, drafts))
-        first += row.num_rows
-    return shown
+                part = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
+        states.append(HiddenStates(row.sequence, row.start, tokens, part, drafts))
+        first += row.num_scheduled_tokens
+    return states

@@ -1,4 +1,4 @@
-"""What an engine tells whoever measures it; `telemetry.metrics.Metrics` is one."""
+"""The interface through which an engine reports its steps; `telemetry.metrics.Metrics` implements it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Literal, Protocol
@@ -7,7 +7,7 @@ from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.selection import ProposerSet
+from prolepsis.spec.choose import ProposerSet
 
 Outcome = Literal["finished", "aborted", "failed"]
 _OUTCOMES: dict[type, Outcome] = {Finished: "finished", Aborted: "aborted", Failed: "failed"}
@@ -16,8 +16,8 @@ _OUTCOMES: dict[type, Outcome] = {Finished: "finished", Aborted: "aborted", Fail
 class EngineObserver(Protocol):
     """Called from the engine thread, after each step; must be quick and must not raise."""
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
-        """A step ran a pass of `num_rows` tokens; `seconds` by phase."""
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        """A step ran a pass of `num_tokens` tokens; `seconds` by phase."""
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
         """An accepted request got its terminal event."""
@@ -35,7 +35,7 @@ class EngineObserver(Protocol):
 class NoObserver:
     """Observes nothing."""
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None: ...
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None: ...
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None: ...
 
@@ -56,7 +56,7 @@ class Reporter:
 
     def step(self, timing: StepTiming, load: tuple[int, int, float]) -> None:
         """Report one step and the load after it: running, waiting, share of KV pages in use."""
-        self._observer.step_done(timing.phases(), timing.num_rows)
+        self._observer.step_done(timing.phases(), timing.num_tokens)
         self._observer.set_load(*load)
         for name, count in self._proposers.failures.items():
             new = count - self._failures.get(name, 0)

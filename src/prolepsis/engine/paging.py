@@ -22,7 +22,7 @@ class Paging:
         size, pool = self.pool.page_size, self.pool
         assert sequence.num_computed == len(sequence.pages) == 0, "only a sequence without pages is started"
         reusable = (len(sequence.tokens) - 1) // size if pool.prefix_cache and sequence.replays is None else 0
-        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.scope, reusable)
+        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.cache_salt, reusable)
         pages = pool.match(sequence.hashes[:reusable])
         missing = pool.pages_for(len(sequence.tokens)) - len(pages)
         if missing + reserve > pool.num_available:
@@ -66,7 +66,7 @@ class Paging:
         full = sequence.num_computed // self.pool.page_size
         if full > sequence.num_published and self.pool.prefix_cache and sequence.replays is None:
             assert sequence.num_computed <= len(sequence.tokens), "only committed tokens are published"
-            extend_hashes(sequence.hashes, sequence.tokens, self.pool.page_size, sequence.scope, full)
+            extend_hashes(sequence.hashes, sequence.tokens, self.pool.page_size, sequence.cache_salt, full)
             for i in range(sequence.num_published, full):
                 self.pool.publish(sequence.pages[i], sequence.hashes[i])
             sequence.num_published = full

@@ -13,7 +13,7 @@ import torch
 from prolepsis import __version__
 from prolepsis.core.files import cache_directory
 from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, TargetModel, pack
-from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_ROWS, CostCurve, profile_cost
+from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 
 log = structlog.get_logger(__name__)
 
@@ -23,7 +23,7 @@ SEQUENCE = 512
 
 def curve_file(fingerprint: str, threads: int) -> Path:
     """Return where the curve of a model on this machine is kept."""
-    software = f"{torch.__version__}:{__version__}:{SEQUENCE}"
+    software = f"{torch.__version__}:{__version__}:{SEQUENCE}:2"
     measured = f"{fingerprint}:{threads}:{platform.machine()}:{platform.node()}:{software}"
     return cache_directory() / "profiles" / f"{hashlib.sha256(measured.encode()).hexdigest()[:16]}.json"
 
@@ -39,24 +39,24 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
 @torch.no_grad()
 def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
-    """Time passes of `PROFILE_ROWS` rows at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds.
+    """Time passes of `PROFILE_TOKENS` tokens at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds.
 
-    A row reads the context of its own sequence only, so a pass of a long context is one of many sequences.
+    A token reads the context of its own sequence only, so a pass of a long context is one of many sequences.
     """
-    longest = model.info.max_positions - max(PROFILE_ROWS)
+    longest = model.info.max_positions - max(PROFILE_TOKENS)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
-    rows = [count for count in PROFILE_ROWS if count + contexts[-1] <= model.info.max_positions]
-    passes = {(count, context): pack(_sequences(count, context)) for count in rows for context in contexts}
+    tokens = [count for count in PROFILE_TOKENS if count + contexts[-1] <= model.info.max_positions]
+    passes = {(count, context): pack(_sequences(count, context)) for count in tokens for context in contexts}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
     clock = _timer(lambda count, context: model.forward(passes[count, context], cache))
-    return profile_cost(clock, rows, contexts, repeats)
+    return profile_cost(clock, tokens, contexts, repeats)
 
 
-def _sequences(rows: int, context: int) -> list[SequenceInput]:
-    """Return sequences of about `SEQUENCE` cached tokens with `context` of them in all, which share `rows` new ones."""
-    number = max(1, min(rows, context // SEQUENCE))
+def _sequences(tokens: int, context: int) -> list[SequenceInput]:
+    """Return sequences of about `SEQUENCE` cached tokens, `context` in all, which share `tokens` new ones."""
+    number = max(1, min(tokens, context // SEQUENCE))
     cached = context // number
-    counts = [rows * (i + 1) // number - rows * i // number for i in range(number)]
+    counts = [tokens * (i + 1) // number - tokens * i // number for i in range(number)]
     pages = -(-(cached + max(counts)) // PAGE_SIZE)
     return [
         SequenceInput([1] * count, cached, list(range(i * pages, (i + 1) * pages)), keep_last=count)

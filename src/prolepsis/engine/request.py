@@ -22,6 +22,7 @@ class SequenceState:
     """
 
     __slots__ = (
+        "cache_salt",
         "end_ids",
         "ended",
         "hashes",
@@ -40,7 +41,6 @@ class SequenceState:
         "replays",
         "request",
         "running",
-        "scope",
         "shadow",
         "text",
         "tokens",
@@ -61,7 +61,7 @@ class SequenceState:
         self.key = f"{source.request_id}/{index}"
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
         self.params: SamplingParams = source.params
-        self.scope = source.scope
+        self.cache_salt = source.cache_salt
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.replays = source.emitted[index] if source.is_replay else None
@@ -112,8 +112,8 @@ class Request:
     forked: bool = False
     """The first sequence computed the prompt, the others share its pages."""
     num_running: int = 0
-    compared: bool | None = None
-    """Where it speculates in shadow: whether it drafts, or is put off for want of time; None before that is settled."""
+    shadow_admitted: bool | None = None
+    """In shadow: whether the budget lets it draft; None before that is decided."""
 
     @property
     def request_id(self) -> str:

@@ -1,4 +1,4 @@
-"""What one step does for one sequence, and what came of it."""
+"""What one step computes for one sequence, and the tokens it samples."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.request import SequenceState
+from prolepsis.spec.choose import ShadowCost
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.selection import ShadowSpent
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +22,19 @@ class Row:
     num_tokens: int
     draft: Draft | None = None
     plain: PlainReason | None = None
-    """Why it has no draft though it might have had one."""
+    """Why a row that might have a draft has none."""
     shadow: Draft | None = None
-    """Compared with what is emitted, and no part of the pass."""
-    shadow_spent: ShadowSpent = ()
+    """A draft that is only compared with the emitted tokens; no part of the pass."""
+    shadow_cost: ShadowCost = ()
 
     @property
     def samples_next(self) -> bool:
-        """Whether the row computes all tokens there are; to be asked before the step is committed."""
+        """Whether the row computes all tokens there are; true only before the step is committed."""
         return self.start + self.num_tokens == len(self.sequence.tokens)
 
     @property
-    def num_rows(self) -> int:
-        """Tokens of the pass: committed ones and draft nodes."""
+    def num_scheduled_tokens(self) -> int:
+        """Its tokens in the pass: committed ones and draft nodes."""
         return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)
 
     @property
@@ -45,8 +45,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the target says: draft nodes accepted, in order, and the tokens emitted, one more than those."""
+class SampledTokens:
+    """What the target samples for a row: the emitted tokens, and the accepted draft nodes, one fewer, in order."""
 
     tokens: tuple[int, ...]
     path: tuple[int, ...] = ()
@@ -54,4 +54,4 @@ class Verdict:
     fault: GrammarFailed | None = None
     """The sequence's grammar gave up: its request fails."""
     difference: Difference | None = None
-    """Of a replay whose last token here is not the one that was emitted before."""
+    """Of a replay whose last token here differs from the one emitted before."""

@@ -1,4 +1,4 @@
-"""Rows to one pass of the target, and the accepted path of a tree to its place in the cache."""
+"""Runs the rows of a step as one pass of the target, and moves the accepted path of a tree to its place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.models.protocol import ArgmaxModel, FeatureModel, KVCache, SequenceInput, TargetModel, pack
 
 
@@ -36,7 +36,7 @@ class Runner:
         self._picks = model.forward_argmax if isinstance(model, ArgmaxModel) else None
 
     def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Computed:
-        """Compute the rows' tokens and drafts; `taps` are the layers whose input somebody wants to see."""
+        """Compute the rows' tokens and drafts; `taps` are the layers whose input is returned too."""
         batch = pack([_sequence(row) for row in rows])
         if self._picks is not None:
             logits, features, argmax = self._picks(batch, self.cache, taps)
@@ -45,12 +45,12 @@ class Runner:
             return Computed(*self._shows(batch, self.cache, taps))
         return Computed(self.model.forward(batch, self.cache))
 
-    def compact(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None]) -> None:
+    def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         """Move the KV of accepted nodes behind the committed tokens; nothing moves for the principal chain."""
-        for row, verdict in zip(rows, verdicts, strict=True):
-            if verdict is not None and verdict.path and verdict.path[-1] != len(verdict.path) - 1:
+        for row, result in zip(rows, sampled, strict=True):
+            if result is not None and result.path and result.path[-1] != len(result.path) - 1:
                 base = row.start + row.num_tokens
-                moves = [(base + node, base + i) for i, node in enumerate(verdict.path) if node != i]
+                moves = [(base + node, base + i) for i, node in enumerate(result.path) if node != i]
                 self.cache.move(row.sequence.pages, moves)
 
 

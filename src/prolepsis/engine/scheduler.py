@@ -1,4 +1,4 @@
-"""Who runs in the next step, and what a step's outcome does to those who ran.
+"""Owns the live requests: which sequences run in the next step, and how a step's result changes them.
 
 A live sequence is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sequence of
 its request has computed the prompt. Sequences are ranked by priority, then arrival. A running sequence that needs a
@@ -20,13 +20,13 @@ from prolepsis.core.errors import (
     ProlepsisError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.accounting import close_stats, count_emitted, count_shadow, count_started, count_stopped
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
@@ -71,14 +71,15 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         paging: Paging,
+        plan: AppliedPlan,
         detokenizer: Detokenizer | None = None,
         grammars: Grammars | None = None,
     ) -> None:
+        """`plan`: the engine's, named in the stats of requests that end."""
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
-        self.plan = SpecPlan()
-        """The plan in effect, named in the stats of requests that end."""
+        self.plan = plan
         self.requests: dict[str, Request] = {}
         self.running: list[SequenceState] = []
         self.waiting: list[SequenceState] = []
@@ -122,7 +123,7 @@ class Scheduler:
     def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
         """Return the request's grammar compiled, None where it has none; raises `InvalidGrammar`.
 
-        Takes its time, so threads call it before `submit`, which then finds the result while somebody holds it.
+        It may be slow, so threads call it before `submit`, which reuses the result while the caller holds it.
         """
         if source.grammar is None:
             return None
@@ -175,31 +176,31 @@ class Scheduler:
         """Return the rows with pages for their drafts; a draft whose pages are not there is dropped, its row stays."""
         return [
             row
-            if row.draft is None or self._paging.grow(row.sequence, row.start + row.num_rows)
-            else replace(row, draft=None, plain="no_room")
+            if row.draft is None or self._paging.grow(row.sequence, row.start + row.num_scheduled_tokens)
+            else replace(row, draft=None, plain="no_capacity")
             for row in rows
         ]
 
-    def commit(self, rows: Sequence[Row], verdicts: Sequence[Verdict | None], now: float) -> None:
+    def commit(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], now: float) -> None:
         """Advance what ran by what the target said; None for rows that computed a chunk and sampled nothing.
 
         A request whose grammar gives up fails alone.
         """
-        for row, verdict in zip(rows, verdicts, strict=True):
+        for row, result in zip(rows, sampled, strict=True):
             if row.sequence.ended:  # with its request, when a sequence before it in this step failed
                 continue
-            if verdict is None:
+            if result is None:
                 row.sequence.num_computed = row.start + row.num_tokens
                 self._paging.publish(row.sequence)
                 continue
             try:
-                if verdict.fault is not None:
-                    raise verdict.fault
-                ending = self._accept(row.sequence, verdict)
+                if result.fault is not None:
+                    raise result.fault
+                ending = self._accept(row.sequence, result)
             except GrammarFailed as error:
                 self.fail(row.sequence.request.request_id, error, now)
             else:
-                self._commit_tokens(row, verdict, ending, now)
+                self._commit_tokens(row, result, ending, now)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -221,10 +222,10 @@ class Scheduler:
                 if not sequence.ended:
                     sequence.ended = True
                     self._ended.append(sequence)
-            self._say_goodbye(request, Failed(request.request_id, error, request.stats), now)
+            self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
     def forget_prefixes(self) -> None:
-        """Let no request find the pages of an earlier one any more."""
+        """Empty the prefix index: no later request finds the pages of an earlier one."""
         self._paging.pool.drop_cached()
 
     @property
@@ -301,33 +302,33 @@ class Scheduler:
             self.waiting.remove(sequence)
         self._paging.drop(sequence)
 
-    def _accept(self, sequence: SequenceState, verdict: Verdict) -> Ending | None:
+    def _accept(self, sequence: SequenceState, result: SampledTokens) -> Ending | None:
         """Find where the sequence ends and advance its grammar that far; raises `GrammarFailed`."""
         try:
-            ending = find_ending(sequence, verdict.tokens, self.limits.max_model_len)
-            if verdict.difference is not None:  # what comes after it cannot be compared
-                ending = Ending(len(verdict.tokens), "stop")
+            ending = find_ending(sequence, result.tokens, self.limits.max_model_len)
+            if result.difference is not None:  # what comes after it cannot be compared
+                ending = Ending(len(result.tokens), "stop")
             if sequence.matcher is not None:
-                sequence.matcher.advance(verdict.tokens[: ending.num_tokens] if ending else verdict.tokens)
+                sequence.matcher.advance(result.tokens[: ending.num_tokens] if ending else result.tokens)
         except Exception as error:
             if sequence.matcher is None or isinstance(error, GrammarFailed):
                 raise
             raise GrammarFailed(f"the grammar failed: {error!r}") from error  # contained: it is one request's alone
         return ending
 
-    def _commit_tokens(self, row: Row, verdict: Verdict, ending: Ending | None, now: float) -> None:
+    def _commit_tokens(self, row: Row, result: SampledTokens, ending: Ending | None, now: float) -> None:
         sequence = row.sequence
-        tokens = verdict.tokens[: ending.num_tokens] if ending else verdict.tokens
-        num_accepted = min(len(verdict.path), len(tokens))
+        tokens = result.tokens[: ending.num_tokens] if ending else result.tokens
+        num_accepted = min(len(result.path), len(tokens))
         sequence.tokens += tokens
         sequence.num_computed = row.start + row.num_tokens + num_accepted
         assert ending or sequence.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sequence.history is not None:
             sequence.history.append(tokens)
-        accepted_by = count_emitted(row, verdict.path, tokens, now)
+        accepted_by = count_emitted(row, result.path, tokens, now)
         count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sequence)
-        logprobs = verdict.logprobs[: len(tokens)] if verdict.logprobs else None
+        logprobs = result.logprobs[: len(tokens)] if result.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
         self._events.append(
             Tokens(
@@ -338,7 +339,7 @@ class Scheduler:
                 reason,
                 stop_reason,
                 row.proposed if sequence.request.source.tells_drafts else None,
-                verdict.difference,
+                result.difference,
                 accepted_by,
             )
         )
@@ -371,7 +372,7 @@ class Scheduler:
             self._close(request, Finished(request.request_id, request.stats), now)
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
-        """End what still lives of a request and say so."""
+        """End the sequences of a request that still live, and emit its last event."""
         for sequence in request.sequences:
             if not sequence.ended:
                 self._stop(sequence, now)
@@ -379,9 +380,9 @@ class Scheduler:
                 self._ended.append(sequence)
         del self.requests[request.request_id]
         self._deadlines.pop(request.request_id, None)
-        self._say_goodbye(request, terminal, now)
+        self._emit_terminal(request, terminal, now)
 
-    def _say_goodbye(self, request: Request, terminal: Terminal, now: float) -> None:
+    def _emit_terminal(self, request: Request, terminal: Terminal, now: float) -> None:
         """Emit a request's last event: the only place terminal events of accepted requests come from."""
-        close_stats(request, self.plan, now)
+        close_stats(request, self.plan.current, now)
         self._events.append(terminal)

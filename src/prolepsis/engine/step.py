@@ -1,4 +1,4 @@
-"""The engine room: one step over all requests, and what happens when a step fails."""
+"""The engine: one step over all requests, and what happens when a step fails."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,18 +14,19 @@ import structlog
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
+from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
-from prolepsis.engine.draft_head_slot import HeadBay
-from prolepsis.engine.hidden_states import Showing
+from prolepsis.engine.draft_head_slot import DraftHeadSlot
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.speculation import Speculation
-from prolepsis.engine.timings import StepClock, Timings
+from prolepsis.engine.timings import Timings, timed
 
 log = structlog.get_logger(__name__)
 
@@ -34,32 +35,36 @@ MAX_FAILED_STEPS = 3
 
 
 class StepVerifier(Protocol):
-    """Says, from what a pass computed, what the target emits for each row; None for rows that sample nothing."""
+    """Verifies the drafts of a step."""
 
-    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]: ...
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        """Return the tokens that each row emits; None for rows that sample nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """What an engine is put together from."""
+    """The parts that an engine is put together from."""
 
     info: EngineInfo
+    plan: AppliedPlan
+    """The scheduler reads it too: the stats of a request name the plan under which it ended."""
     scheduler: Scheduler
     speculation: Speculation
     runner: Runner
     verifier: StepVerifier
     observer: EngineObserver | None = None
-    showing: Showing = field(default_factory=Showing)
-    heads: HeadBay | None = None
-    """None where no draft head can be put in."""
+    hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
+    draft_head: DraftHeadSlot | None = None
+    """None if the engine takes no draft head."""
 
 
 class Engine:
-    """Serves requests step by step. Everything but `send`, `validate`, `compile`, `prepare_head`, `health` and `info`
+    """Serves requests step by step. Everything but `send`, `validate`, `compile`, `load_head`, `health` and `info`
     belongs to one thread.
 
-    Each accepted request gets exactly one terminal event. A step that raises fails the requests it was for; several in
-    a row, or page accounting that does not add up, and the engine is dead: all its requests fail with `EngineDead`.
+    Each accepted request gets exactly one terminal event. A step that raises fails the requests it was for; after
+    several in a row, or if page accounting does not add up, the engine is dead: all its requests fail with
+    `EngineDead`.
     """
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,12 +72,14 @@ class Engine:
         self.timings = Timings()
         self.dead: EngineDead | None = None
         self.clock = clock
+        assert parts.scheduler.plan is parts.plan, "the scheduler reads the engine's plan"
+        self.plan = parts.plan
         self.scheduler = parts.scheduler
         self.speculation = parts.speculation
         self.runner = parts.runner
+        self.hidden_states = parts.hidden_states
         self._verifier = parts.verifier
-        self.showing = parts.showing
-        self._heads = parts.heads
+        self._draft_head = parts.draft_head
         self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
@@ -80,28 +87,16 @@ class Engine:
         self._num_failed_steps = 0
 
     def step(self) -> list[Event]:
-        """Run one step over all requests and return what it has to say about them."""
-        lap = self.timings.start()
+        """Run one step over all requests and return its events."""
         with self._contained():
             self._drain()
-            rows = self._rows = self.scheduler.schedule(self.clock())
-            lap("schedule")
-            if not rows:
-                return self._take_events()
-            rows = self.scheduler.attach(self.speculation.propose(rows, self.scheduler.plan))
-            lap("propose")
-            taps = self.showing.begin(rows, partial(self.speculation.may_draft, self.scheduler.plan))
-            computed = self.runner.forward(rows, taps)
-            lap("forward")
-            verdicts = self._verify(rows, computed)
-            lap("verify")
-            self.showing.show(rows, verdicts, computed.features)
-            lap("learn")
-            self.scheduler.commit(rows, verdicts, self.clock())
-            lap("commit")
-            self.speculation.learn(rows, verdicts, self.scheduler.plan, lap.timing.forward + lap.timing.verify)
-            lap("learn")
-            self._observe(rows, lap)
+            rows = self._schedule()
+            if rows:
+                rows, taps = self._propose(rows)
+                computed = self._forward(rows, taps)
+                sampled = self._verify(rows, computed)
+                self._commit(rows, sampled, computed)
+                self._observe(rows, sampled)
         return self._take_events()
 
     @property
@@ -114,7 +109,7 @@ class Engine:
         self._inbox.put(message)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Sleep until a message arrives, and take it in. Before, prove that nothing is left over of past requests."""
+        """Check that nothing is left over of past requests; then sleep until a message arrives, and handle it."""
         self._check()
         try:
             self._handle(self._inbox.get(timeout=timeout_s))
@@ -122,29 +117,29 @@ class Engine:
             return
 
     def validate(self, request: GenerateRequest) -> None:
-        """Raise `UserError` where `request` cannot be served, `EngineDead` where nothing can; from any thread."""
+        """Raise `UserError` if `request` cannot be served, `EngineDead` if nothing can; from any thread."""
         if self.dead is not None:
             raise self.dead
         self.scheduler.validate(request)
 
     def compile(self, request: GenerateRequest) -> object:
-        """Compile what `request` needs, from any thread but an event loop's: it may take a second.
+        """Compile the grammar of `request`, from any thread but an event loop's: it may take a second.
 
-        Raises `InvalidGrammar`. Who holds the result until the request is accepted spares the engine thread the work.
+        Hold the result until the request is accepted; the engine then reuses it. Raises `InvalidGrammar`.
         """
         return self.scheduler.compile(request)
 
-    def prepare_head(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
-        """Load a draft head, from any thread but the engine's; return the message to send, and what comes of it.
+    def load_head(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
+        """Load a draft head, from any thread but the engine's; return the message to send, and the future result.
 
-        Raises `ModelError` where the head cannot be used, `InvalidParameter` where the engine takes none.
+        Raises `ModelError` if the head cannot be used, `InvalidParameter` if the engine takes none.
         """
-        if self._heads is None:
+        if self._draft_head is None:
             raise InvalidParameter("this engine drafts nothing (num_speculative_tokens is 0)", param="draft_head")
-        return self._heads.prepare(name)
+        return self._draft_head.load(name)
 
     def health(self) -> EngineHealth:
-        """Return how the engine is, from any thread."""
+        """Return the state of the engine, from any thread."""
         scheduler, dead = self.scheduler, self.dead
         detail = str(dead) if dead else ""
         return EngineHealth(
@@ -164,17 +159,18 @@ class Engine:
         return self._take_events()
 
     def close_heads(self) -> None:
-        """Put in no draft head any more: whoever waits for one learns it."""
-        if self._heads is not None:
-            self._heads.close(self.dead or EngineDead("the engine is closed"))
+        """Take no further draft head: callers that wait for one get an error."""
+        if self._draft_head is not None:
+            self._draft_head.close(self.dead or EngineDead("the engine is closed"))
 
     def die(self, error: BaseException | str) -> None:
-        """Serve nothing any more: fail every request."""
+        """Serve nothing from now on: fail every request."""
         self.dead = EngineDead(f"the engine ended: {error}")
         log.error("engine_dead", error=str(error))
         self.close_heads()
         self.scheduler.abandon(self.dead, self.clock())
 
+    @timed("schedule")
     def _drain(self) -> None:
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
@@ -186,15 +182,14 @@ class Engine:
             case Abort(request_id, reason):
                 self.scheduler.abort(request_id, reason, self.clock())
             case ApplyPlan(plan):
-                self.scheduler.plan = replace(plan, stopped=plan.stopped | self.scheduler.plan.stopped)
+                self.plan.apply(plan)
             case StopRun(name):
-                plan = self.scheduler.plan
-                self.scheduler.plan = replace(plan, stopped=plan.stopped | {name})
+                self.plan.stop(name)
             case SwapHead():
                 self._swap_head(message)
 
     def _submit(self, request: GenerateRequest, arrival: float) -> None:
-        """Accept or refuse; whoever sent it without `validate` still gets a terminal event."""
+        """Accept or refuse; a request that was sent without `validate` still gets a terminal event."""
         try:
             if self.dead is not None:
                 raise self.dead
@@ -209,22 +204,57 @@ class Engine:
             self._refused.append(Failed(request.request_id, EngineError(f"not accepted: {error!r}"), RequestStats()))
 
     def _swap_head(self, message: SwapHead) -> None:
-        assert self._heads is not None, "who loads a head has a place for it"
+        assert self._draft_head is not None, "a head is loaded by its slot"
         proposers = self.speculation.proposers
-        tell = self._heads.put(message, proposers, self.showing, self.timings.num_steps)
-        if tell is not None:
+        finish = self._draft_head.activate(message, proposers, self.hidden_states, self.timings.num_steps)
+        if finish is not None:
             self.scheduler.forget_prefixes()
-            self.info = replace(self.info, draft_head=self._heads.label, proposers=proposers.names)
-            tell()
+            self.info = replace(self.info, draft_head=self._draft_head.label, proposers=proposers.names)
+            finish()
 
-    def _verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
-        verdicts = self._verifier.verify(rows, computed)
-        self.runner.compact(rows, verdicts)
-        return verdicts
+    @timed("schedule")
+    def _schedule(self) -> list[Row]:
+        self._rows = self.scheduler.schedule(self.clock())
+        return self._rows
 
-    def _observe(self, rows: Sequence[Row], lap: StepClock) -> None:
+    @timed("propose")
+    def _propose(self, rows: Sequence[Row]) -> tuple[list[Row], tuple[int, ...]]:
+        """Return the rows with drafts, and the layers to tap in their pass."""
+        plan = self.plan.current
+        drafted = self.scheduler.attach(self.speculation.propose(rows, plan))
+        return drafted, self.hidden_states.begin(drafted, partial(self.speculation.may_draft, plan))
+
+    @timed("forward")
+    def _forward(self, rows: Sequence[Row], taps: tuple[int, ...]) -> Computed:
+        return self.runner.forward(rows, taps)
+
+    @timed("verify")
+    def _verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        sampled = self._verifier.verify(rows, computed)
+        self.runner.compact(rows, sampled)
+        return sampled
+
+    def _commit(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], computed: Computed) -> None:
+        self._feed(rows, sampled, computed)  # while sequences that end still hold their pages
+        self._advance(rows, sampled)
+
+    @timed("learn")
+    def _feed(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], computed: Computed) -> None:
+        self.hidden_states.feed(rows, sampled, computed.features)
+
+    @timed("commit")
+    def _advance(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        self.scheduler.commit(rows, sampled, self.clock())
+
+    @timed("learn")
+    def _learn(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        timing = self.timings.step
+        self.speculation.learn(rows, sampled, self.plan.current, timing.forward + timing.verify)
+
+    def _observe(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        self._learn(rows, sampled)
         self._num_failed_steps = 0
-        timing = lap.done(sum(row.num_rows for row in rows), len(rows))
+        timing = self.timings.finish(sum(row.num_scheduled_tokens for row in rows), len(rows))
         charge(rows, timing, self.speculation.proposers.cost)
         scheduler = self.scheduler
         self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))
@@ -233,7 +263,7 @@ class Engine:
         events = self.scheduler.take_events()
         ended = self.scheduler.take_ended()
         self.speculation.forget(ended)
-        self.showing.forget(ended)
+        self.hidden_states.forget(ended)
         self._reporter.ended(events)
         if self._refused:
             events += self._refused
@@ -243,6 +273,7 @@ class Engine:
     @contextmanager
     def _contained(self) -> Iterator[None]:
         self._rows = []
+        self.timings.begin()
         try:
             yield
         except Exception as error:  # contained: one bad step must not take other requests, or the server, with it
@@ -250,7 +281,7 @@ class Engine:
             self._fail_step(error)
 
     def _fail_step(self, error: Exception) -> None:
-        """Fail the requests the step was for; without rows nobody can tell, so all of them."""
+        """Fail the requests that the step was for; if it had no rows yet, all of them."""
         failed = {row.sequence.request.request_id for row in self._rows} or set(self.scheduler.requests)
         failure = EngineError(f"a step failed: {error!r}")
         self._num_failed_steps += 1

@@ -16,7 +16,7 @@ from prolepsis.engine.step import Engine
 
 
 class ThreadEngineClient:
-    """An `EngineClient`: the engine steps in its own thread and sleeps on its inbox while nobody asks.
+    """An `EngineClient`: the engine steps in its own thread and sleeps on its inbox while there is nothing to do.
 
     Events of a step reach the event loop in one call. `start` is called by the first `generate`, from its loop.
     """
@@ -24,7 +24,7 @@ class ThreadEngineClient:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._streams: dict[str, asyncio.Queue[Event]] = {}
-        """Of requests whose terminal event is still to come, also those nobody listens to any more."""
+        """Of requests whose terminal event is still to come, also those whose reader is gone."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="prolepsis-engine", daemon=True)
         self._closing = threading.Event()
@@ -85,7 +85,7 @@ class ThreadEngineClient:
             if self._closing.is_set():
                 raise EngineDead("the engine is closed")
             loop = asyncio.get_running_loop()
-            message, done = await loop.run_in_executor(self._compilers, self.engine.prepare_head, name)
+            message, done = await loop.run_in_executor(self._compilers, self.engine.load_head, name)
             self._start()
             self.engine.send(message)
             return await asyncio.wrap_future(done)
@@ -97,11 +97,11 @@ class ThreadEngineClient:
         return self.engine.health()
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
-        """Return how each proposer has fared with each traffic class."""
+        """Return the counts of each proposer by traffic class."""
         return self.engine.speculation.proposers.ledger.counts()
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:
-        """Return what each proposer takes beside the target."""
+        """Return the memory that each proposer takes besides the target's."""
         return self.engine.speculation.proposers.memory()
 
     async def close(self) -> None:
@@ -128,7 +128,7 @@ class ThreadEngineClient:
                 if not engine.has_work:
                     engine.wait()
                 self._hand_over(engine.step())
-        except BaseException as error:  # contained: whoever waits must learn that nothing comes any more
+        except BaseException as error:  # contained: waiting callers must learn that nothing comes
             engine.die(error)
         self._hand_over(engine.abort_all("shutdown"))
         engine.close_heads()
@@ -142,7 +142,7 @@ class ThreadEngineClient:
         assert self._loop is not None, "the thread runs after start"
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: nobody listens any more
+        except RuntimeError:  # the loop is closed: no reader is left
             self._closing.set()
 
     def _deliver(self, events: list[Event]) -> None:

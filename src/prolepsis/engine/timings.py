@@ -2,17 +2,18 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, TypeVar, TypeVarTuple
 
 Phase = Literal["schedule", "propose", "forward", "verify", "commit", "learn"]
 
 
 @dataclass(slots=True)
 class StepTiming:
-    """Seconds of one step by phase; `schedule` takes in draining the inbox, `learn` is what proposers learn."""
+    """Seconds of one step by phase; `schedule` includes draining the inbox, `learn` is the time of proposers."""
 
-    num_rows: int = 0
+    num_tokens: int = 0
     """Tokens of the pass."""
     num_sequences: int = 0
     schedule: float = 0.0
@@ -44,18 +45,29 @@ class StepTiming:
 
 @dataclass(slots=True)
 class Timings:
-    """The last steps, newest last, and sums over all steps that ran a pass."""
+    """The step that runs, the last steps, newest last, and sums over all steps that ran a pass."""
 
+    step: StepTiming = field(default_factory=StepTiming)
     last: deque[StepTiming] = field(default_factory=lambda: deque(maxlen=512))
     totals: StepTiming = field(default_factory=StepTiming)
     num_steps: int = 0
+
+    def begin(self) -> None:
+        """Begin to time a step; one that did not finish is dropped."""
+        self.step = StepTiming()
+
+    def finish(self, num_tokens: int, num_sequences: int) -> StepTiming:
+        """Keep the step that runs and return it."""
+        self.step.num_tokens, self.step.num_sequences = num_tokens, num_sequences
+        self.add(self.step)
+        return self.step
 
     def add(self, step: StepTiming) -> None:
         """Keep one finished step."""
         self.last.append(step)
         self.num_steps += 1
         totals = self.totals
-        totals.num_rows += step.num_rows
+        totals.num_tokens += step.num_tokens
         totals.num_sequences += step.num_sequences
         totals.schedule += step.schedule
         totals.propose += step.propose
@@ -64,25 +76,31 @@ class Timings:
         totals.commit += step.commit
         totals.learn += step.learn
 
-    def start(self) -> "StepClock":
-        """Return the clock of a step that begins now."""
-        return StepClock(self)
+
+class Timed(Protocol):
+    """An object whose methods are timed."""
+
+    timings: Timings
 
 
-class StepClock:
-    """Times one step: each call adds the time since the last to the phase of that name, `done` keeps the step."""
+_Owner = TypeVar("_Owner", bound=Timed)
+_Args = TypeVarTuple("_Args")
+_Result = TypeVar("_Result")
+_Method = Callable[[_Owner, *_Args], _Result]
 
-    def __init__(self, timings: Timings) -> None:
-        self.timing = StepTiming()
-        self._timings = timings
-        self._last = time.perf_counter()
 
-    def __call__(self, phase: Phase) -> None:
-        now = time.perf_counter()
-        setattr(self.timing, phase, getattr(self.timing, phase) + now - self._last)
-        self._last = now
+def timed(phase: Phase) -> Callable[[_Method[_Owner, *_Args, _Result]], _Method[_Owner, *_Args, _Result]]:
+    """Return a decorator that adds a method's time to a phase of the step that runs."""
 
-    def done(self, num_rows: int, num_sequences: int) -> StepTiming:
-        self.timing.num_rows, self.timing.num_sequences = num_rows, num_sequences
-        self._timings.add(self.timing)
-        return self.timing
+    def decorate(method: _Method[_Owner, *_Args, _Result]) -> _Method[_Owner, *_Args, _Result]:
+        def run(self: _Owner, *args: *_Args) -> _Result:
+            start = time.perf_counter()
+            try:
+                return method(self, *args)
+            finally:
+                step = self.timings.step
+                setattr(step, phase, getattr(step, phase) + time.perf_counter() - start)
+
+        return run
+
+    return decorate

@@ -8,12 +8,11 @@ from torch import Tensor
 
 from prolepsis.core.events import Difference, TokenLogprobs
 from prolepsis.engine.request import SequenceState
-from prolepsis.engine.rows import Row, Verdict
+from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
-from prolepsis.spec.verify import SequenceStep, verify_batch
-from prolepsis.spec.verify import Verdict as Walked
+from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
 
 log = structlog.get_logger(__name__)
 
@@ -25,8 +24,8 @@ class Verification:
         self._sampler = sampler
         self._max_model_len = max_model_len
 
-    def verify(self, rows: Sequence[Row], computed: Computed) -> list[Verdict | None]:
-        """Return the verdict of each row; None for rows that sample nothing."""
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        """Return the result of each row; None for rows that sample nothing."""
         steps: list[SequenceStep] = []
         logits = computed.logits
         first_row = 0
@@ -36,7 +35,7 @@ class Verification:
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         found = iter(verify_batch(steps, logits, self._sampler, computed.argmax))
-        return [self._verdict(row.sequence, next(found), logits) if row.samples_next else None for row in rows]
+        return [self._sampled(row.sequence, next(found), logits) if row.samples_next else None for row in rows]
 
     def _step(self, row: Row, first_row: int) -> SequenceStep:
         sequence = row.sequence
@@ -51,35 +50,37 @@ class Verification:
             sequence.matcher,
         )
 
-    def _verdict(self, sequence: SequenceState, verdict: Walked, logits: Tensor) -> Verdict:
-        if verdict.fault is not None:
-            return Verdict((), fault=verdict.fault)
+    def _sampled(self, sequence: SequenceState, result: VerifyResult, logits: Tensor) -> SampledTokens:
+        if result.fault is not None:
+            return SampledTokens((), fault=result.fault)
         if sequence.replays is not None:
-            return self._compared(sequence, sequence.replays, verdict, logits)
+            return self._compared(sequence, sequence.replays, result, logits)
         top = sequence.params.logprobs
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:
-            pairs = zip(verdict.rows, verdict.tokens, strict=True)
+            pairs = zip(result.rows, result.tokens, strict=True)
             logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
-        return Verdict(verdict.tokens, verdict.path, logprobs)
+        return SampledTokens(result.tokens, result.path, logprobs)
 
-    def _compared(self, sequence: SequenceState, emitted: Sequence[int], verdict: Walked, logits: Tensor) -> Verdict:
-        """Return the verdict of a replay, which ends with the first token that was not emitted before."""
-        assert not verdict.path, "a replay is decoded plainly"
-        [token], position = verdict.tokens, sequence.num_output_tokens
+    def _compared(
+        self, sequence: SequenceState, emitted: Sequence[int], result: VerifyResult, logits: Tensor
+    ) -> SampledTokens:
+        """Return the result of a replay, which ends with the first token that was not emitted before."""
+        assert not result.path, "a replay is decoded plainly"
+        [token], position = result.tokens, sequence.num_output_tokens
         before = emitted[position] if position < len(emitted) else None
         if token == before:
-            return Verdict(verdict.tokens)
+            return SampledTokens(result.tokens)
         if before is None:
-            return Verdict(verdict.tokens, difference=Difference(position, None, token, "structural"))
+            return SampledTokens(result.tokens, difference=Difference(position, None, token, "structural"))
         matcher = sequence.matcher
         try:
             allowed = matcher.mask() if matcher is not None else None
             row = SamplingRow(sequence.params, sequence.noise_key, position, sequence.history, (), allowed)
-            read = classify(logits[verdict.first_row], row, (token, before), self._sampler)
+            read = classify(logits[result.first_row], row, (token, before), self._sampler)
         except Exception:  # contained: a comparison must not take the step with it
             log.exception("difference_not_classified", position=position)
-            return Verdict(verdict.tokens, difference=Difference(position, before, token, "structural"))
+            return SampledTokens(result.tokens, difference=Difference(position, before, token, "structural"))
         margin = read.margin if math.isfinite(read.margin) else None
         found = Difference(position, before, token, read.kind, margin, read.tolerance)
-        return Verdict(verdict.tokens, difference=found)
+        return SampledTokens(result.tokens, difference=found)

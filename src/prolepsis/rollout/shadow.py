@@ -147,7 +147,7 @@ _TELLS: tuple[EffectiveReason, ...] = (
     "no_draft",
     "not_worth_it",
     "too_costly",
-    "resting",
+    "backoff",
     "breaker_open",
     "no_decode",
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Literal, Self
 
-from prolepsis.core.plan import LeftOut
+from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
 
 State = Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
@@ -139,12 +139,12 @@ class Breaker:
         """Return the breaker in `state` from `now` on, with an empty window."""
         return replace(self, state=state, since=now, began=self.seen, window=Window())
 
-    def disabled(self, probes: int) -> LeftOut | None:
+    def disabled(self, probes: int) -> DisabledProposer | None:
         """Return the plan's entry for this breaker, None if its proposer may draft; `probes`: per probe round."""
         if self.state in ("open", "forced_open"):
-            return LeftOut(self.proposer, self.traffic_class)
+            return DisabledProposer(self.proposer, self.traffic_class)
         if self.state == "half_open":
-            return LeftOut(self.proposer, self.traffic_class, probes, self.probe_round)
+            return DisabledProposer(self.proposer, self.traffic_class, probes, self.probe_round)
         return None
 
 
@@ -343,7 +343,7 @@ class Breakers:
         self._breakers[key], events = trip(self._of(key, now), reason, now, self._settings)
         return events
 
-    def disabled(self) -> tuple[LeftOut, ...]:
+    def disabled(self) -> tuple[DisabledProposer, ...]:
         """Return the proposers that the plan must leave out."""
         entries = (breaker.disabled(self._settings.probes) for breaker in self._breakers.values())
         return tuple(entry for entry in entries if entry is not None)

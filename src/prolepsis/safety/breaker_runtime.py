@@ -15,7 +15,7 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.files import JsonFile, data_directory
-from prolepsis.core.plan import LeftOut
+from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.breaker import STATES, Breaker, BreakerEvent, Breakers, Key, OperatorState, State, TripReason
 from prolepsis.web.body_reader import read_body
@@ -92,7 +92,7 @@ class BreakerFeature(Feature):
         self,
         breakers: Breakers | None,
         counts: Callable[[], Iterable[TrafficClassCounts]],
-        disable: Callable[[tuple[LeftOut, ...]], None],
+        disable: Callable[[tuple[DisabledProposer, ...]], None],
         registry: CollectorRegistry,
         *,
         file: BreakerFile,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from prolepsis.core.plan import PANIC_PLAN, LeftOut, SpecPlan
+from prolepsis.core.plan import PANIC_PLAN, DisabledProposer, SpecPlan
 
 KILLED = "killed"
 """The plan's reason while the kill switch is on."""
@@ -15,7 +15,7 @@ class EffectivePlan:
     def __init__(self, base: SpecPlan, apply: Callable[[SpecPlan], None]) -> None:
         self.version = base.version
         self._shed = base
-        self._disabled: tuple[LeftOut, ...] = ()
+        self._disabled: tuple[DisabledProposer, ...] = ()
         self._killed = False
         self._apply = apply
 
@@ -24,7 +24,7 @@ class EffectivePlan:
         self._shed = plan
         self._change()
 
-    def disable(self, disabled: tuple[LeftOut, ...]) -> None:
+    def disable(self, disabled: tuple[DisabledProposer, ...]) -> None:
         """Leave out these proposers and no others."""
         if disabled != self._disabled:
             self._disabled = disabled
@@ -38,5 +38,5 @@ class EffectivePlan:
 
     def _change(self) -> None:
         self.version += 1
-        plan = replace(PANIC_PLAN, reason=KILLED) if self._killed else replace(self._shed, left_out=self._disabled)
+        plan = replace(PANIC_PLAN, reason=KILLED) if self._killed else replace(self._shed, disabled=self._disabled)
         self._apply(replace(plan, version=self.version))

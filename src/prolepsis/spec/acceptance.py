@@ -1,15 +1,19 @@
-"""How likely each drafted token is accepted, learnt online from what was committed (ALGORITHMS 4.3).
+"""Estimates how likely each drafted token is accepted, learnt online from committed tokens.
 
 A trial is a drafted token whose parent was committed; a hit, that it was committed too. Every draft is scored against
-the tokens that were later committed, whether it was verified, cut or not chosen at all: no label depends on what the
-window verified, so nothing is censored. A right guess tells the same as verification would.
+the tokens that were later committed, whether it was verified, cut or not chosen at all (after HedgeSpec, ICLR 2026): no
+label depends on what the window verified, so nothing is censored. A draft stays pending until a committed token leaves
+it, it is used up, or its sequence ends.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.ledger import Ledger
+from prolepsis.spec.proposer import SequenceView
 
 _HALF_LIFE = 400.0  # trials
 _DECAY = 0.5 ** (1.0 / _HALF_LIFE)
@@ -53,7 +57,7 @@ class _Cell:
 
 
 class Tilt:
-    """How much better or worse one request fares than the estimates over all requests say."""
+    """How much better or worse the drafts of one request are than the estimates over all requests."""
 
     __slots__ = ("expected", "hits")
 
@@ -158,3 +162,87 @@ def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tupl
         tilted = min(tilted, _CERTAIN)
         alive.append(tilted if parent == ROOT else tilted * alive[parent])
     return tuple(alive)
+
+
+_MAX_PENDING = 64  # drafts of one sequence
+
+
+@dataclass(slots=True)
+class _Pending:
+    draft: Draft
+    rates: Sequence[float]  # what was expected of each node
+    tilt: Tilt
+    traffic_class: str
+    next_index: int  # of the sequence's token that decides next
+    node: int = ROOT
+    depth: int = 0
+
+
+class Scoreboard:
+    """Drafts of live sequences that are still being judged, and each request's tilt per proposer."""
+
+    def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
+        self._acceptance = acceptance
+        self._ledger = ledger or Ledger(())
+        self._pending: dict[str, list[_Pending]] = {}
+        self._tilts: dict[str, dict[str, Tilt]] = {}  # by sequence, by proposer
+
+    def tilt(self, sequence: SequenceView, proposer: str) -> Tilt:
+        """Return the sequence's tilt for one proposer; it lives until `drop`."""
+        tilts = self._tilts.setdefault(sequence.key, {})
+        tilt = tilts.get(proposer)
+        if tilt is None:
+            tilt = tilts[proposer] = Tilt()
+        return tilt
+
+    def add(self, sequence: SequenceView, draft: Draft, rates: Sequence[float]) -> None:
+        """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""
+        pending = self._pending.setdefault(sequence.key, [])
+        tilt = self.tilt(sequence, draft.proposer)
+        pending.append(_Pending(draft, rates, tilt, sequence.traffic_class, len(sequence.tokens)))
+        del pending[:-_MAX_PENDING]
+
+    def commit(self, sequence: SequenceView) -> None:
+        """Judge the sequence's pending drafts by the tokens that were committed since."""
+        pending = self._pending.get(sequence.key)
+        if pending:
+            self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
+
+    def drop(self, sequence: SequenceView) -> None:
+        """Forget a sequence that ended; what is undecided stays uncounted."""
+        self._pending.pop(sequence.key, None)
+        self._tilts.pop(sequence.key, None)
+
+    def forget(self, proposer: str) -> None:
+        """Forget the drafts of a proposer that was exchanged, and the tilts of requests for it."""
+        for key, pending in self._pending.items():
+            self._pending[key] = [entry for entry in pending if entry.draft.proposer != proposer]
+        for tilts in self._tilts.values():
+            tilts.pop(proposer, None)
+
+    def _judge(self, entry: _Pending, tokens: Sequence[int]) -> bool:
+        """Advance one draft over the known tokens; return whether it is still undecided."""
+        parents = entry.draft.parents
+        while entry.next_index < len(tokens):
+            follower = self._trials(entry, tokens[entry.next_index])
+            if follower is None or follower not in parents:
+                return False
+            entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
+        return True
+
+    def _trials(self, entry: _Pending, token: int) -> int | None:
+        """Record a trial for each child of the entry's node; return the child that was committed."""
+        draft, parents, at, follower = entry.draft, entry.draft.parents, entry.node, None
+        first = True
+        for node in range(at + 1, len(parents)):
+            if parents[node] == at:
+                hit = draft.tokens[node] == token
+                self._acceptance.record(draft, node, entry.depth, hit=hit, first=first)
+                first = False
+                entry.tilt.record(hit, entry.rates[node])
+                if hit:
+                    follower = node
+        if entry.depth == 0:
+            right = follower is not None
+            self._ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
+        return follower

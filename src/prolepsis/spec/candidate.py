@@ -1,4 +1,4 @@
-"""One sequence in one call of `ProposerSet.propose`: what it may have, and its best draft so far."""
+"""A sequence while proposers compete for it: its best draft so far, how drafts are scored, merged and pruned."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,26 +6,25 @@ from math import log
 
 from prolepsis.core.stats import PlainReason
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.spec.acceptance import AcceptanceEstimator, survivals
+from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard, survivals
 from prolepsis.spec.draft import ROOT, Draft, principal_first
 from prolepsis.spec.effort import value
 from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.scoring import Scoreboard
 
 
 @dataclass(frozen=True, slots=True)
-class Rated:
+class ScoredDraft:
     """A draft with what is expected of it for one sequence."""
 
     draft: Draft
     survivals: tuple[float, ...]
     """Chance of each node to be accepted with all its ancestors."""
-    worth: float
-    """Expected accepted tokens, less the price of the rows they take."""
+    gain: float
+    """Expected accepted tokens, less the marginal cost of verifying them."""
 
 
 @dataclass(slots=True)
-class Turn:
+class DraftCandidate:
     """A sequence while proposers compete for it."""
 
     sequence: SequenceView
@@ -35,35 +34,35 @@ class Turn:
     """Proposers that may draft for it; None: all."""
     judged: bool
     """Its drafts are scored against the tokens to come: each sequence every few steps where there are many."""
-    forced: bool = False
-    """Its draft is verified whole, whatever it is worth."""
+    always_verify: bool = False
+    """Its draft is verified whole, whether or not it pays."""
     shadow: bool = False
-    """Its draft is compared, never verified."""
-    best: Rated | None = None
+    """Its draft is only compared with what is emitted."""
+    best: ScoredDraft | None = None
     asked: bool = False
     """Some proposer was asked for it."""
-    spared: bool = False
-    """A costly proposer was not, since that was not worth its time."""
-    rested: bool = False
-    """A proposer that may draft for it rests."""
+    skipped_cost: bool = False
+    """A costly proposer was not asked, as its time would not pay."""
+    in_backoff: bool = False
+    """A proposer that may draft for it backs off after failures."""
 
     def allows(self, proposer: str) -> bool:
         return self.limit > 0 and (self.allowed is None or proposer in self.allowed)
 
     def plain(self, draft: Draft | None, *, weighed: bool) -> PlainReason | None:
-        """Return why the sequence is decoded plainly where `draft`, what is verified of its best, is None.
+        """Return why the sequence is decoded plainly if `draft`, the part of its best that is verified, is None.
 
-        `weighed`: drafts are verified where they are worth it; else only for want of room they are not.
+        `weighed`: drafts are verified where they pay; otherwise all that the pass has room for.
         """
         if draft is not None:
             return None
         if self.best is not None:
-            return "not_worth_it" if weighed and not self.forced else "no_room"
+            return "not_worth_it" if weighed and not self.always_verify else "no_capacity"
         if self.limit <= 0:
-            return "no_room"
-        if self.spared:
+            return "no_capacity"
+        if self.skipped_cost:
             return "too_costly"
-        return "resting" if self.rested and not self.asked else "no_draft"
+        return "backoff" if self.in_backoff and not self.asked else "no_draft"
 
     @property
     def draft(self) -> Draft | None:
@@ -74,8 +73,8 @@ class Turn:
         return self.best.survivals if self.best else ()
 
     @property
-    def worth(self) -> float:
-        return self.best.worth if self.best else 0.0
+    def gain(self) -> float:
+        return self.best.gain if self.best else 0.0
 
 
 MERGED = "merged"
@@ -88,7 +87,7 @@ _LEVEL = [  # by rate in steps of the grid
 _SHARED, _FIRST, _SECOND, _CONTESTED = 0, 1, 2, 2  # kinds of nodes; contested ones follow those that stand alone
 
 
-def merge(first: Rated, second: Rated, limit: int, floor: float = 0.0) -> Draft:
+def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.0) -> Draft:
     """Return the `limit` likeliest nodes of both drafts as one, with what their estimates together give as survivals.
 
     A node that survives no more often than `floor` is left out.
@@ -130,19 +129,19 @@ class _Nodes:
         return kind * _LEVELS + _LEVEL[int(_GRID * self.rates[node])]
 
 
-def _union(first: Rated, second: Rated, floor: float) -> _Nodes:
+def _union(first: ScoredDraft, second: ScoredDraft, floor: float) -> _Nodes:
     nodes = _Nodes([], [], [], [], [], [], set())
     known: dict[tuple[int, int], int] = {}
-    above = [_add(nodes, known, rated, kind, floor) for rated, kind in ((first, _FIRST), (second, _SECOND))]
+    above = [_add(nodes, known, scored, kind, floor) for scored, kind in ((first, _FIRST), (second, _SECOND))]
     for parent, rate in zip(nodes.parents, nodes.rates, strict=True):
         nodes.alive.append(rate if parent == ROOT else rate * nodes.alive[parent])
     nodes.contested = above[0] & above[1]
     return nodes
 
 
-def _add(nodes: _Nodes, known: dict[tuple[int, int], int], rated: Rated, kind: int, floor: float) -> set[int]:
+def _add(nodes: _Nodes, known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int, floor: float) -> set[int]:
     """Add a draft's nodes and return their parents; a shared node keeps its proposer and takes the better rate."""
-    draft, survivals = rated.draft, rated.survivals
+    draft, survivals = scored.draft, scored.survivals
     places: list[int] = []
     above: set[int] = set()
     for i, (token, parent, alive) in enumerate(zip(draft.tokens, draft.parents, survivals, strict=True)):
@@ -213,52 +212,50 @@ def _paths(draft: Draft) -> list[list[int]]:
 
 
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
+_FLOOR = 0.5  # of the cost of a token: nodes that do not pay are not merged
 
 
-_FLOOR = 0.5  # of the price: nodes that are not worth their row are not merged
-
-
-class Rating:
-    """Rates drafts by the acceptance estimates and puts them on the scoreboard to be judged, chosen or not."""
+class Scorer:
+    """Scores drafts by the acceptance estimates and puts them on the scoreboard to be judged, chosen or not."""
 
     def __init__(self, acceptance: AcceptanceEstimator, board: Scoreboard) -> None:
         self._acceptance = acceptance
         self._board = board
 
-    def compete(self, turn: Turn, draft: Draft, price: float) -> Rated | None:
-        """Let `draft` be the sequence's where it is worth more than the best so far; return it rated.
+    def compete(self, candidate: DraftCandidate, draft: Draft, token_cost: float) -> ScoredDraft | None:
+        """Make `draft` the sequence's best if it gains more than the best so far; return it scored.
 
-        What leaves the sequence's grammar is cut off before; None where nothing is left.
+        Nodes that leave the sequence's grammar are cut off first; None if none is left.
         """
-        kept = within_grammar(draft, turn.sequence.matcher) if turn.sequence.matcher is not None else draft
+        kept = within_grammar(draft, candidate.sequence.matcher) if candidate.sequence.matcher is not None else draft
         if kept is None:
             return None
-        rated = self._rated(turn, kept, self._board.tilt(turn.sequence, kept.proposer).factor, price)
-        if turn.best is None or rated.worth > _MARGIN * turn.best.worth:
-            turn.best = rated
-        return rated
+        scored = self._scored(candidate, kept, self._board.tilt(candidate.sequence, kept.proposer).factor, token_cost)
+        if candidate.best is None or scored.gain > _MARGIN * candidate.best.gain:
+            candidate.best = scored
+        return scored
 
-    def join(self, turn: Turn, draft: Draft, price: float) -> float:
-        """Merge `draft` with the best so far, where both say something; return what its own nodes are worth then.
+    def join(self, candidate: DraftCandidate, draft: Draft, token_cost: float) -> float:
+        """Merge `draft` with the best so far, if there is one; return the gain of its own nodes in the merged tree.
 
-        The merged tree has estimates of its own, that know whether its parts agree. Whatever one part alone would be
-        worth by them is in it, so it is kept: the window cuts what is not worth its row.
+        The merged tree has estimates of its own, which know whether its parts agree. It contains each part, so nothing
+        is lost: the window cuts the nodes that do not pay.
         """
-        other = turn.best
-        rated = self.compete(turn, draft, price)
-        if rated is None:
+        other = candidate.best
+        scored = self.compete(candidate, draft, token_cost)
+        if scored is None:
             return 0.0
         if other is not None:
-            union = merge(other, rated, turn.limit, 0.0 if turn.forced else _FLOOR * price)
+            union = merge(other, scored, candidate.limit, 0.0 if candidate.always_verify else _FLOOR * token_cost)
             if union.tokens:
-                turn.best = merged = self._rated(turn, union, 1.0, price)
+                candidate.best = merged = self._scored(candidate, union, 1.0, token_cost)
                 own = zip(merged.survivals, union.sources, strict=True)
-                return value([alive for alive, source in own if source == draft.proposer], price)
-        return rated.worth
+                return value([alive for alive, source in own if source == draft.proposer], token_cost)
+        return scored.gain
 
-    def _rated(self, turn: Turn, draft: Draft, tilt: float, price: float) -> Rated:
-        """Rate a draft for its sequence; what the grammar forces is as good as accepted."""
-        matcher = turn.sequence.matcher
+    def _scored(self, candidate: DraftCandidate, draft: Draft, tilt: float, token_cost: float) -> ScoredDraft:
+        """Score a draft for its sequence; a token that the grammar forces is as good as accepted."""
+        matcher = candidate.sequence.matcher
         expected = self._acceptance.rates(draft)
         if matcher is None:
             alive = survivals(draft, expected, tilt)
@@ -267,9 +264,9 @@ class Rating:
             for node in forced_nodes(draft, matcher):
                 expected[node] = rates[node] = FORCED_RATE
             alive = survivals(draft, rates)
-        if turn.judged:
-            self._board.add(turn.sequence, draft, expected)
-        return Rated(draft, alive, value(alive, price))
+        if candidate.judged:
+            self._board.add(candidate.sequence, draft, expected)
+        return ScoredDraft(draft, alive, value(alive, token_cost))
 
 
 def levels(draft: Draft, alive: Sequence[float]) -> tuple[float, ...]:

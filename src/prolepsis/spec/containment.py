@@ -1,4 +1,4 @@
-"""Calls into proposers: whatever one does wrong costs its drafts, is counted, and never reaches a request."""
+"""Contains calls into proposers: a fault costs drafts and is counted, and never reaches a request."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,13 +9,13 @@ import structlog
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
-from prolepsis.spec.proposer import Proposer, Selective, SequenceView, TakesMemory, TreeProposer
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 log = structlog.get_logger(__name__)
 
-_TOLERATED = 3  # failed calls in a row before the proposer is left alone
-_FIRST_REST = 16  # steps; doubles with every further failure
-_LONGEST_REST = 1024
+_TOLERATED = 3  # failed calls in a row before the proposer backs off
+_FIRST_BACKOFF = 16  # steps; doubles with every further failure
+_LONGEST_BACKOFF = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Asked:
 
 
 class ContainedProposer:
-    """One proposer with its counters; left alone for a while after several failures in a row."""
+    """One proposer with its counters; it backs off for some steps after several failures in a row."""
 
     def __init__(
         self,
@@ -36,38 +36,33 @@ class ContainedProposer:
         ledger: Ledger | None = None,
     ) -> None:
         self.name = proposer.name
-        self.free = bool(getattr(proposer, "free", False))
-        """Proposing costs next to nothing: asked every step and judged on every committed token."""
-        self.one_pass = bool(getattr(proposer, "one_pass", False))
-        """A draft costs the same however deep it is."""
+        self.free = proposer.free
+        self.one_pass = proposer.one_pass
         self.num_failures = 0
         self.seconds = 0.0
         self._proposer = proposer
-        self._trees = proposer if isinstance(proposer, TreeProposer) else None
-        self._serves = proposer.serves if isinstance(proposer, Selective) else None
-        self._memory = proposer.memory if isinstance(proposer, TakesMemory) else None
         self._vocab_size = vocab_size
         self._clock = clock
         self._ledger = ledger or Ledger([proposer.name])
         self._failed_in_row = 0
-        self._rest = 0
+        self._backoff = 0
 
     def succeed(self, other: "ContainedProposer | None") -> None:
-        """Go on with the counters of the proposer in whose place this one is put."""
+        """Go on with the counters of the proposer that this one replaces."""
         if other is not None:
             self.num_failures, self.seconds = other.num_failures, other.seconds
 
     def serves(self, sequence: SequenceView) -> bool:
         """Return whether it is worth asking for the sequence; one that fails to say is asked."""
         try:
-            return self._serves is None or self._serves(sequence)
+            return self._proposer.serves(sequence)
         except Exception:  # contained: asked, it fails there and is counted
             return True
 
-    def resting(self) -> bool:
-        """Return whether this step passes without it, counting the step."""
-        if self._rest:
-            self._rest -= 1
+    def backs_off(self) -> bool:
+        """Count a step and return whether the proposer backs off in it."""
+        if self._backoff:
+            self._backoff -= 1
             return True
         return False
 
@@ -80,7 +75,7 @@ class ContainedProposer:
     ) -> list[Draft | None]:
         """Return one sound draft or None per sequence; a batch that raises is asked again row by row.
 
-        `depths` bound a draft's levels and, but for a `TreeProposer`, its nodes; the rest is for those.
+        The arguments are those of `Proposer.propose_trees`.
         """
         asked = [_Asked(*each) for each in zip(sequences, depths, limits or depths, strict=True)]
         started = self._clock()
@@ -95,8 +90,8 @@ class ContainedProposer:
         self._guard(sequence, lambda: self._proposer.forget(sequence))
 
     def memory(self) -> ProposerMemory:
-        """Return the memory it takes; 0 where it does not tell. From any thread."""
-        return self._memory() if self._memory is not None else ProposerMemory(self.name)
+        """Return the memory it takes, from any thread."""
+        return self._proposer.memory()
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:
@@ -115,9 +110,7 @@ class ContainedProposer:
 
     def _call(self, asked: Sequence[_Asked], threshold: float) -> Sequence[Draft | None]:
         sequences, depths = [one.sequence for one in asked], [one.depth for one in asked]
-        if self._trees is not None:
-            return self._trees.propose_trees(sequences, depths, [one.limit for one in asked], threshold)
-        return self._proposer.propose(sequences, depths)
+        return self._proposer.propose_trees(sequences, depths, [one.limit for one in asked], threshold)
 
     def _checked(self, draft: Draft | None, asked: _Asked) -> Draft | None:
         if draft is None:
@@ -148,5 +141,5 @@ class ContainedProposer:
         self._failed_in_row += 1
         excess = self._failed_in_row - _TOLERATED
         if excess >= 0:
-            self._rest = min(_LONGEST_REST, _FIRST_REST << min(excess, 10))
-            log.warning("proposer_rests", proposer=self.name, steps=self._rest, failure=what)
+            self._backoff = min(_LONGEST_BACKOFF, _FIRST_BACKOFF << min(excess, 10))
+            log.warning("proposer_backs_off", proposer=self.name, steps=self._backoff, failure=what)

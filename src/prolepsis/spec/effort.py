@@ -1,4 +1,12 @@
-"""What a level of drafting costs, by how many sequences share the call: a line, learnt online."""
+"""When and how deep a proposer that costs time drafts: one level deeper if that gains more than it costs.
+
+A level costs G (tokens per ms) times its milliseconds, which a call shares over its sequences, and the pass's time for
+the tokens it adds. A level pays while the sum of survivals is larger than (sequences * b + c) * G, with b the ms of a
+token in the pass and c those of the level. G is that of this step, found together with the depth: a token gained in
+hard text saves the time that hard text takes. The drafts are merged with the free draft, so a depth gains where the
+free draft fails: survival there times the chance that no node of the free draft is accepted, as if both failed
+independently. The ratio of real to expected gains is learnt as a factor.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +35,7 @@ class LevelCost:
             return
         ms /= num_levels
         known = self.fixed_ms + num_sequences * self.sequence_ms
-        if ms < known / _OUTLIER:  # what was learnt before was a start (a compile, cold pages): begin anew
+        if ms < known / _OUTLIER:  # the estimate was of a start (a compile, cold pages): start over
             self._weight = self._n = self._nn = self._ms = self._nms = 0.0
         elif known > 0.0:
             ms = min(ms, _OUTLIER * known)
@@ -74,12 +82,15 @@ class Switch:
 
 _FIRST_BACKOFF = 16  # steps between two probes
 _LONGEST_BACKOFF = 512
-_DRIFT = 1.25  # promise over that at the last probe from which on waiting starts anew
+_DRIFT = 1.25  # ratio of a promise to that at the last probe, from which waiting starts over
 _NOISE = 0.02  # tokens
 
 
 class Probes:
-    """Grants a probe after 16 steps unasked, then after twice as many, up to 512; anew when the promise has risen."""
+    """Grants a probe after 16 steps without a call, then after twice as many, up to 512.
+
+    It starts over when the promise has risen.
+    """
 
     def __init__(self) -> None:
         self._waited = 0
@@ -87,7 +98,7 @@ class Probes:
         self._promise: float | None = None
 
     def due(self, promise: float) -> bool:
-        """Count a step unasked; return whether to probe. `promise`: tokens a sequence that a probe may bring."""
+        """Count a step without a call; return whether to probe. `promise`: tokens a sequence that a probe may bring."""
         if self._promise is None:
             self._promise = promise
         elif promise > _DRIFT * self._promise + _NOISE:  # other requests, another load
@@ -111,52 +122,52 @@ _PRIOR_TOKENS = 1.0  # weight of "gains are what was expected"
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """What time is worth in a step, in tokens."""
+class MarginalCost:
+    """What a step's time costs, in emitted tokens."""
 
-    row: float
-    """Of one more row of the pass: the survival at which it just pays."""
+    token: float
+    """One more token in the pass: the survival at which verifying it just pays."""
     ms: float
-    """Of a millisecond: tokens that the step emits in one."""
+    """One millisecond: the tokens that the step emits in it."""
 
-    def times(self, factor: float) -> "Prices":
-        return Prices(self.row * factor, self.ms * factor)
+    def times(self, factor: float) -> "MarginalCost":
+        return MarginalCost(self.token * factor, self.ms * factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """What a step is before a costly proposer is asked."""
+class StepBaseline:
+    """What a step yields before a costly proposer is asked."""
 
-    plain: Prices
-    """Were all of it decoded plainly."""
+    plain: MarginalCost
+    """Of plain decoding."""
     num_sequences: int
     """Decoding sequences, each of which emits a token in any case."""
-    worth: float = 0.0
-    """Of their free drafts (tokens, less the price of the rows)."""
+    gain: float = 0.0
+    """Of their free drafts: accepted tokens, less the cost of verifying them."""
 
     @property
     def tokens(self) -> float:
-        return self.num_sequences + self.worth
+        return self.num_sequences + self.gain
 
     @property
-    def prices(self) -> Prices:
+    def costs(self) -> MarginalCost:
         """With the free drafts: G = (sequences + sum of (S - b * G)) / ms without drafts."""
         return self.plain.times(self.tokens / self.num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """What a proposer would bring one sequence, by depth up to where it has use for it."""
+class ExpectedDraft:
+    """What to expect of a proposer for one sequence, by depth, as far as its limit."""
 
     survivals: Sequence[float]
-    """Chance that its likeliest node there is accepted."""
+    """Chance that the likeliest node at a depth is accepted."""
     free: Sequence[float] = ()
-    """Chance that some node of the sequence's free draft is."""
+    """Chance that some node of the sequence's free draft is accepted there."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """How deep to draft (0: not at all), for which sequences, and what it should gain (tokens)."""
+class DepthDecision:
+    """How deep to draft (0: not at all), for which sequences, and the tokens that should gain."""
 
     depth: int
     asked: tuple[bool, ...]
@@ -167,36 +178,37 @@ class Effort:
     """Decides for one proposer, switches it with hysteresis and probes it while it does not pay."""
 
     def __init__(self, *, one_pass: bool = False) -> None:
-        """`one_pass`: all depths cost the same (`spec.proposer.TreeProposer`)."""
+        """`one_pass`: all depths cost the same (`spec.proposer.Proposer`)."""
         self.cost = LevelCost()
         self._one_pass = one_pass
         self._switch = Switch()
         self._probes = Probes()
         self._gained = self._expected = _PRIOR_TOKENS
 
-    def decide(self, alone: Sequence[float], offers: Sequence[Offer], step: Step) -> Decision:
+    def decide(self, alone: Sequence[float], expected: Sequence[ExpectedDraft], step: StepBaseline) -> DepthDecision:
         """Return for which sequences to draft, and how deep: once a step.
 
-        `alone`: what it brings a sequence, taking all together, that has no free draft; by this it is switched.
+        `alone`: what to expect for a sequence without a free draft; this switches the proposer on and off.
         """
-        gains = _gains(Offer(alone), step.plain.row, max(1.0, self._factor))  # below 1 for what free drafts bring too
-        _, net = self._best([gains] * len(offers), step.plain.ms)
-        on, row = self._switch.decide(net / step.num_sequences), step.prices.row
-        if on:
-            decision = self._fastest([_gains(offer, row, self._factor) for offer in offers], step)
+        factor = max(1.0, self._factor)  # below 1 because free drafts gain the same tokens
+        gains = _gains(ExpectedDraft(alone), step.plain.token, factor)
+        _, net = self._best([gains] * len(expected), step.plain.ms)
+        is_on, token_cost = self._switch.decide(net / step.num_sequences), step.costs.token
+        if is_on:
+            decision = self._fastest([_gains(each, token_cost, self._factor) for each in expected], step)
             if decision.depth:
                 self._probes.restart()
                 return decision
         if self._probes.due(_at(gains, _PROBE_DEPTH)):
-            beside = [_gains(offer, row, self._factor) for offer in offers]
-            return Decision(_PROBE_DEPTH, (True,) * len(offers), sum(_at(known, _PROBE_DEPTH) for known in beside))
-        return Decision(0, (False,) * len(offers))
+            gain = sum(_at(_gains(each, token_cost, self._factor), _PROBE_DEPTH) for each in expected)
+            return DepthDecision(_PROBE_DEPTH, (True,) * len(expected), gain)
+        return DepthDecision(0, (False,) * len(expected))
 
-    def threshold(self, num_sequences: int, prices: Prices) -> float:
-        """Return the survival at which a node of the next level pays its row and its share of the level."""
+    def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
+        """Return the survival at which a node of the next level pays its verification and its share of the level."""
         if self._one_pass:
-            return prices.row
-        return prices.row + prices.ms * (self.cost.fixed_ms / num_sequences + self.cost.sequence_ms)
+            return costs.token
+        return costs.token + costs.ms * (self.cost.fixed_ms / num_sequences + self.cost.sequence_ms)
 
     def paid(self, depth: int) -> int:
         """Return the levels that a draft of `depth` is paid for."""
@@ -225,10 +237,10 @@ class Effort:
         best = max(nets, default=0.0)
         return (nets.index(best) + 1, best) if best > 0.0 else (0, best)
 
-    def _fastest(self, gains: Sequence[Sequence[float]], step: Step) -> Decision:
+    def _fastest(self, gains: Sequence[Sequence[float]], step: StepBaseline) -> DepthDecision:
         """Return the choice with the most tokens per millisecond: the best at its own pace (Dinkelbach 1967)."""
-        pace = step.prices.ms
-        decision = Decision(0, (False,) * len(gains))
+        pace = step.costs.ms
+        decision = DepthDecision(0, (False,) * len(gains))
         for _ in range(_ROUNDS):
             depth, net = self._best(gains, pace)
             if depth == 0 or net < _CONVERGED * step.tokens or (depth == decision.depth and len(gains) == 1):
@@ -236,27 +248,28 @@ class Effort:
             decision = self._decision(gains, depth if self.cost.is_known else min(depth, _PROBE_DEPTH), pace)
             ms = self.paid(decision.depth) * self.cost.fixed_ms + self.cost.sequence_ms * sum(
                 self.paid(min(decision.depth, len(known)))
-                for known, does in zip(gains, decision.asked, strict=True)
-                if does
+                for known, is_asked in zip(gains, decision.asked, strict=True)
+                if is_asked
             )
-            pace = (step.tokens + decision.gain) / (step.tokens / step.prices.ms + ms)
+            pace = (step.tokens + decision.gain) / (step.tokens / step.costs.ms + ms)
         return decision
 
-    def _decision(self, gains: Sequence[Sequence[float]], depth: int, tokens_per_ms: float) -> Decision:
+    def _decision(self, gains: Sequence[Sequence[float]], depth: int, tokens_per_ms: float) -> DepthDecision:
         each = tokens_per_ms * self.cost.sequence_ms
         asked = tuple(_at(known, depth) > each * self.paid(min(depth, len(known))) for known in gains)
-        return Decision(depth, asked, sum(_at(known, depth) for known, does in zip(gains, asked, strict=True) if does))
+        gain = sum(_at(known, depth) for known, is_asked in zip(gains, asked, strict=True) if is_asked)
+        return DepthDecision(depth, asked, gain)
 
 
-def _gains(offer: Offer, price: float, factor: float) -> list[float]:
+def _gains(expected: ExpectedDraft, token_cost: float, factor: float) -> list[float]:
     """Return the tokens gained by depth, all levels above included, down to where none gains any more."""
-    total, gains, free = 0.0, list[float](), offer.free
-    for depth, alive in enumerate(offer.survivals):
-        if alive <= price:
+    total, gains, free = 0.0, list[float](), expected.free
+    for depth, alive in enumerate(expected.survivals):
+        if alive <= token_cost:
             break
         left = alive * (1.0 - free[depth]) if depth < len(free) else alive
-        if left > price:
-            total += left - price
+        if left > token_cost:
+            total += left - token_cost
         gains.append(factor * total)
     return gains
 
@@ -266,6 +279,6 @@ def _at(gains: Sequence[float], depth: int) -> float:
     return gains[min(depth, len(gains)) - 1] if gains else 0.0
 
 
-def value(survivals: Sequence[float], price: float) -> float:
-    """Return the expected accepted tokens of the nodes worth their row, less the price of the rows."""
-    return sum(alive - price for alive in survivals if alive > price)
+def value(survivals: Sequence[float], token_cost: float) -> float:
+    """Return the expected accepted tokens of the nodes that pay, less the cost of verifying them."""
+    return sum(alive - token_cost for alive in survivals if alive > token_cost)

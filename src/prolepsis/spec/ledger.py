@@ -1,23 +1,24 @@
-"""Counts of what each proposer costs and brings, by traffic class.
+"""Counts what each proposer costs and gains, by traffic class, and the probes of proposers that a plan disables.
 
-Acceptance is counted on every draft that is judged (`spec.scoring`), verified or not: how often a proposer is asked, or
-what the window cuts, does not select the trials. Time and rows are counted in tokens, at the prices of their own step.
+Acceptance is counted on every draft that is judged (`spec.acceptance`), verified or not: how often a proposer is asked,
+or what the window cuts, does not select the trials. Time is counted in tokens, at the marginal cost of its own step.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import Prices
+from prolepsis.spec.effort import MarginalCost
 
 _MOST = 1024  # pairs of proposer and traffic class; others are not counted
 
 
 @dataclass(slots=True)
 class _Tally:
-    """`SliceCounts` while they grow. What is a part of another count is written after it and read before it."""
+    """`TrafficClassCounts` while they grow. A part of another count is written after it and read before it."""
 
     num_right: int = 0
     num_judged: int = 0
@@ -57,14 +58,14 @@ class Ledger:
         return tally.num_asked if tally else 0
 
     def exchange(self, proposer: str) -> None:
-        """Count anew for another proposer of this name."""
+        """Start over for another proposer of this name."""
         self._names.add(proposer)
         self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
 
-    def ask(self, proposer: str, traffic_classes: Sequence[str], seconds: float, prices: Prices | None) -> None:
-        """Count one call for sequences of `traffic classes`; its time is theirs in equal parts."""
+    def ask(self, proposer: str, traffic_classes: Sequence[str], seconds: float, costs: MarginalCost | None) -> None:
+        """Count one call for sequences of `traffic_classes`; its time is theirs in equal parts."""
         late = seconds > self._late_s
-        spent = 1000.0 * seconds * prices.ms / len(traffic_classes) if prices else 0.0
+        spent = 1000.0 * seconds * costs.ms / len(traffic_classes) if costs else 0.0
         for traffic_class, number in (
             Counter(traffic_classes).items() if len(traffic_classes) > 1 else ((traffic_classes[0], 1),)
         ):
@@ -77,7 +78,7 @@ class Ledger:
     def judge(self, proposer: str, traffic_class: str, *, right: bool, estimate: float | None = None) -> None:
         """Count a draft whose first token was committed, or another in its place.
 
-        `estimate`: the chance that the proposer itself gave its first token; None where it says nothing of it.
+        `estimate`: the chance that the proposer itself gave its first token; None if it gave none.
         """
         if (tally := self._of(proposer, traffic_class)) is not None:
             tally.num_judged += 1
@@ -86,15 +87,15 @@ class Ledger:
                 tally.num_estimated += 1
                 tally.overestimated += estimate - right
 
-    def verify(self, draft: Draft, path: Sequence[int], traffic_class: str, prices: Prices | None) -> None:
-        """Count a verified draft whose nodes `path` were emitted, each node with the proposer it is of."""
+    def verify(self, draft: Draft, path: Sequence[int], traffic_class: str, costs: MarginalCost | None) -> None:
+        """Count a verified draft whose nodes `path` were emitted, each node for its own proposer."""
         sources = draft.sources
-        rows = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
-        for proposer, num_rows in rows.items():
+        nodes = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
+        for proposer, num_nodes in nodes.items():
             if (tally := self._of(proposer, traffic_class)) is not None:
                 gained = sum(sources[node] == proposer for node in path) if sources else len(path)
                 tally.num_rounds += 1
-                tally.spent += num_rows * prices.row if prices else 0.0
+                tally.spent += num_nodes * costs.token if costs else 0.0
                 tally.gained += gained
                 tally.gained_squared += gained * gained
 
@@ -115,3 +116,50 @@ class Ledger:
         if tally is None and proposer in self._names and len(self._tallies) < _MOST:
             tally = self._tallies[proposer, traffic_class] = _Tally()
         return tally
+
+
+Grant = tuple[str, str, int]
+"""Proposer, traffic class, number of the probe round."""
+
+
+class DisabledProposers:
+    """Says who may draft under a plan that disables proposers, and counts the probes that plans grant.
+
+    A grant goes on over plans that repeat it.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._granted_at: dict[Grant, int] = {}
+        self._plan: SpecPlan | None = None
+        self._by_traffic_class: dict[str, list[DisabledProposer]] = {}
+
+    def allowed(
+        self, traffic_class: str, asked: tuple[str, ...] | None, plan: SpecPlan, names: Sequence[str]
+    ) -> tuple[str, ...] | None:
+        """Return the proposers of `asked` (None: all of `names`) that are not disabled; `asked` itself if none is."""
+        if plan is not self._plan:
+            self._take(plan)
+        entries = self._by_traffic_class.get(traffic_class)
+        disabled = {entry.proposer for entry in entries if not self._probes(entry)} if entries else None
+        return (
+            asked
+            if not disabled
+            else tuple(name for name in (names if asked is None else asked) if name not in disabled)
+        )
+
+    def _take(self, plan: SpecPlan) -> None:
+        self._plan, self._by_traffic_class = plan, {}
+        granted: dict[Grant, int] = {}
+        for entry in plan.disabled:
+            self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)
+            key = (entry.proposer, entry.traffic_class, entry.probe_round)
+            granted[key] = self._granted_at.get(key, self._ledger.num_asked(entry.proposer, entry.traffic_class))
+        self._granted_at = granted
+
+    def _probes(self, entry: DisabledProposer) -> bool:
+        """Return whether a probe is left of the entry's grant."""
+        if not entry.probes:
+            return False
+        since = self._granted_at[entry.proposer, entry.traffic_class, entry.probe_round]
+        return self._ledger.num_asked(entry.proposer, entry.traffic_class) - since < entry.probes

@@ -1,4 +1,4 @@
-"""A draft that nobody verifies: followed by the tokens that plain decoding emits, to say what it would have gained."""
+"""Drafts that are only compared: followed by the tokens that plain decoding emits, to count what they would gain."""
 
 from collections.abc import Sequence
 
@@ -42,7 +42,7 @@ class ShadowBudget:
     """
 
     def __init__(self, share: float) -> None:
-        """`share` 1: whatever it takes."""
+        """`share` 1: no bound."""
         self._share = share
         self._credit_s = _LONGEST_S if share > 0.0 else 0.0
         self._pass_s = 0.0

@@ -1,6 +1,6 @@
 """The one verification rule: at each node of a draft the target's own keyed pick decides, and equality accepts.
 
-Exact for greedy and for sampling, chains and trees, whatever proposed the draft and however it was cut, since every
+Exact for greedy and for sampling, chains and trees, any proposer and any cut of its draft, since every
 emitted token is the pick that plain decoding makes there (Gumbel coupling, Daliri, Musco, Suresh 2024,
 arXiv 2408.07978). R: rows of logits, V: vocabulary.
 """
@@ -45,7 +45,7 @@ class SequenceStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class VerifyResult:
     """What one step says for one sequence."""
 
     tokens: tuple[int, ...]
@@ -58,7 +58,7 @@ class Verdict:
     """The sequence ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
     fault: GrammarFailed | None = None
-    """The sequence's grammar gave up: nothing of this verdict may be emitted."""
+    """The sequence's grammar gave up: nothing of this result may be emitted."""
 
     @property
     def num_accepted(self) -> int:
@@ -100,15 +100,15 @@ class Walk:
         self.node = child
         return True
 
-    def verdict(self, first_row: int = 0) -> Verdict:
+    def result(self, first_row: int = 0) -> VerifyResult:
         if self.fault is not None:
-            return Verdict((), (), first_row=first_row, fault=self.fault)
-        return Verdict(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
+            return VerifyResult((), (), first_row=first_row, fault=self.fault)
+        return VerifyResult(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
 
 
 def verify(
     draft: Draft | None, pick: Callable[[int], int], ends: frozenset[int] = frozenset(), limit: int | None = None
-) -> Verdict:
+) -> VerifyResult:
     """Return what is emitted where `pick(i)` is the target's token after node i (`ROOT`: the last committed token).
 
     Only visited nodes are picked at. The walk stops at a token of `ends`, inclusive, and after `limit` tokens.
@@ -116,7 +116,7 @@ def verify(
     walk = Walk(draft, ends, limit)
     while walk.take(pick(walk.node)):
         pass
-    return walk.verdict()
+    return walk.result()
 
 
 def verify_batch(
@@ -124,8 +124,8 @@ def verify_batch(
     logits: Tensor,  # [R, V] float32
     sampler: Sampler,
     argmax: Sequence[int] | None = None,  # [R]: of each row, where it is known already
-) -> list[Verdict]:
-    """Return the verdict of each sequence of a step; rows are visited level by level, all sequences together."""
+) -> list[VerifyResult]:
+    """Return the result of each sequence of a step; rows are visited level by level, all sequences together."""
     walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
     greedy = [i for i, s in enumerate(steps) if s.matcher is None and sampler.is_argmax(s.params, s.position)]
     if greedy:
@@ -138,7 +138,7 @@ def verify_batch(
         chosen = set(greedy)
         others = [i for i in range(len(steps)) if i not in chosen]
         _walk_levels([steps[i] for i in others], [walks[i] for i in others], logits, sampler)
-    return [walk.verdict(step.first_row) for step, walk in zip(steps, walks, strict=True)]
+    return [walk.result(step.first_row) for step, walk in zip(steps, walks, strict=True)]
 
 
 def _argmax(

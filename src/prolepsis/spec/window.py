@@ -1,12 +1,13 @@
-"""How many drafted tokens a pass verifies: the marginal rule of ALGORITHMS 4.1 as one best-first choice.
+"""Decides how many drafted tokens a pass verifies: one best-first choice by marginal cost.
 
-Slots of all drafts of the batch compete by survival S. A slot is worth its rows while S > b*G (b: marginal ms of a row,
+Slots of all drafts of the batch compete by survival S. A slot pays while S > b*G (b: marginal ms of a token,
 G: tokens per ms). Cost curves have steps, so the objective itself is evaluated for every prefix of the sorted slots:
 
-    (plain tokens + sum of S) / (ms(rows + slots) - ms of prefill + overhead)
+    (plain tokens + sum of S) / (ms(tokens + slots) - ms of prefill + overhead)
 
 Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that
-only decode. So its milliseconds, ms(rows) - ms(plain tokens), are left out: with them rows of a busy pass look cheap.
+only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are left out: they would make the
+tokens of a busy pass look cheap.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 
 from prolepsis.spec.cost import CostCurve
 
-_FLOOR = 0.004  # survivals below are never worth a row
+_FLOOR = 0.004  # survivals below are never worth verifying
 
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
     """What a pass carries before any draft is added."""
 
-    num_rows: int
+    num_tokens: int
     """Tokens of the pass: one per decoding sequence plus prefill chunks."""
     num_context: int
     """Cached tokens over all sequences of the pass."""
@@ -63,7 +64,7 @@ class Window:
     ) -> Cut:
         """Return the set of nodes with the most expected tokens per millisecond within the load's budget.
 
-        `spent_ms`: what drafting took, which the step pays whatever is verified.
+        `spent_ms`: what drafting took, which the step pays in any case.
         """
         slots = sorted(
             (-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft) if alive > _FLOOR
@@ -78,9 +79,9 @@ class Window:
         return Cut(nodes, tokens, ms)
 
     def marginal_ms(self, load: StepLoad) -> float:
-        """Return b, the milliseconds of one more row in a pass of this load, over the next 8 rows."""
-        table = self.cost.table(load.num_rows + 8, load.num_context)
-        return (table[load.num_rows + 8] - table[load.num_rows]) / 8.0
+        """Return b, the milliseconds of one more token in a pass of this load, over the next 8."""
+        table = self.cost.table(load.num_tokens + 8, load.num_context)
+        return (table[load.num_tokens + 8] - table[load.num_tokens]) / 8.0
 
     def plain_pace(self, load: StepLoad, num_plain: int) -> float:
         """Return the tokens per millisecond of `num_plain` decoding sequences without drafts."""
@@ -89,15 +90,15 @@ class Window:
     def _best_prefix(
         self, alive: Sequence[float], num_plain: int, load: StepLoad, spent_ms: float
     ) -> tuple[int, float, float]:
-        rows = load.num_rows
-        table = self.cost.table(rows + len(alive), load.num_context)
+        size = load.num_tokens
+        table = self.cost.table(size + len(alive), load.num_context)
         tokens = float(num_plain)
-        base = self._overhead + spent_ms - (table[rows] - table[num_plain])
-        best = (0, tokens, table[rows] + base)
+        base = self._overhead + spent_ms - (table[size] - table[num_plain])
+        best = (0, tokens, table[size] + base)
         best_rate = (1.0 + self._min_gain) * tokens / best[2]
         for count, gain in enumerate(alive, 1):
             tokens += gain
-            ms = table[rows + count] + base
+            ms = table[size + count] + base
             if tokens > best_rate * ms:
                 best, best_rate = (count, tokens, ms), tokens / ms
         return best

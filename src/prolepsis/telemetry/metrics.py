@@ -53,9 +53,9 @@ class Metrics:
         """Say what serves: the labels of `prolepsis_engine_info`."""
         self._engine.info.info({"model": model, "forward": forward, "exactness": exactness})
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         """Count one engine step: its time by part (propose, forward, ...) and the rows of its pass."""
-        self._engine.step_done(seconds, num_rows)
+        self._engine.step_done(seconds, num_tokens)
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
         """Count one accepted request, whatever its end; nobody asked for a replay, so that is none."""
@@ -109,9 +109,9 @@ class _Engine:
             "prolepsis_step_duration_seconds", "Duration of engine steps", buckets=_TOKEN_BUCKETS, registry=registry
         )
 
-    def step_done(self, seconds: Mapping[str, float], num_rows: int) -> None:
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         self._steps.inc()
-        self._rows.inc(num_rows)
+        self._rows.inc(num_tokens)
         self._duration.observe(sum(seconds.values()))
         for part, spent in seconds.items():
             self._seconds.labels(part).inc(spent)

@@ -21,7 +21,7 @@ from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.spec.proposer import Shown
+from prolepsis.spec.proposer import HiddenStates
 from prolepsis.train.data import Document, Manifest, ShardWriter, shards_of
 from prolepsis.train.prompts import PlannedPrompt, PromptPlanner, chat, turn_prefix, whole_sentences, words_of
 
@@ -100,7 +100,7 @@ def manifest_of(loaded: LoadedModel, request: DataRequest) -> Manifest:
 
 
 class FeatureRecorder:
-    """A `FeatureConsumer` that keeps the hidden states of watched samples, so that training needs no second pass."""
+    """A `HiddenStateConsumer` that keeps the hidden states of watched sequences: training needs no second pass."""
 
     def __init__(self, taps: Sequence[int]) -> None:
         self.taps = tuple(taps)
@@ -111,9 +111,9 @@ class FeatureRecorder:
         """Keep the features of the sample `key` from now on."""
         self._kept[key], self._lengths[key] = [], 0
 
-    def take(self, shown: Sequence[Shown]) -> None:
+    def take(self, states: Sequence[HiddenStates]) -> None:
         """Keep the features of a step; a sample that starts over replaces its earlier ones."""
-        for part in shown:
+        for part in states:
             key = part.sequence.key
             if key not in self._kept:
                 continue

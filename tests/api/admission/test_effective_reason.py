@@ -11,13 +11,13 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fakes import Room, build, draft_chain, request, run, terminals
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
 
-class Right:
+class Right(Proposer):
     """Proposes what the target will say."""
 
     name = "scripted"
@@ -27,12 +27,6 @@ class Right:
             draft_chain(s, limit, wrong_from=limit) if limit else None
             for s, limit in zip(sequences, limits, strict=True)
         ]
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to learn."""
-
-    def forget(self, sequence: SequenceView) -> None:
-        """Nothing to forget."""
 
 
 @pytest.mark.parametrize(

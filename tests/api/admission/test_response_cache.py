@@ -151,10 +151,10 @@ def test_answers_grow_old() -> None:
 
 
 def test_keys_name_all_that_matters() -> None:
-    request = GenerateRequest("r", (1, 2), SamplingParams(temperature=0.0, seed=1), scope="s")
+    request = GenerateRequest("r", (1, 2), SamplingParams(temperature=0.0, seed=1), cache_salt="s")
     same = replace(request, request_id="x", priority=3, deadline_s=1.0, params=replace(request.params, seed=2))
     assert cache_key(request, "t", "f") == cache_key(same, "t", "f")
-    others = [replace(request, scope="z"), replace(request, prompt_token_ids=(12,)), replace(request, n=2)]
+    others = [replace(request, cache_salt="z"), replace(request, prompt_token_ids=(12,)), replace(request, n=2)]
     keys = {cache_key(one, "t", "f") for one in (request, *others)}
     keys |= {cache_key(request, "u", "f"), cache_key(request, "t", "g")}
     assert len(keys) == 6

@@ -109,7 +109,7 @@ def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None)
     room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     made = House(config=config, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
-    made.engine.scheduler.plan = SpecPlan(fixed_depth=3)
+    made.engine.plan.apply(SpecPlan(fixed_depth=3))
     return made
 
 

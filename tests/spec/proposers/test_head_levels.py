@@ -11,7 +11,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.models.heads.base import Candidates, HeadInfo, Outlook
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.noise import gumbel
-from prolepsis.spec.proposer import Shown
+from prolepsis.spec.proposer import HiddenStates
 from prolepsis.spec.proposers.head import Head
 from prolepsis.spec.proposers.head_tree import GROWTH
 from tests.fakes import TableCache
@@ -70,7 +70,7 @@ class LevelledHead:
 def shown(head: Head, *sequences: FakeSequence) -> None:
     for sequence in sequences:
         seen = sequence.tokens[:-1]
-        head.take([Shown(sequence, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
+        head.take([HiddenStates(sequence, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
 
 
 def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], float]]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from prolepsis.models.protocol import PAGE_SIZE
-from prolepsis.spec.proposer import Shown
-from prolepsis.spec.proposers import head_slots as parked
+from prolepsis.spec.proposer import HiddenStates
+from prolepsis.spec.proposers import head_slots as deferred
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.sequences import FakeSequence
 
@@ -16,14 +16,14 @@ def sequence(key: str, *pages: int) -> FakeSequence:
 
 def show(slots: HeadSlots, of: FakeSequence, start: int, count: int) -> HeadState | None:
     features = torch.arange(start, start + count, dtype=torch.bfloat16)[:, None]
-    return slots.add(Shown(of, start, range(count), features))
+    return slots.add(HiddenStates(of, start, range(count), features))
 
 
 def show_and_park(slots: HeadSlots, of: FakeSequence, count: int) -> HeadState:
     """Show the first `count` tokens of a sequence that may not draft."""
     state = show(slots, of, 0, count)
     assert state is not None
-    slots.park(state, of)
+    slots.defer(state, of)
     return state
 
 
@@ -38,29 +38,29 @@ def test_a_sequence_seen_from_its_start_goes_on_and_hands_its_pages_on() -> None
     assert show(slots, forked, 70, 1) is not None
 
 
-def test_a_sequence_whose_page_is_foreign_begins_anew_at_the_next_one() -> None:
+def test_a_sequence_whose_page_is_stale_begins_anew_at_the_next_one() -> None:
     slots = HeadSlots(8, 1)
     late = sequence("late", 0, 1, 2)
     assert show(slots, late, 40, 20) is None, "nothing of a page that was not seen from its start"
     assert slots.get(late) is None
     state = show(slots, late, 60, 30)
     assert state is not None
-    assert (state.base, state.written, state.seen) == (64, 64, 90)
+    assert (state.valid_from, state.written, state.seen) == (64, 64, 90)
     assert state.pages(late) == [2]
     assert state.take(3).tolist() == [[63.0], [64.0], [65.0]], "from the token before the base on"
     hit = show(slots, sequence("hit", 0, 1, 2, 4), 3 * PAGE_SIZE, 1)
     assert hit is not None
-    assert (hit.base, hit.written) == (64, 96), "whoever shares the page counts from there too"
+    assert (hit.valid_from, hit.written) == (64, 96), "whoever shares the page counts from there too"
 
 
-def test_after_a_foreign_page_that_was_full_nothing_is_known_before_the_base() -> None:
+def test_after_a_stale_page_that_was_full_nothing_is_known_before_the_base() -> None:
     slots = HeadSlots(8, 1)
     state = show(slots, sequence("hit", 5, 6), PAGE_SIZE, 3)
     assert state is not None
-    assert (state.base, state.take(2).tolist()) == (PAGE_SIZE, [[0.0], [32.0]])
+    assert (state.valid_from, state.take(2).tolist()) == (PAGE_SIZE, [[0.0], [32.0]])
 
 
-def test_tokens_that_were_missed_leave_their_pages_foreign() -> None:
+def test_tokens_that_were_missed_leave_their_pages_stale() -> None:
     slots = HeadSlots(8, 1)
     quiet = sequence("quiet", 0, 1)
     assert show(slots, quiet, 0, 40) is not None
@@ -69,23 +69,23 @@ def test_tokens_that_were_missed_leave_their_pages_foreign() -> None:
     assert show(slots, quiet, 41, 5) is None
     found = show(slots, sequence("shares", 0, 3), PAGE_SIZE, 4)
     assert found is not None
-    assert found.base == 0, "the page before was seen whole"
+    assert found.valid_from == 0, "the page before was seen whole"
     both = show(slots, sequence("both", 0, 1, 2), 2 * PAGE_SIZE, 4)
     assert both is not None
-    assert both.base == 2 * PAGE_SIZE
+    assert both.valid_from == 2 * PAGE_SIZE
     assert show(slots, sequence("anew", 0, 1), 0, 40) is not None, "pages written again are this head's"
 
 
 def test_pages_of_different_bases_are_not_read_together() -> None:
     slots = HeadSlots(8, 1)
     assert show(slots, sequence("first", 0), 0, PAGE_SIZE) is not None
-    assert show(slots, sequence("other", 7, 1), PAGE_SIZE, PAGE_SIZE) is not None, "page 7 is foreign"
+    assert show(slots, sequence("other", 7, 1), PAGE_SIZE, PAGE_SIZE) is not None, "page 7 is stale"
     mixed = show(slots, sequence("mixed", 0, 1, 2), 2 * PAGE_SIZE, 1)
     assert mixed is not None
-    assert mixed.base == PAGE_SIZE
+    assert mixed.valid_from == PAGE_SIZE
 
 
-def test_parked_pages_are_written_by_the_first_who_drafts_from_them() -> None:
+def test_deferred_pages_are_written_by_the_first_who_drafts_from_them() -> None:
     slots = HeadSlots(8, 1)
     off = sequence("off", 0, 1, 2)
     state = show_and_park(slots, off, 80)
@@ -106,7 +106,7 @@ def test_parked_pages_are_written_by_the_first_who_drafts_from_them() -> None:
     assert (start, features[:, 0].tolist()) == (64, [*range(63, 73)]), "the pages before are written by now"
 
 
-def test_a_sequence_that_may_draft_at_last_writes_what_it_parked_itself() -> None:
+def test_a_sequence_that_may_draft_at_last_writes_what_it_deferred_itself() -> None:
     slots = HeadSlots(8, 1)
     own = sequence("own", 0, 1, 2)
     state = show_and_park(slots, own, 80)
@@ -116,31 +116,31 @@ def test_a_sequence_that_may_draft_at_last_writes_what_it_parked_itself() -> Non
     assert (state.written, state.seen) == (82, 81)
 
 
-def test_what_is_parked_is_bounded_and_what_is_given_up_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked, "MAX_BYTES", 2 * PAGE_SIZE)
+def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deferred, "MAX_BYTES", 2 * PAGE_SIZE)
     slots = HeadSlots(8, 1)
     off = sequence("off", 0, 1, 2, 3)
     show_and_park(slots, off, 80)
     assert show(slots, off, 80, 1) is None, "page 1 was given up: the end of a prefix before its front"
     hit = show(slots, sequence("hit", 0, 4), PAGE_SIZE, 1)
     assert hit is not None
-    assert (hit.base, hit.has_parked) == (0, True)
+    assert (hit.valid_from, hit.has_deferred) == (0, True)
     slots.copy_page(0, 5)
     assert show(slots, sequence("copied", 5, 6), PAGE_SIZE - 1, 1) is None, "there was nothing to copy"
     assert slots.num_bytes == HeadSlots(8, 1).num_bytes + 2 * PAGE_SIZE
     assert show(slots, sequence("anew", 0), 0, 5) is not None
-    assert slots.num_bytes == HeadSlots(8, 1).num_bytes, "what is written anew is not parked"
+    assert slots.num_bytes == HeadSlots(8, 1).num_bytes, "what is written anew is not deferred"
 
 
 def test_what_was_begun_from_last_is_given_up_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parked, "MAX_BYTES", 2 * 2 * PAGE_SIZE)
+    monkeypatch.setattr(deferred, "MAX_BYTES", 2 * 2 * PAGE_SIZE)
     slots = HeadSlots(8, 1)
     for number, of in enumerate((sequence("one", 0, 5), sequence("two", 1, 5), sequence("three", 2, 5))):
         show_and_park(slots, of, PAGE_SIZE)
         if number == 1:
             assert show(slots, sequence("hit", 0, 6), PAGE_SIZE, 1) is not None
     bases = [show(slots, sequence(f"again {page}", page, 7), PAGE_SIZE, 1) for page in range(3)]
-    assert [state is not None and state.base for state in bases] == [0, PAGE_SIZE, 0]
+    assert [state is not None and state.valid_from for state in bases] == [0, PAGE_SIZE, 0]
 
 
 def test_a_fork_goes_on_with_what_its_sibling_had_not_written_yet() -> None:
@@ -154,7 +154,7 @@ def test_a_fork_goes_on_with_what_its_sibling_had_not_written_yet() -> None:
     for fork in (second, third):
         found = show(slots, fork, 19, 1)
         assert found is not None
-        assert (found.base, found.written, found.seen) == (0, 0, 20)
+        assert (found.valid_from, found.written, found.seen) == (0, 0, 20)
         assert found.take(20)[:, 0].tolist() == [0.0, *range(19)]
 
 
@@ -168,7 +168,7 @@ def test_a_full_page_that_is_written_again_from_its_last_token_on_keeps_what_is_
     slots.copy_page(1, 2)
     again = show(slots, sequence("again", 0, 2), 2 * PAGE_SIZE - 1, 1)
     assert again is not None
-    assert (again.base, again.written) == (0, 2 * PAGE_SIZE - 1)
+    assert (again.valid_from, again.written) == (0, 2 * PAGE_SIZE - 1)
 
 
 def test_inside_a_page_of_which_nothing_is_known_a_sequence_begins_at_the_next() -> None:
@@ -185,7 +185,7 @@ def test_a_sequence_that_comes_back_on_other_pages_begins_anew() -> None:
     found = show(slots, sequence("back", 5, 1), PAGE_SIZE, 3)
     assert found is not state
     assert found is not None
-    assert found.base == PAGE_SIZE, "page 5 is somebody else's, and foreign"
+    assert found.valid_from == PAGE_SIZE, "page 5 is somebody else's, and stale"
 
 
 def test_after_a_failed_pass_nobody_begins_from_its_pages() -> None:
@@ -197,4 +197,4 @@ def test_after_a_failed_pass_nobody_begins_from_its_pages() -> None:
     slots.fail(failed)
     hit = show(slots, sequence("hit", 0, 2), PAGE_SIZE, 2)
     assert hit is not None
-    assert hit.base == PAGE_SIZE
+    assert hit.valid_from == PAGE_SIZE

@@ -46,9 +46,9 @@ def test_every_draft_is_sound(tokens: list[int], outputs: list[list[int]], limit
 
 def test_past_outputs_serve_their_own_scope_only() -> None:
     proposer = Suffix()
-    proposer.forget(FakeSequence([1, 10, 11, 12, 13], num_prompt_tokens=1, key="past", scope="acme"))
-    fresh = FakeSequence([50, 10, 11], key="new", scope="acme")
-    other = FakeSequence([50, 10, 11], key="other", scope="globex")
+    proposer.forget(FakeSequence([1, 10, 11, 12, 13], num_prompt_tokens=1, key="past", cache_salt="acme"))
+    fresh = FakeSequence([50, 10, 11], key="new", cache_salt="acme")
+    other = FakeSequence([50, 10, 11], key="other", cache_salt="globex")
     drafts = proposer.propose([fresh, other], [4, 4])
     assert drafts[0] is not None
     assert drafts[0].tokens == (12, 13)

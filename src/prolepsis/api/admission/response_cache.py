@@ -66,7 +66,7 @@ def cache_key(request: GenerateRequest, tenant: str, fingerprint: str) -> bytes:
     `scope` carries tenant and `cache_salt`; the tenant is named once more, so that no scope can stand for another's.
     """
     params = replace(request.params, seed=0) if request.params.greedy else request.params
-    parts = (fingerprint, tenant, request.scope, request.prompt_token_ids, request.n, params, request.grammar)
+    parts = (fingerprint, tenant, request.cache_salt, request.prompt_token_ids, request.n, params, request.grammar)
     return sha256(repr((*parts, request.prediction_token_ids)).encode()).digest()
 
 

@@ -171,7 +171,7 @@ async def _admit(
             params=replace(params, max_tokens=lengths[i]),
             n=body.n or 1,
             priority=body.priority or 0,
-            scope=scope(context.caller.tenant, body.cache_salt),
+            cache_salt=scope(context.caller.tenant, body.cache_salt),
             traffic_class=traffic_class_of(facts),
             prediction_token_ids=prompt.predicted,
             grammar=asked.grammar,

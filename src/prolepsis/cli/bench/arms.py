@@ -129,7 +129,7 @@ class EngineArm:
             request_id=f"{self._scope} {self._num_requests}",
             prompt_token_ids=prompt.token_ids,
             params=replace(self._setup.params, seed=self._setup.seeds.get(prompt.id, self._setup.params.seed)),
-            scope=self._scope,
+            cache_salt=self._scope,
         )
 
     def _step_times(self) -> tuple[float, float, float]:

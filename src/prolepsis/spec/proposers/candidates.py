@@ -1,8 +1,9 @@
 """How the candidates of a model that drafts are ranked for a sequence, and what its confidence is calibrated by.
 
 At temperature 0 candidates are ranked by probability. Above, the target's sample is the argmax of scaled logits plus
-the sequence's keyed noise, which the drafter knows too: candidates are ranked by that sum (ALGORITHMS 1.3), and a
-softmax over the sums stands for the chance that the target, whose logits differ a little, ranks them the same.
+the sequence's keyed noise, which the drafter knows too: candidates are ranked by that sum (Gumbel coupling, arXiv
+2408.07978), and a softmax over the sums stands for the chance that the target, whose logits differ a little, ranks them
+the same.
 """
 
 import math

@@ -3,7 +3,7 @@
 It keeps its own K/V, catches up on tokens it missed in its first pass of a step, then adds one token per sequence and
 pass. Rejected tokens are overwritten: what is cached is compared with what was committed. At temperature 0 it drafts
 its argmax; above, the argmax of log-probabilities plus the sequence's keyed noise, the same that the target's sample is
-drawn with, which accepts up to 30 points more than independent noise (ALGORITHMS 1.3).
+drawn with, which accepts up to 30 points more than independent noise (Gumbel coupling, arXiv 2408.07978).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.draft_cache import DraftCache, DraftState
 from prolepsis.spec.proposers.vocabulary import Vocabulary, require_same_vocabulary
 
@@ -35,14 +35,13 @@ class _Chain:
     drafted: list[int]
 
 
-class DraftModel:
+class DraftModel(Proposer):
     """Proposes chains of `model`; memory is `num_pages` pages of it. Sequences without room get no draft.
 
     Raises `VocabularyMismatch` at construction where token ids differ.
     """
 
     name = "draft_model"
-    free = False
 
     def __init__(
         self,
@@ -72,16 +71,13 @@ class DraftModel:
                 while growing:
                     growing = self._grow(growing)
         except Exception:
-            for sequence in sequences:  # whatever was half written is recomputed; the caller contains and counts
+            for sequence in sequences:  # slots may be half written; the caller contains and counts
                 self._cache.drop(sequence.key)
             raise
         for c in chains:
             if c.drafted:
                 drafts[c.index] = chain(tuple(c.drafted), self.name)
         return drafts
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the next draft catches up."""
 
     def forget(self, sequence: SequenceView) -> None:
         self._cache.drop(sequence.key)

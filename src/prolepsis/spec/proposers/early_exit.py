@@ -13,7 +13,7 @@ from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.models.targets.early_exit import EarlyExit
 from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank
 from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
@@ -51,19 +51,18 @@ class _Chain:
         self.nodes.append((token, parent, self.survival * chance, bucket))
 
 
-class EarlyExitProposer:
+class EarlyExitProposer(Proposer):
     """Proposes chains of an early exit over the target's `cache`, whose pages from `first_page` on are its own.
 
     There it has `SCRATCH_PAGES` for each of `max_sequences`; of more sequences in a call the last get no draft.
     """
 
     name = "early_exit"
-    free = False
 
     def __init__(
         self, early: EarlyExit, cache: KVCache, *, first_page: int, max_sequences: int, page_bytes: int = 0
     ) -> None:
-        """`page_bytes`: of the cache, to tell what its scratch takes; 0 where nobody asks."""
+        """`page_bytes`: of the cache, for `memory`; 0 if that is not needed."""
         self._scratch_bytes = page_bytes * SCRATCH_PAGES * max_sequences
         self._exit = early
         self._cache = cache
@@ -79,7 +78,7 @@ class EarlyExitProposer:
     def propose_trees(
         self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
     ) -> list[Draft | None]:
-        """Return chains that end where they survive with `threshold` or less (`spec.proposer.TreeProposer`)."""
+        """Return chains that end where they survive with `threshold` or less."""
         chains = self._start(sequences, [min(pair) for pair in zip(depths, limits, strict=True)])
         growing: Sequence[_Chain] = chains
         while growing := [c for c in growing if len(c.nodes) < c.limit and c.survival > threshold]:
@@ -88,12 +87,6 @@ class EarlyExitProposer:
         for c in chains:
             drafts[c.index] = best_first(c.nodes, self.name) if c.nodes else None
         return drafts
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the pass that verified the tokens wrote all there is to know."""
-
-    def forget(self, sequence: SequenceView) -> None:
-        """Nothing to do: nothing is kept."""
 
     def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_Chain]:
         """Return a chain for each sequence that has scratch, with the slots of its last page copied."""

@@ -10,7 +10,7 @@ from operator import mul
 
 from prolepsis.spec.candidate import FORCED_RATE
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import NgramIndexes, continuation
 
 _SIZES = (5, 4, 3, 2)
@@ -18,7 +18,7 @@ _FORCED_BUCKET = 0  # those behind the run: the length of the match
 _FOUND_PRIOR = 0.4
 
 
-class Grammar:
+class Grammar(Proposer):
     """Proposes chains for sequences with a grammar, where it forces a token."""
 
     name = "grammar"
@@ -28,14 +28,11 @@ class Grammar:
         self._indexes = NgramIndexes(_SIZES)
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Only sequences with a grammar (`spec.proposer.Selective`)."""
+        """Only sequences with a grammar."""
         return sequence.matcher is not None
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the matcher knows the sequence's tokens, the index catches up when it is next asked."""
 
     def forget(self, sequence: SequenceView) -> None:
         self._indexes.forget(sequence)

@@ -1,4 +1,14 @@
-"""Hidden states of full pages that a draft head has not written: kept, within a bound, for whoever drafts from them."""
+"""Owns which slots of which sequence a draft head has written, and the hidden states that wait to be written.
+
+Pages outlive heads: the target's prefix index finds pages that were filled before a head was loaded, requests go on
+while heads are replaced, and the states of a request that may not draft are not given. So each page is marked with the
+token that its slots are valid from: the page boundary from which the head has seen all tokens up to there; or as stale.
+A sequence whose last page is stale starts over at the next page boundary: to the head, whose positions are relative to
+that, this is a shorter context.
+
+Full pages of a sequence that may not draft are not written but deferred, until a sequence that shares the page drafts
+and writes them.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -8,15 +18,15 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.protocol import PAGE_SIZE
-from prolepsis.spec.proposer import SequenceView, Shown
+from prolepsis.spec.proposer import HiddenStates, SequenceView
 
 MAX_BYTES = 64 << 20
 
 
-class Parked:
-    """By page, the features that its slots are written from, each [page size, feature_size] bfloat16.
+class DeferredFeatures:
+    """Features of full pages that are not written yet, by page, each [page size, feature_size] bfloat16.
 
-    What is given up first is what nobody began from for longest, and the end of a prefix before its front.
+    The page that was unused for longest is given up first, and the end of a prefix before its front.
     """
 
     def __init__(self, page_bytes: int) -> None:
@@ -51,22 +61,22 @@ class Parked:
         return len(self._features) * self._page_bytes
 
 
-_FOREIGN = -1
+_STALE = -1
 
 
 @dataclass(slots=True)
 class HeadState:
-    """Slots `base : written` of a sequence hold the head's K/V, but for parked ones.
+    """Slots `valid_from : written` of a sequence hold the head's K/V, but for deferred ones.
 
     `waiting` are features from token `written - 1` on.
     """
 
-    base: int
+    valid_from: int
     """First token the head knows, at a page boundary."""
     written: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
-    has_parked: bool = False
-    """Slots before `written` may be parked."""
+    has_deferred: bool = False
+    """Slots before `written` may be deferred."""
     last_page: int = -1
     """Page of the last token whose features are known."""
 
@@ -76,12 +86,12 @@ class HeadState:
         return self.written - 1 + sum(len(part) for part in self.waiting)
 
     def pages(self, sequence: SequenceView) -> list[int]:
-        """Return the sequence's pages from the base on."""
-        return list(sequence.pages[self.base // PAGE_SIZE :])
+        """Return the sequence's pages from the valid_from on."""
+        return list(sequence.pages[self.valid_from // PAGE_SIZE :])
 
-    def maybe_parked(self, sequence: SequenceView) -> Sequence[int]:
-        """Return the sequence's pages before `written` whose slots may be parked."""
-        return sequence.pages[self.base // PAGE_SIZE : self.written // PAGE_SIZE] if self.has_parked else ()
+    def maybe_deferred(self, sequence: SequenceView) -> Sequence[int]:
+        """Return the sequence's pages before `written` whose slots may be deferred."""
+        return sequence.pages[self.valid_from // PAGE_SIZE : self.written // PAGE_SIZE] if self.has_deferred else ()
 
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
@@ -103,66 +113,66 @@ class HeadSlots:
 
     def __init__(self, num_pages: int, feature_size: int) -> None:
         self._states: dict[str, HeadState] = {}
-        self._bases = array("q", [_FOREIGN]) * num_pages
-        self._full = bytearray(num_pages)  # pages all of whose tokens were seen: written, if they are not parked
+        self._valid_from = array("q", [_STALE]) * num_pages
+        self._full = bytearray(num_pages)  # pages all of whose tokens were seen: written, if they are not deferred
         self._size = (num_pages, feature_size)
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
-        self._parked = Parked(2 * feature_size * PAGE_SIZE)
+        self._deferred = DeferredFeatures(2 * feature_size * PAGE_SIZE)
         self._forks: dict[int, HeadState] = {}
         """By page that was copied, and by its copy: the state of the sequence it was copied from."""
 
-    def add(self, shown: Shown) -> HeadState | None:
+    def add(self, new: HiddenStates) -> HeadState | None:
         """Take in the features of a sequence's next tokens; return its state, None where it has none yet."""
         if self._tails is None:
-            self._tails = shown.features.new_zeros(self._size)
-        state = self._states.get(shown.sequence.key)
-        if state is None or not self._goes_on(state, shown):
-            state = self._begin(shown, self._tails)
-        pages, end = shown.sequence.pages, shown.start + len(shown.tokens)
+            self._tails = new.features.new_zeros(self._size)
+        state = self._states.get(new.sequence.key)
+        if state is None or not self._goes_on(state, new):
+            state = self._begin(new, self._tails)
+        pages, end = new.sequence.pages, new.start + len(new.tokens)
         if state is None:
-            self._fill(pages, shown.start, end, _FOREIGN)
+            self._fill(pages, new.start, end, _STALE)
             return None
-        first = max(shown.start, state.base)
-        self._fill(pages, shown.start, first, _FOREIGN)
-        self._fill(pages, first, end, state.base)
-        state.waiting.append(shown.features[first - shown.start :])
+        first = max(new.start, state.valid_from)
+        self._fill(pages, new.start, first, _STALE)
+        self._fill(pages, first, end, state.valid_from)
+        state.waiting.append(new.features[first - new.start :])
         state.last_page = pages[(end - 1) // PAGE_SIZE]
         for position in _page_ends(first, end - first):
             page = pages[position // PAGE_SIZE]
-            self._tails[page], self._full[page] = shown.features[position - shown.start], True
+            self._tails[page], self._full[page] = new.features[position - new.start], True
         return state
 
-    def park(self, state: HeadState, sequence: SequenceView) -> None:
-        """Keep the features of a state's full pages for whoever drafts from these pages, instead of writing them.
+    def defer(self, state: HeadState, sequence: SequenceView) -> None:
+        """Keep the features of a state's full pages, instead of writing them, for a sequence that drafts from there.
 
         `written` is then the end of these pages; it has to be at a page boundary before.
         """
         first, end = state.written, (state.seen // PAGE_SIZE) * PAGE_SIZE
-        features, state.has_parked = state.take(end - first), True
+        features, state.has_deferred = state.take(end - first), True
         parts = [features[at : at + PAGE_SIZE].clone() for at in range(0, end - first, PAGE_SIZE)]
-        for page in self._parked.put(sequence.pages[first // PAGE_SIZE : end // PAGE_SIZE], parts):
-            self._bases[page] = _FOREIGN
+        for page in self._deferred.put(sequence.pages[first // PAGE_SIZE : end // PAGE_SIZE], parts):
+            self._valid_from[page] = _STALE
 
     def take(self, state: HeadState, sequence: SequenceView, end: int) -> tuple[int, Tensor]:
-        """Return the first slot to write, parked ones included, and the features for those up to `end`."""
-        pages = state.maybe_parked(sequence)
-        parked = [features for page in pages if (features := self._parked.pop(page)) is not None]
-        state.has_parked = False
-        state.waiting = [*parked, *state.waiting]
-        state.written -= PAGE_SIZE * len(parked)
+        """Return the first slot to write, deferred ones included, and the features for those up to `end`."""
+        pages = state.maybe_deferred(sequence)
+        deferred = [features for page in pages if (features := self._deferred.pop(page)) is not None]
+        state.has_deferred = False
+        state.waiting = [*deferred, *state.waiting]
+        state.written -= PAGE_SIZE * len(deferred)
         return state.written, state.take(end - state.written)
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
-        """The tokens `start : end` of a sequence stand in its pages and are not shown."""
-        self._fill(sequence.pages, start, end, _FOREIGN)
+        """The tokens `start : end` of a sequence stand in its pages and are not given."""
+        self._fill(sequence.pages, start, end, _STALE)
         self._states.pop(sequence.key, None)
 
     def fail(self, sequence: SequenceView) -> None:
-        """Forget a sequence whose slots may be half written, and let nobody begin from them."""
+        """Forget a sequence whose slots may be half written, so that none begins from them."""
         state = self._states.pop(sequence.key, None)
         for page in state.pages(sequence) if state is not None else ():
-            self._bases[page] = _FOREIGN
-            self._parked.pop(page)
+            self._valid_from[page] = _STALE
+            self._deferred.pop(page)
 
     def get(self, sequence: SequenceView) -> HeadState | None:
         """Return the state of a sequence with slots to write up to its last token, None of any other."""
@@ -173,18 +183,18 @@ class HeadSlots:
 
     @property
     def num_bytes(self) -> int:
-        """Of the features kept for each page, bfloat16, the marks, and what is parked now."""
+        """Of the features kept for each page, bfloat16, the marks, and what is deferred now."""
         num_pages, feature_size = self._size
-        return num_pages * (2 * feature_size + self._bases.itemsize + 1) + self._parked.num_bytes
+        return num_pages * (2 * feature_size + self._valid_from.itemsize + 1) + self._deferred.num_bytes
 
     def drop(self, key: str) -> None:
         """Forget a sequence; unknown ones are ignored."""
         self._states.pop(key, None)
 
     def copy_page(self, source: int, target: int) -> None:
-        """The page was copied: so are its last features, and its base; a parked page has nothing to copy."""
-        self._parked.pop(target)
-        self._bases[target] = self._bases[source] if source not in self._parked else _FOREIGN
+        """The page was copied: so are its last features, and its valid_from; a deferred page has nothing to copy."""
+        self._deferred.pop(target)
+        self._valid_from[target] = self._valid_from[source] if source not in self._deferred else _STALE
         self._full[target] = self._full[source]
         if self._tails is not None:
             self._tails[target] = self._tails[source]
@@ -192,72 +202,74 @@ class HeadSlots:
         if state is not None:
             self._forks[source] = self._forks[target] = replace(state, waiting=[torch.cat(state.waiting)])
 
-    def _goes_on(self, state: HeadState, shown: Shown) -> bool:
-        """Whether a state is that of the tokens before: not of one preempted, forked, or not shown for a while."""
-        start, pages = shown.start, shown.sequence.pages
+    def _goes_on(self, state: HeadState, new: HiddenStates) -> bool:
+        """Whether a state is that of the tokens before: not of one preempted, forked, or without states for a while."""
+        start, pages = new.start, new.sequence.pages
         if state.seen != start or (start > 0 and pages[(start - 1) // PAGE_SIZE] != state.last_page):
             return False
-        return self._holds(state, shown.sequence)
+        return self._holds(state, new.sequence)
 
     def _holds(self, state: HeadState, sequence: SequenceView) -> bool:
-        """Whether no page that it left parked was given up."""
-        return all(self._bases[page] != _FOREIGN for page in state.maybe_parked(sequence))
+        """Whether no page that it left deferred was given up."""
+        return all(self._valid_from[page] != _STALE for page in state.maybe_deferred(sequence))
 
-    def _fill(self, pages: Sequence[int], start: int, end: int, base: int) -> None:
-        """Set the base of the pages that the tokens `start : end` are put into; nothing is known of what was there."""
+    def _fill(self, pages: Sequence[int], start: int, end: int, valid_from: int) -> None:
+        """Mark the pages that the tokens `start : end` are put into; what was there before is forgotten."""
         for page in pages[start // PAGE_SIZE : -(-end // PAGE_SIZE)] if end > start else ():
-            self._bases[page], self._full[page] = base, False
-            self._parked.pop(page)
+            self._valid_from[page], self._full[page] = valid_from, False
+            self._deferred.pop(page)
             self._forks.pop(page, None)
 
-    def _begin(self, shown: Shown, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from the slots before, or from the next page on; None where that is not shown."""
-        state = self._resumed(shown, tails) or self._anew(shown, tails)
+    def _begin(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
+        """Return a state that goes on from earlier slots, or starts at the next page; None if there is none."""
+        state = self._resumed(new, tails) or self._fresh(new, tails)
         if state is None:
-            self._states.pop(shown.sequence.key, None)
+            self._states.pop(new.sequence.key, None)
         else:
-            self._states[shown.sequence.key] = state
+            self._states[new.sequence.key] = state
         return state
 
-    def _resumed(self, shown: Shown, tails: Tensor) -> HeadState | None:
+    def _resumed(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
         """Return a state that goes on from pages before, or inside a page from the sequence that it was copied from."""
-        start, pages = shown.start, shown.sequence.pages
-        base = self._base(pages, start)
-        if base == _FOREIGN:
+        start, pages = new.start, new.sequence.pages
+        valid_from = self._common_start(pages, start)
+        if valid_from == _STALE:
             return None
-        before = pages[base // PAGE_SIZE : -(-start // PAGE_SIZE)]
+        before = pages[valid_from // PAGE_SIZE : -(-start // PAGE_SIZE)]
         if start % PAGE_SIZE == 0:
-            return HeadState(base, start, [_before(shown, tails)], self._parked.touch(before))
-        if self._full[before[-1]] and not self._parked.touch(before):
-            return HeadState(base, start, [_before(shown, tails)])
+            return HeadState(valid_from, start, [_before(new, tails)], self._deferred.touch(before))
+        if self._full[before[-1]] and not self._deferred.touch(before):
+            return HeadState(valid_from, start, [_before(new, tails)])
         twin = self._forks.get(before[-1])
-        return twin.cut(start) if twin is not None and twin.base == base else None
+        return twin.cut(start) if twin is not None and twin.valid_from == valid_from else None
 
-    def _anew(self, shown: Shown, tails: Tensor) -> HeadState | None:
-        start, end = shown.start, shown.start + len(shown.tokens)
-        base = -(-start // PAGE_SIZE) * PAGE_SIZE
-        if base >= end:
+    def _fresh(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
+        start, end = new.start, new.start + len(new.tokens)
+        valid_from = -(-start // PAGE_SIZE) * PAGE_SIZE
+        if valid_from >= end:
             return None
-        last = shown.features[base - start - 1][None] if base > start else tails.new_zeros(1, tails.shape[1])
-        return HeadState(base, base, [last])
+        last = new.features[valid_from - start - 1][None] if valid_from > start else tails.new_zeros(1, tails.shape[1])
+        return HeadState(valid_from, valid_from, [last])
 
-    def _base(self, pages: Sequence[int], start: int) -> int:
-        """Return the base of the slots before token `start`, where all of them are of one."""
+    def _common_start(self, pages: Sequence[int], start: int) -> int:
+        """Return the valid_from of the slots before token `start`, where all of them are of one."""
         if start == 0:
             return 0
-        base, last = self._bases[pages[(start - 1) // PAGE_SIZE]], (start - 1) // PAGE_SIZE
-        known = base != _FOREIGN and all(self._bases[page] == base for page in pages[base // PAGE_SIZE : last])
-        return base if known else _FOREIGN
+        valid_from, last = self._valid_from[pages[(start - 1) // PAGE_SIZE]], (start - 1) // PAGE_SIZE
+        known = valid_from != _STALE and all(
+            self._valid_from[page] == valid_from for page in pages[valid_from // PAGE_SIZE : last]
+        )
+        return valid_from if known else _STALE
 
 
-def _before(shown: Shown, tails: Tensor) -> Tensor:  # [1, feature_size]
-    """Return the features of the token before `shown`, whose slots before are in pages that others wrote.
+def _before(new: HiddenStates, tails: Tensor) -> Tensor:  # [1, feature_size]
+    """Return the features of the token before `new`, whose slots before are in pages that others wrote.
 
     Zeros at slot 0, and inside a page, where they are not known.
     """
-    page, offset = divmod(shown.start, PAGE_SIZE)
+    page, offset = divmod(new.start, PAGE_SIZE)
     known = page > 0 and offset == 0
-    return tails[shown.sequence.pages[page - 1]][None] if known else tails.new_zeros(1, tails.shape[1])
+    return tails[new.sequence.pages[page - 1]][None] if known else tails.new_zeros(1, tails.shape[1])
 
 
 def _page_ends(start: int, count: int) -> Sequence[int]:

@@ -1,23 +1,27 @@
-"""A draft tree that a head grows level by level: the likeliest nodes of the last level are asked for their children.
+"""Grows draft trees over a head: level by level, over levels of one pass, or in one call of the head itself.
 
 Confidence-guided as in EAGLE-2 (arXiv 2406.16858): a node's survival is the product of the head's probabilities on its
-path.
+path, and the likeliest nodes of a level get children. `tree_grower` selects the way for a head once, when it is loaded;
+`OutlookGrower` is the reference of `NativeGrower`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from prolepsis.models.heads.base import GrownTree, Growth, TreeWish
-from prolepsis.models.protocol import SequenceInput
+from prolepsis.core.config import DRAFT_HEAD
+from prolepsis.models.heads.base import DraftHead, GrownTree, Growth, LookingAhead, TreeGrowing, TreeWish
+from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
+from prolepsis.spec.proposers.scratch import Scratch
 
 GROWTH = Growth(candidates=CANDIDATES, children=4, width=3, floor=0.02)
-"""How far trees branch; a head that grows them itself is told so."""
+"""How far trees branch, also those that a head grows itself."""
 
 
 @dataclass(slots=True)
@@ -91,24 +95,116 @@ class HeadTree:
         position = len(sequence.tokens) - sequence.num_prompt_tokens
         return TreeWish(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)
 
-    def draft(self, proposer: str) -> Draft | None:
+    def draft(self) -> Draft | None:
         """Return the likeliest `limit` nodes as a draft."""
         order = sorted(range(len(self.nodes)), key=lambda i: -self.nodes[i].alive)[: self.limit]
         if not order:
             return None
         place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         kept = [self.nodes[i] for i in order]
-        return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], proposer)
+        return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], DRAFT_HEAD)
 
 
-def as_draft(sequence: SequenceView, tree: GrownTree, proposer: str) -> Draft | None:
+@dataclass(frozen=True, slots=True)
+class HeadPass:
+    """A pass of a head over the slots up to the last token of each sequence that drafts."""
+
+    inputs: Sequence[SequenceInput]
+    batch: Batch
+    cache: KVCache
+    features: Tensor  # [tokens of the batch, feature_size] bfloat16: the target's
+
+
+class TreeGrower(Protocol):
+    """One way to grow the trees of a step."""
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether all levels of a tree come from one pass of the head."""
+
+    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+        """Write the slots of `first` and return the draft of each tree, in its order."""
+
+
+def tree_grower(head: DraftHead, scratch: Scratch) -> TreeGrower:
+    """Return the fastest way to grow trees over `head`."""
+    if head.info.levels and isinstance(head, TreeGrowing):
+        return NativeGrower(head)
+    if head.info.levels and isinstance(head, LookingAhead):
+        return OutlookGrower(head)
+    return LevelGrower(head, scratch)
+
+
+class NativeGrower:
+    """The head grows whole trees in one call."""
+
+    one_pass = True
+
+    def __init__(self, head: TreeGrowing) -> None:
+        self._head = head
+
+    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+        wishes, growth = [tree.wish for tree in trees], trees[0].growth
+        grown = self._head.trees(first.batch, first.cache, first.features, growth, wishes)
+        return [_as_draft(tree.sequence, found) for tree, found in zip(trees, grown, strict=True)]
+
+
+class OutlookGrower:
+    """All levels of a tree come from one pass of a head with further levels."""
+
+    one_pass = True
+
+    def __init__(self, head: LookingAhead) -> None:
+        self._head = head
+
+    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+        found = self._head.outlook(first.batch, first.cache, first.features, CANDIDATES)
+        _grow(trees, found.first.tokens, found.first.logprobs)
+        while growing := [(row, tree) for row, tree in enumerate(trees) if tree.ask()]:
+            places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_new)]
+            drafted = [token for _, tree in growing for token in tree.new_tokens]
+            tokens, logprobs = self._head.follow(found, places, drafted, CANDIDATES)
+            _grow([tree for _, tree in growing], tokens, logprobs)
+        return [tree.draft() for tree in trees]
+
+
+class LevelGrower:
+    """Each level takes a pass of the head; drafted tokens are written to scratch pages."""
+
+    one_pass = False
+
+    def __init__(self, head: DraftHead, scratch: Scratch) -> None:
+        self._head = head
+        self._scratch = scratch
+
+    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+        found = self._head.committed(first.batch, first.cache, first.features, CANDIDATES)
+        _grow(trees, found.tokens, found.logprobs, found.states)
+        slots = [self._slots(*each) for each in enumerate(zip(trees, first.inputs, strict=True))]
+        while growing := [
+            (tree, cached, pages) for tree, (cached, pages) in zip(trees, slots, strict=True) if tree.ask()
+        ]:
+            asked = [tree for tree, _, _ in growing]
+            batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
+            found = self._head.drafted(batch, first.cache, _stack(asked), CANDIDATES)
+            _grow(asked, found.tokens, found.logprobs, found.states)
+        return [tree.draft() for tree in trees]
+
+    def _slots(self, place: int, tree_and_input: tuple[HeadTree, SequenceInput]) -> tuple[int, list[int]]:
+        """Return how many slots are written, and the pages to draft in."""
+        tree, written = tree_and_input
+        cached = written.cached + len(written.token_ids)
+        return cached, self._scratch.begin(place, written.pages, cached) if tree.depth > 1 else []
+
+
+def _as_draft(sequence: SequenceView, tree: GrownTree) -> Draft | None:
     """Return a tree that a head has grown itself as a draft."""
     buckets = tuple([confidence_bucket(sequence, chance) for chance in tree.chances])
-    return Draft(tree.tokens, tree.parents, proposer, tree.survival, buckets=buckets) if tree.tokens else None
+    return Draft(tree.tokens, tree.parents, DRAFT_HEAD, tree.survival, buckets=buckets) if tree.tokens else None
 
 
-def grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
-    """Grow `trees` by rows that follow one another: of each one for every node that waits, or its first one."""
+def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
+    """Grow `trees` by consecutive rows: one for every node that waits, or a tree's first row."""
     first = 0
     for tree in trees:
         rows = slice(first, first + (tree.num_new or 1))
@@ -116,7 +212,7 @@ def grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Te
         first = rows.stop
 
 
-def stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
+def _stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
     """Return the states from which the asked nodes of all trees start."""
     given = [tree.nodes[i].given for tree in trees for i in tree.asked]
     return torch.stack([state for state in given if state is not None])

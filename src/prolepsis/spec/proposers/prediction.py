@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 _SIZES = (6, 4, 3, 2)
 _NEAR = 32  # a single token counts as a match only this near to where the pointer stood
@@ -59,7 +59,7 @@ class _Follower:
             self.pointer, self.bucket = min(self.pointer + 1, len(self._prediction)), 0
 
 
-class Prediction:
+class Prediction(Proposer):
     """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched."""
 
     name = "prediction"
@@ -69,14 +69,11 @@ class Prediction:
         self._followers: dict[str, _Follower] = {}
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Only sequences with a prediction (`spec.proposer.Selective`)."""
+        """Only sequences with a prediction."""
         return bool(sequence.prediction)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the pointer catches up when it is next asked."""
 
     def forget(self, sequence: SequenceView) -> None:
         self._followers.pop(sequence.key, None)

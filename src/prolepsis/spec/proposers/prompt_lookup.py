@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 
 class NgramIndex:
@@ -63,7 +63,7 @@ def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ..
     return tuple(copied)
 
 
-class PromptLookup:
+class PromptLookup(Proposer):
     """Proposes a chain copied from the most recent earlier occurrence; the bucket is the match length."""
 
     name = "prompt_lookup"
@@ -74,9 +74,6 @@ class PromptLookup:
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the index catches up when it is next asked."""
 
     def forget(self, sequence: SequenceView) -> None:
         self._indexes.forget(sequence)

@@ -1,4 +1,4 @@
-"""Where the last tokens of a sequence occurred before: in the sequence itself, or in earlier outputs of its scope.
+"""Finds where the last tokens of a sequence occurred before: in itself, or in earlier outputs under its cache salt.
 
 Both indexes are hash chains, as LZ77 coders use them, rather than a suffix tree or automaton. For each of a few n-gram
 sizes a head points to the most recent place behind that n-gram and `previous` links each place to the one before it.
@@ -22,7 +22,7 @@ import numpy as np
 
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 MAX_MATCH = 16  # longer matches are not told apart
 SIZES = (4, 2, 1)
@@ -84,10 +84,10 @@ class LocalIndex:
 
 
 class SharedIndex:
-    """Occurrences in past outputs, one ring of tokens for all scopes; the oldest outputs are overwritten first.
+    """Occurrences in past outputs, one ring of tokens for all cache salts; the oldest outputs are overwritten first.
 
-    Every token carries a keyed hash of its scope, which is part of the n-gram hash and checked at every place found,
-    so nothing of one scope is ever returned for another. Memory: at most `max_bytes`, touched as it fills.
+    Every token carries a keyed hash of its cache salt, part of the n-gram hash and checked at every place found,
+    so nothing of one salt is ever returned for another. Memory: at most `max_bytes`, touched as it fills.
     """
 
     _BYTES_PER_TOKEN = 4 + 8 + len(SIZES) * 16
@@ -95,7 +95,7 @@ class SharedIndex:
     def __init__(self, max_bytes: int) -> None:
         self.capacity = max(64, max_bytes // self._BYTES_PER_TOKEN)
         self._tokens = np.full(self.capacity, _SEPARATOR, np.int32).data
-        self._scopes = np.zeros(self.capacity, np.int64).data
+        self._salts = np.zeros(self.capacity, np.int64).data
         self._heads = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
         self._previous = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
         self._end = 0  # absolute count of tokens written; place p lies at p % capacity
@@ -107,12 +107,12 @@ class SharedIndex:
 
     @property
     def num_bytes(self) -> int:
-        arrays = (self._tokens, self._scopes, *self._heads.values(), *self._previous.values())
+        arrays = (self._tokens, self._salts, *self._heads.values(), *self._previous.values())
         return sum(array.nbytes for array in arrays)
 
-    def add(self, scope: str, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Keep an output for later sequences of `scope`; of one longer than the ring, its end."""
-        tag = _tag(scope)
+    def add(self, cache_salt: str, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Keep an output for later sequences under `cache_salt`; of one longer than the ring, its end."""
+        tag = _tag(cache_salt)
         self._write(_SEPARATOR, tag)
         sequence = [*prompt[-_LEFT_CONTEXT:], *output][-(self.capacity - 2) :]
         for i, token in enumerate(sequence):
@@ -125,11 +125,11 @@ class SharedIndex:
                     self._previous[size][self._end % self.capacity] = 0
             self._write(token, tag)
 
-    def find(self, scope: str, tokens: Sequence[int], length: int) -> list[Continuation]:
-        """Return continuations of up to `length` tokens from outputs of `scope`."""
+    def find(self, cache_salt: str, tokens: Sequence[int], length: int) -> list[Continuation]:
+        """Return continuations of up to `length` tokens from outputs under `cache_salt`."""
         if not self._end:
             return []
-        tag, context = _tag(scope), [*tokens[-MAX_MATCH:]]
+        tag, context = _tag(cache_salt), [*tokens[-MAX_MATCH:]]
         found: dict[int, int] = {}
         for size in SIZES:
             if size <= len(context):
@@ -144,7 +144,7 @@ class SharedIndex:
         place = self._heads[size][hash((tag, *context[-size:])) % self.capacity]
         previous, quota = self._previous[size], _QUOTA[size]
         while place > oldest and quota:
-            if place not in found and self._scopes[place % self.capacity] == tag:
+            if place not in found and self._salts[place % self.capacity] == tag:
                 match = self._match(place, context, oldest)
                 if match >= size:
                     found[place] = match
@@ -167,7 +167,7 @@ class SharedIndex:
     def _write(self, token: int, tag: int) -> None:
         slot = self._end % self.capacity
         self._tokens[slot] = token
-        self._scopes[slot] = tag
+        self._salts[slot] = tag
         self._end += 1
 
 
@@ -196,8 +196,8 @@ def _looped(tokens: Sequence[int], place: int, length: int) -> list[int]:
     return copied
 
 
-def _tag(scope: str) -> int:
-    digest = hashlib.blake2b(scope.encode("utf-8", "surrogatepass"), key=_PROCESS_KEY, digest_size=8).digest()
+def _tag(cache_salt: str) -> int:
+    digest = hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), key=_PROCESS_KEY, digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
@@ -209,8 +209,8 @@ _SHARED_WEIGHT = 0.5
 _Group = list[tuple[Continuation, float]]  # continuations with their weights
 
 
-class Suffix:
-    """Proposes trees from a per-sequence index and one shared per scope; `max_bytes` bounds the shared one."""
+class Suffix(Proposer):
+    """Proposes trees from a per-sequence index and one shared per cache salt; `max_bytes` bounds the shared one."""
 
     name = "suffix"
     free = True
@@ -222,9 +222,6 @@ class Suffix:
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to do: the index catches up when it is next asked."""
-
     def memory(self) -> ProposerMemory:
         """Return the shared index as large as it may get; those of live sequences are small and go with them."""
         return ProposerMemory(self.name, index=self.shared.num_bytes)
@@ -234,14 +231,14 @@ class Suffix:
         self._local.pop(sequence.key, None)
         output = sequence.tokens[sequence.num_prompt_tokens :]
         if output:
-            self.shared.add(sequence.scope, sequence.tokens[: sequence.num_prompt_tokens], output)
+            self.shared.add(sequence.cache_salt, sequence.tokens[: sequence.num_prompt_tokens], output)
 
     def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
         index = self._local.get(sequence.key)
         if index is None:
             index = self._local[sequence.key] = LocalIndex()
         index.extend(sequence.tokens)
-        found = index.find(sequence.tokens, limit) + self.shared.find(sequence.scope, sequence.tokens, limit)
+        found = index.find(sequence.tokens, limit) + self.shared.find(sequence.cache_salt, sequence.tokens, limit)
         return _tree(found, limit, self.name) if found else None
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.hidden_states import Showing
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.step import Engine
 from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.spec.proposer import SequenceView, Shown
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import HiddenStates, Proposer, SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
 
@@ -45,7 +46,7 @@ class Recorder:
     taps: tuple[int, ...] = (1, 2)
     seen: dict[str, list[int]] = field(default_factory=dict)
 
-    def take(self, shown: Sequence[Shown]) -> None:
+    def take(self, shown: Sequence[HiddenStates]) -> None:
         for part in shown:
             assert part.features[:, 0].tolist() == [float(token) for token in part.tokens]
             assert part.features.shape[1] == len(self.taps)
@@ -53,13 +54,16 @@ class Recorder:
 
 
 @dataclass
-class Drafter(Recorder):
+class Drafter(Recorder, Proposer):
     """A proposer that drafts from hidden states."""
 
     name: str = "scripted"
     taps: tuple[int, ...] = (5,)
     missed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        raise AssertionError("it only takes hidden states")
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
         self.missed.setdefault(sequence.key, []).append((start, end))
@@ -152,7 +156,7 @@ def test_of_every_sequence_that_ended_a_drafter_hears_also_of_one_that_never_dra
 def test_a_model_whose_passes_differ_with_taps_is_tapped_in_all_of_them() -> None:
     drafter = Drafter()
     engine, model = engine_with(drafter)
-    engine.showing = Showing([drafter], taps_always=True)
+    engine.hidden_states = HiddenStateRouter([drafter], taps_always=True)
     run(engine, asked("off", OFF))
     assert model.tapped == 12 * [(5,)]
     assert drafter.seen["off/0"] == PROMPT

@@ -5,22 +5,22 @@ from hypothesis import strategies as st
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prediction import Prediction
 from prolepsis.spec.proposers.prompt_lookup import PromptLookup
 from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.selection import ProposerSet
 from prolepsis.spec.window import StepLoad, Window
 from tests.fake_proposer import Script, Scripted
-from tests.spec.sequences import VOCAB, FakeSequence, accepted
+from tests.spec.sequences import VOCAB, FakeSequence, accepted, choose, drafts_of
 
 PLAN = SpecPlan()
 
 
-def _set(*proposers: Proposer, ms_per_row: float = 0.1) -> ProposerSet:
-    return ProposerSet(proposers, Window(flat_cost(10.0, ms_per_row)), AcceptanceEstimator(), VOCAB)
+def _set(*proposers: Proposer, ms_per_token: float = 0.1) -> ProposerSet:
+    return ProposerSet(proposers, Window(flat_cost(10.0, ms_per_token)), AcceptanceEstimator(), VOCAB)
 
 
 def _always(tokens: tuple[int, ...], name: str) -> Script:
@@ -33,7 +33,7 @@ def _raise(sequence: SequenceView, limit: int) -> Draft | None:
 
 def _step(proposers: ProposerSet, sequence: FakeSequence, truth: list[int], plan: SpecPlan = PLAN) -> Draft | None:
     """One engine step for one sequence whose target says `truth`."""
-    draft = proposers.propose([sequence], [16], plan)[0]
+    draft = drafts_of(proposers, [sequence], [16], plan)[0]
     num_accepted = len(accepted(draft, truth)) if draft else 0
     sequence.tokens += truth[: num_accepted + 1]
     if draft:
@@ -69,13 +69,12 @@ def test_hopeless_drafts_are_declined_and_cost_no_rows() -> None:
     drafts = [_step(proposers, sequence, [1]) for _ in range(300)]
     assert drafts[0] is not None
     assert drafts[-1] is None
-    assert proposers.plain == ["not_worth_it"]
+    assert choose(proposers, [sequence], [16], PLAN) == [ChosenDraft(None, "not_worth_it")]
 
 
 def test_no_draft_is_told_from_one_not_worth_it() -> None:
     proposers = _set(Scripted(lambda sequence, limit: None))
-    assert proposers.propose([FakeSequence([1])], [4], PLAN) == [None]
-    assert proposers.plain == ["no_draft"]
+    assert choose(proposers, [FakeSequence([1])], [4], PLAN) == [ChosenDraft(None, "no_draft")]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_no_draft_is_told_from_one_not_worth_it() -> None:
 )
 def test_depth_zero_asks_nobody(plan: SpecPlan, limit: int) -> None:
     proposers = _set(Scripted(_raise))
-    assert proposers.propose([FakeSequence([1])] * 2, [limit] * 2, plan) == [None, None]
+    assert drafts_of(proposers, [FakeSequence([1])] * 2, [limit] * 2, plan) == [None, None]
     assert proposers.failures == {"scripted": 0}
 
 
@@ -92,26 +91,26 @@ def test_ceilings_and_budgets_hold() -> None:
     sequences = [FakeSequence([0], key=key) for key in "abc"]
     limits = [16, 3, 0]
     sizes = [
-        len(d.tokens) if d else 0 for d in proposers.propose(sequences, limits, SpecPlan(num_speculative_tokens=5))
+        len(d.tokens) if d else 0 for d in drafts_of(proposers, sequences, limits, SpecPlan(num_speculative_tokens=5))
     ]
     assert sizes[0] <= 5
     assert sizes[1] <= 3
     assert sizes[2] == 0
-    drafts = proposers.propose(sequences, limits, PLAN, StepLoad(3, 3, 4))
+    drafts = drafts_of(proposers, sequences, limits, PLAN, StepLoad(3, 3, 4))
     assert sum(len(d.tokens) for d in drafts if d) <= 4
 
 
 def test_a_fixed_depth_overrides_the_window_but_not_the_limits() -> None:
-    proposers = _set(Scripted(lambda sequence, limit: chain((2,) * limit, "scripted")), ms_per_row=100.0)
+    proposers = _set(Scripted(lambda sequence, limit: chain((2,) * limit, "scripted")), ms_per_token=100.0)
     sequences = [FakeSequence([0], key=key) for key in "abc"]
-    drafts = proposers.propose(sequences, [16, 2, 16], SpecPlan(fixed_depth=5), StepLoad(3, 3, 9))
+    drafts = drafts_of(proposers, sequences, [16, 2, 16], SpecPlan(fixed_depth=5), StepLoad(3, 3, 9))
     assert [len(d.tokens) if d else 0 for d in drafts] == [5, 2, 2]
 
 
 def test_plan_and_sequence_choose_the_proposers() -> None:
     proposers = _set(Scripted(_always((1,), "a"), "a"), Scripted(_always((2,), "b"), "b"))
     sequences = [FakeSequence([0], key=key) for key in "xyz"]
-    drafts = proposers.propose(sequences, [4] * 3, SpecPlan(proposers=("b",)), None, [None, ("a",), ("b", "a")])
+    drafts = drafts_of(proposers, sequences, [4] * 3, SpecPlan(proposers=("b",)), allowed=[None, ("a",), ("b", "a")])
     assert [d.proposer if d else None for d in drafts] == ["b", None, "b"]
 
 
@@ -185,13 +184,14 @@ def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], 
 
 
 def test_a_forced_sequence_has_its_draft_verified_at_any_price() -> None:
-    proposers = _set(Scripted(_always((1, 2, 3), "scripted")), ms_per_row=1000.0)
+    proposers = _set(Scripted(_always((1, 2, 3), "scripted")), ms_per_token=1000.0)
     sequences = [FakeSequence([5, 6], key="a"), FakeSequence([5, 7], key="b")]
-    plain, forced = proposers.propose(sequences, [8, 8], PLAN, forced=[False, True])
-    assert plain is None
-    assert forced is not None
-    assert forced.tokens == (1, 2, 3)
-    assert proposers.plain == ["not_worth_it", None]
+    requests = [DraftRequest(sequences[0], 8), DraftRequest(sequences[1], 8, always_verify=True)]
+    plain, always = proposers.propose(requests, PLAN)
+    assert plain.draft is None
+    assert always.draft is not None
+    assert always.draft.tokens == (1, 2, 3)
+    assert [plain.plain, always.plain] == ["not_worth_it", None]
 
 
 def test_each_sequence_learns_why_it_got_no_draft() -> None:
@@ -207,17 +207,24 @@ def test_each_sequence_learns_why_it_got_no_draft() -> None:
     names = [("bad",), ("mute",), ("slow",), ("mute", "slow"), None, None]
     sequences = [FakeSequence([0], key=str(i)) for i in range(len(names))]
     for _ in range(10):
-        proposers.propose(sequences, [4] * 5 + [0], PLAN, None, names)
-    assert proposers.plain == ["resting", "no_draft", "too_costly", "too_costly", "too_costly", "no_room"]
-    proposers.propose(sequences[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), names[1:3])
-    assert proposers.plain == ["no_draft", "no_room"]
+        chosen = choose(proposers, sequences, [4] * 5 + [0], PLAN, allowed=names)
+    assert [choice.plain for choice in chosen] == [
+        "backoff",
+        "no_draft",
+        "too_costly",
+        "too_costly",
+        "too_costly",
+        "no_capacity",
+    ]
+    chosen = choose(proposers, sequences[1:3], [4] * 2, SpecPlan(fixed_depth=2), StepLoad(2, 2, 0), allowed=names[1:3])
+    assert [choice.plain for choice in chosen] == ["no_draft", "no_capacity"]
 
 
 def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> None:
     """The target follows now the one, now the other: together they are right in every step."""
     free = Scripted(_always((1, 1), "free"), "free")
     slow = Scripted(_always((2, 2), "slow"), "slow", free=False)
-    proposers, sequence = _set(slow, free, ms_per_row=0.01), FakeSequence([0])
+    proposers, sequence = _set(slow, free, ms_per_token=0.01), FakeSequence([0])
     drafts = [_step(proposers, sequence, [1, 1, 3] if i % 2 else [2, 2, 3]) for i in range(60)]
     assert all(draft is not None and len(accepted(draft, [1, 1])) == 2 for draft in drafts[-20:])
     assert all(draft is not None and len(accepted(draft, [2, 2])) == 2 for draft in drafts[-20:])
@@ -243,7 +250,7 @@ def test_each_part_of_a_merged_draft_is_judged_by_itself() -> None:
 
 def test_at_a_fixed_depth_nothing_is_merged() -> None:
     free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2, 2), "slow"), "slow", free=False)
-    draft = _set(free, slow).propose([FakeSequence([0])], [16], SpecPlan(fixed_depth=2))[0]
+    draft = drafts_of(_set(free, slow), [FakeSequence([0])], [16], SpecPlan(fixed_depth=2))[0]
     assert draft is not None
     assert not draft.sources
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
-from prolepsis.core.plan import PANIC_PLAN, LeftOut, SpecPlan
+from prolepsis.core.plan import PANIC_PLAN, DisabledProposer, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fakes import Room, build, drain, outputs, request, run, submit, terminals, true_continuation
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
 
 
-class Named:
+class Named(Proposer):
     """Drafts three right tokens under a name of its own, and remembers for whom."""
 
     free = True
@@ -35,12 +35,6 @@ class Named:
             return None
         shift = int(self._wrong(sequence))
         return chain(tuple((t + shift) % 24 for t in true_continuation(sequence, limit)), self.name)
-
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Nothing to learn."""
-
-    def forget(self, sequence: SequenceView) -> None:
-        """Nothing to forget."""
 
 
 def sliced(request_id: str, traffic_class: str, choice: SpeculationChoice | None = None) -> GenerateRequest:
@@ -70,7 +64,7 @@ def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_
     events = [event for _ in range(4) for event in engine.step()]
     assert set(first.asked) == {"chat", "code"}
     first.asked.clear()
-    apply(engine, left_out=(LeftOut("first", "chat"),))
+    apply(engine, disabled=(DisabledProposer("first", "chat"),))
     events += engine.step()
     assert set(first.asked) == {"code"}
     events += drain(engine)
@@ -82,19 +76,19 @@ def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_
 
 def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why() -> None:
     engine = build(Room(proposers=[Named("first"), Named("second")]))
-    apply(engine, version=4, left_out=(LeftOut("first", "chat"), LeftOut("second", "chat")))
+    apply(engine, version=4, disabled=(DisabledProposer("first", "chat"), DisabledProposer("second", "chat")))
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
     assert outputs(events) == plain()
     stats = stats_of(events, "a")
     assert stats.mode == EffectiveMode("off", "breaker_open", 4)
-    assert stats.plain_steps["breaker_open"] == stats.num_steps - 1 - stats.plain_steps.get("no_room", 0)
+    assert stats.plain_steps["breaker_open"] == stats.num_steps - 1 - stats.plain_steps.get("no_capacity", 0)
     assert stats_of(events, "b").mode.mode == "on"
 
 
 def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too() -> None:
     first, second = Named("first"), Named("second")
     engine = build(Room(proposers=[first, second]))
-    apply(engine, left_out=(LeftOut("first", "chat"),))
+    apply(engine, disabled=(DisabledProposer("first", "chat"),))
     shadow, named = SpeculationChoice("shadow"), SpeculationChoice(proposers=("first",))
     events = run(engine, sliced("a", "chat", shadow), sliced("b", "chat", named))
     assert first.asked == []
@@ -106,7 +100,7 @@ def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too
 def test_a_probe_round_ends_by_itself() -> None:
     first = Named("first")
     engine = build(Room(proposers=[first]))
-    apply(engine, left_out=(LeftOut("first", "chat", probes=4, probe_round=1),))
+    apply(engine, disabled=(DisabledProposer("first", "chat", probes=4, probe_round=1),))
     events = run(engine, sliced("a", "chat"))
     assert len(first.asked) == 4
     assert outputs(events)["a", 0] == plain()["a", 0]
@@ -143,7 +137,7 @@ def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
     engine.send(ApplyPlan(replace(PANIC_PLAN, version=7, reason="killed")))
     while engine.scheduler.requests:
         events += engine.step()
-        assert engine.timings.last[-1].num_rows == 1
+        assert engine.timings.last[-1].num_tokens == 1
     assert first.asked == []
     assert outputs(events)["a", 0] == plain()["a", 0]
     assert stats_of(events, "a").mode == EffectiveMode("on", "killed", 7)

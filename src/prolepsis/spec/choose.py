@@ -1,0 +1,384 @@
+"""Chooses the draft of each sequence in a step: ask the proposers, score and merge their drafts, cut, learn."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.stats import PlainReason, ProposerCounts, ProposerMemory, count_draft
+from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard
+from prolepsis.spec.candidate import MERGED, DraftCandidate, Scorer, levels
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.cost import CostCurve
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.effort import Effort, ExpectedDraft, MarginalCost, StepBaseline
+from prolepsis.spec.ledger import Ledger
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.window import Cut, StepLoad, Window
+
+ShadowCost = tuple[tuple[str, float, float], ...]
+"""Proposer, what drafting cost and what verifying would cost, in tokens that plain decoding emits in that time."""
+_FEW = 4  # sequences up to which drafts are made as long as allowed, and all are judged
+_SHORT = 4  # nodes of a draft among many sequences, at first
+_LEAST_RATE = 0.3  # below, a node's children are not expected to survive even less often
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What one decoding sequence may have of a step's drafts."""
+
+    sequence: SequenceView
+    limit: int
+    """Most draft nodes, by its own ceiling, its context and the tokens it may still emit; 0: none."""
+    allowed: tuple[str, ...] | None = None
+    """Proposers that may draft; None: every proposer of the plan."""
+    always_verify: bool = False
+    """Its draft is verified whole, whether or not the cost curve says that it pays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenDraft:
+    """The draft of one sequence, or why it has none."""
+
+    draft: Draft | None
+    plain: PlainReason | None
+    shadow_cost: ShadowCost = ()
+    """Of a draft that is only compared."""
+
+
+class ProposerSet:
+    """All proposers of an engine behind one call. The engine's order in a step:
+
+    chosen = proposers.propose(requests, plan, load)
+    ... one pass over plain rows and drafts; verify; append the emitted tokens to the sequences ...
+    proposers.observe_pass(num_tokens, num_context, ms)   # of the whole pass: forward and verification
+    proposers.observe(draft, path)                        # per draft that was verified: its accepted nodes
+    proposers.commit(sequence, num_new)                   # per sequence that emitted tokens
+    proposers.forget(sequence)                            # once, when the sequence ended
+
+    `commit` is also called once with the whole prompt when a sequence starts to decode. A proposer's fault costs drafts
+    and is counted in `failures`; nothing here raises for it.
+    """
+
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        window: Window,
+        acceptance: AcceptanceEstimator,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.names = tuple(p.name for p in proposers)
+        assert len(set(self.names)) == len(self.names), "proposers have different names"
+        self.counts = {name: ProposerCounts() for name in self.names}
+        """Verified drafts of each proposer."""
+        self.ledger = Ledger(self.names)
+        """What each proposer costs and gains, by traffic class."""
+        self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger)
+        self._window = window
+        self._acceptance = acceptance
+        self._board = Scoreboard(acceptance, self.ledger)
+        free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
+        self._drafters = [self._drafter(self._contain(proposer)) for proposer in free_first]
+        self._removed: dict[str, ContainedProposer] = {}
+        self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
+        self._num_proposed = 0
+        self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Contained faults of each proposer: calls that raised, drafts that were nonsense."""
+        return {drafter.name: drafter.proposer.num_failures for drafter in self._drafters}
+
+    @property
+    def cost(self) -> CostCurve:
+        """What a pass takes, as far as it is known by now."""
+        return self._window.cost
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time spent inside each proposer."""
+        return {drafter.name: drafter.proposer.seconds for drafter in self._drafters}
+
+    def memory(self) -> tuple[ProposerMemory, ...]:
+        """Return the memory that each proposer takes besides the target's, from any thread."""
+        return tuple(drafter.proposer.memory() for drafter in self._drafters)
+
+    def exchange(self, name: str, proposer: Proposer | None) -> None:
+        """Between two steps, replace the proposer called `name` by `proposer`, or remove it.
+
+        The estimates of its drafts, also of those merged with others', start over; its counters go on.
+        """
+        assert proposer is None or proposer.name == name, "a proposer is exchanged for one of its name"
+        self._removed.update({old.name: old.proposer for old in self._drafters if old.name == name})
+        self._drafters = [other for other in self._drafters if other.name != name]
+        for forgotten in (name, MERGED):
+            self._acceptance.forget(forgotten)
+            self._board.forget(forgotten)
+        self.ledger.exchange(name)
+        if proposer is not None:
+            contained = self._contain(proposer)
+            contained.succeed(self._removed.pop(name, None))
+            assert not contained.free, "a free proposer is asked before the others"
+            self._drafters.append(self._drafter(contained))
+            self.counts.setdefault(name, ProposerCounts())
+        self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
+
+    def propose(
+        self, requests: Sequence[DraftRequest], plan: SpecPlan, load: StepLoad | None = None, *, verify: bool = True
+    ) -> list[ChosenDraft]:
+        """Return the draft for each decoding sequence, or why it has none.
+
+        The plan's ceiling is applied here. `load` None: the pass holds just these sequences. Without `verify` the
+        drafts are those that would be verified if these were the only sequences of the pass that draft; they are only
+        compared with what is emitted, all of them are judged, and drafts that are verified are chosen as before.
+        """
+        ceiling = _ceiling(plan)
+        if ceiling <= 0 or not any(request.limit > 0 for request in requests):
+            return [_NO_CAPACITY] * len(requests)
+        self._num_proposed += verify
+        candidates = self._candidates(requests, ceiling, plan, shadow=not verify)
+        load = load or _own_load(requests, ceiling)
+        is_weighed = plan.fixed_depth is None
+        costs = self._marginal_cost(len(requests), load) if is_weighed else None
+        if verify:
+            self._paid = costs
+        before = {} if verify else self.seconds
+        spent_ms = self._contest(candidates, plan, costs)
+        drafts = self._cut(candidates, load, spent_ms, weigh=is_weighed)
+        spent = [()] * len(drafts) if verify or costs is None else self._shadow_costs(drafts, before, costs)
+        return [
+            ChosenDraft(draft, candidate.plain(draft, weighed=is_weighed), shadow_cost)
+            for candidate, draft, shadow_cost in zip(candidates, drafts, spent, strict=True)
+        ]
+
+    def observe(self, draft: Draft, path: Sequence[int], traffic_class: str | None = None) -> None:
+        """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
+
+        `traffic_class`: the class that its cost and gain count for; None if it was verified at any cost.
+        """
+        count_draft(self.counts, draft.credits(path), len(path))
+        if traffic_class is not None:
+            self.ledger.verify(draft, path, traffic_class, self._paid)
+
+    def observe_pass(self, num_tokens: int, num_context: int, ms: float) -> None:
+        """Learn what a pass cost: its tokens, its cached tokens, its milliseconds."""
+        self._window.cost.observe(num_tokens, num_context, ms)
+
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        """Tell every proposer that the last `num_new` tokens are committed, and judge what was proposed for them."""
+        self._board.commit(sequence)
+        for drafter in self._drafters:
+            drafter.proposer.commit(sequence, num_new)
+
+    def forget(self, sequence: SequenceView) -> None:
+        """Tell every proposer that the sequence ended."""
+        self._board.drop(sequence)
+        self._kept.pop(sequence.key, None)
+        for drafter in self._drafters:
+            drafter.proposer.forget(sequence)
+
+    def _drafter(self, proposer: ContainedProposer) -> "_Drafter":
+        return _Drafter(proposer, self._acceptance, self._board, self.ledger)
+
+    def _candidates(
+        self, requests: Sequence[DraftRequest], ceiling: int, plan: SpecPlan, *, shadow: bool
+    ) -> list[DraftCandidate]:
+        """Return a candidate per sequence; among many, drafts start short and grow where they are kept.
+
+        Which sequences are judged in a step rotates and never depends on their drafts, so that it adds no bias.
+        """
+        short = len(requests) > _FEW and plan.fixed_depth is None
+        stride = 1 + (len(requests) - 1) // _FEW
+        candidates = []
+        for i, request in enumerate(requests):
+            limit, sequence = min(request.limit, ceiling), request.sequence
+            if short:
+                limit = min(limit, _SHORT + 2 * self._kept.get(sequence.key, 0))
+            judged = shadow or (self._num_proposed + i) % stride == 0
+            always = request.always_verify
+            candidates.append(DraftCandidate(sequence, limit, request.allowed, judged, always, shadow))
+        return candidates
+
+    def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:
+        """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones.
+
+        `costs` None: the depth is fixed.
+        """
+        spent_ms = 0.0
+        for drafter in self._drafters:
+            if plan.proposers is not None and drafter.name not in plan.proposers:
+                continue
+            if not drafter.proposer.backs_off():
+                spent_ms += drafter.draft(candidates, costs)
+                continue
+            for candidate in candidates:
+                candidate.in_backoff |= candidate.allows(drafter.name)
+        return spent_ms
+
+    def _marginal_cost(self, num_plain: int, load: StepLoad) -> MarginalCost:
+        """Return what time is worth where all is decoded plainly."""
+        pace = self._window.plain_pace(load, num_plain)
+        return MarginalCost(self._window.marginal_ms(load) * pace, pace)
+
+    def _cut(
+        self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float, *, weigh: bool
+    ) -> list[Draft | None]:
+        """Return what is verified of each best draft: the nodes that pay, or without `weigh` all that fit the pass."""
+        if not weigh:
+            return _within_budget([candidate.draft for candidate in candidates], load.max_draft_tokens)
+        cut = self._keep(candidates, load, spent_ms)
+        drafts = [
+            candidate.draft if candidate.always_verify else _selected(candidate, nodes)
+            for candidate, nodes in zip(candidates, cut.nodes, strict=True)
+        ]
+        if any(candidate.always_verify for candidate in candidates):
+            return _within_budget(drafts, load.max_draft_tokens)
+        return drafts
+
+    def _keep(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> Cut:
+        """Return which nodes are worth verifying, remembering how many for the sequences that may draft."""
+        cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
+        for candidate, nodes in zip(candidates, cut.nodes, strict=True):
+            if candidate.limit > 0:
+                self._kept[candidate.sequence.key] = len(nodes)
+        return cut
+
+    def _shadow_costs(
+        self, drafts: Sequence[Draft | None], before: Mapping[str, float], costs: MarginalCost
+    ) -> list[ShadowCost]:
+        """Return what each draft took of all proposers' time, in equal parts, and what its tokens would cost."""
+        number = sum(draft is not None for draft in drafts) or 1
+        seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
+        drafting = {name: 1000.0 * spent * costs.ms / number for name, spent in seconds.items()}
+        return [_shadow_cost(draft, drafting, costs.token) if draft is not None else () for draft in drafts]
+
+
+class _Drafter:
+    """One proposer with the effort it is worth: a free one drafts always, a costly one where and as deep as it pays."""
+
+    def __init__(
+        self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard, ledger: Ledger
+    ) -> None:
+        self.proposer = proposer
+        self.name = proposer.name
+        self._ledger = ledger
+        self._acceptance = acceptance
+        self._board = board
+        self._scorer = Scorer(acceptance, board)
+        self._effort = None if proposer.free else Effort(one_pass=proposer.one_pass)
+
+    def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
+        """Draft for the candidates that allow it; return the milliseconds that a costly proposer took.
+
+        `costs` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
+        """
+        serves = self.proposer.serves
+        served = [each for each in candidates if each.allows(self.name) and serves(each.sequence)]
+        if not served:
+            return 0.0
+        if self._effort is not None and costs is not None:
+            step = StepBaseline(costs, len(candidates), sum(candidate.gain for candidate in candidates))
+            return self._draft_where_it_pays(self._effort, served, step)
+        drafts, ms = self._propose(served, [candidate.limit for candidate in served], costs)
+        for candidate, draft in zip(served, drafts, strict=True):
+            if draft is not None:
+                self._scorer.compete(candidate, draft, costs.token if costs else 0.0)
+        return ms
+
+    def _draft_where_it_pays(self, effort: Effort, candidates: Sequence[DraftCandidate], step: StepBaseline) -> float:
+        costs = step.costs
+        longest = max(candidate.limit for candidate in candidates)
+        alive = self._acceptance.survival(self.name, max(2, longest))
+        decision = effort.decide(
+            alive[:longest], [self._expected(each, alive, costs.token) for each in candidates], step
+        )
+        chosen: list[DraftCandidate] = []
+        for candidate, is_asked in zip(candidates, decision.asked, strict=True):
+            if is_asked:
+                chosen.append(candidate)
+            else:
+                candidate.skipped_cost = True
+        if not chosen:
+            return 0.0
+        threshold = effort.threshold(len(chosen), costs) / max(_LEAST_RATE, alive[1] / alive[0])
+        drafts, ms = self._propose(chosen, [min(decision.depth, each.limit) for each in chosen], costs, threshold)
+        gained = 0.0
+        for candidate, draft in zip(chosen, drafts, strict=True):
+            if draft is not None:
+                gained += self._scorer.join(candidate, draft, costs.token)
+        effort.learn(decision.gain, gained)
+        return ms
+
+    def _propose(
+        self,
+        candidates: Sequence[DraftCandidate],
+        depths: Sequence[int],
+        costs: MarginalCost | None,
+        threshold: float = 0.0,
+    ) -> tuple[Sequence[Draft | None], float]:
+        """Return the drafts and, of a costly proposer, the milliseconds they took."""
+        for candidate in candidates:
+            candidate.asked = True
+        before = self.proposer.seconds
+        sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
+        drafts = self.proposer.propose(sequences, depths, limits, threshold)
+        seconds = self.proposer.seconds - before
+        weighed = None if any(each.shadow or each.always_verify for each in candidates) else costs
+        self._ledger.ask(self.name, [sequence.traffic_class for sequence in sequences], seconds, weighed)
+        if self._effort is None:
+            return drafts, 0.0
+        ms = 1000.0 * seconds
+        deepest = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
+        self._effort.cost.learn(len(candidates), self._effort.paid(deepest), ms)
+        return drafts, ms
+
+    def _expected(self, candidate: DraftCandidate, alive: Sequence[float], token_cost: float) -> ExpectedDraft:
+        """Return the draft to expect for the sequence: that for all sequences, tilted by this one's results."""
+        tilt = self._board.tilt(candidate.sequence, self.name).factor
+        expected: list[float] = []
+        factor = tilt
+        for chance in alive[: candidate.limit]:
+            if factor * chance <= token_cost:
+                break
+            expected.append(min(1.0, factor * chance))
+            factor *= tilt
+        best = candidate.best
+        return ExpectedDraft(expected, levels(best.draft, best.survivals) if best else ())
+
+
+_NO_CAPACITY = ChosenDraft(None, "no_capacity")
+
+
+def _ceiling(plan: SpecPlan) -> int:
+    depth = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
+    return min(depth, plan.num_speculative_tokens)
+
+
+def _shadow_cost(draft: Draft, drafting: Mapping[str, float], token_cost: float) -> ShadowCost:
+    nodes = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
+    names = sorted(drafting.keys() | nodes.keys())
+    return tuple((name, drafting.get(name, 0.0), nodes[name] * token_cost) for name in names)
+
+
+def _selected(candidate: DraftCandidate, nodes: list[int]) -> Draft | None:
+    if candidate.draft is None or not nodes:
+        return None
+    return candidate.draft if len(nodes) == len(candidate.draft.tokens) else candidate.draft.select(nodes)
+
+
+def _own_load(requests: Sequence[DraftRequest], ceiling: int) -> StepLoad:
+    num_context = sum(len(request.sequence.tokens) for request in requests)
+    return StepLoad(len(requests), num_context, ceiling * len(requests))
+
+
+def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:
+    """Return the drafts, the last ones cut where a pass has no room for them."""
+    kept: list[Draft | None] = []
+    for draft in drafts:
+        size = min(len(draft.tokens), budget) if draft else 0
+        budget -= size
+        kept.append(draft.cut(size) if draft and size else None)
+    return kept
