@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from prolepsis.cli.drafters import described
+from prolepsis.cli.models import describe_drafter
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
@@ -73,7 +73,7 @@ def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftMo
     assert said.training["settings"]["hidden"] == 32
     (entry,) = list_draft_models(folder.parent)
     assert (entry.name, entry.target) == ("model", target.name)
-    assert described(entry)["checksum"] == "matches"
+    assert describe_drafter(entry)["checksum"] == "matches"
     assert "Held-out acceptance" in trained.directory.report.read_text()
     assert (folder / "README.md").read_text().startswith(f"# Draft model for {target.name}")
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
