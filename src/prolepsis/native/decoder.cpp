@@ -1,10 +1,10 @@
-// Python's view of the decoder, of its packed linear by itself, and of its cache.
+// Python's view of the decoder, of its packed linear alone, and of its cache.
 #include "decoder.h"
 #include "likeliest.h"
 
 namespace {
 
-// The few-row linear by itself, for forwards that are not ours: x [M, K] bf16 times packed weights, any M. It runs on torch's
+// The few-row linear alone, for forwards that are not ours: x [M, K] bf16 times packed weights, any M. It runs on torch's
 // own threads, as its neighbours do (the OpenMP symbols resolve to the runtime that torch has loaded).
 Tensor linear(const Tensor& x, const Tensor& packed, int64_t columns, const std::optional<Tensor>& bias) {
   const int64_t depth = packed.size(1) * 2, M = x.size(0), tasks = packed.size(0) / 2;

@@ -1,11 +1,11 @@
 // One pass of a Llama-shaped decoder over a flat batch, for any number of rows, on weights packed once.
 //
 // A pass is one job of a small thread team. Threads take tasks (32 columns of a linear, one tile and KV head of attention, one
-// token of the rest) from a shared counter, so a thread that loses its core for a while delays nobody; which thread computes a
-// task does not change its bits. The residual stream and all sums are float32; what enters a product is bf16.
+// token of the rest) from a shared counter, so a thread that loses its core for a while does not delay the others. Which thread
+// computes a task does not change its bits. The residual stream and all sums are float32; inputs of products are bf16.
 //
 // A draft head is such a decoder of one layer. It starts from the target's hidden states, or from its own of the draft so far,
-// and takes each token's embedding beside them (EAGLE-3, arXiv 2503.01840).
+// and also takes each token's embedding (EAGLE-3, arXiv 2503.01840).
 #pragma once
 #include <torch/extension.h>
 
@@ -180,7 +180,7 @@ class Decoder {
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
-  // of layers names what leaves the last one, before the final norm. Beside the logits: the first of each row's largest.
+  // of layers names what leaves the last one, before the final norm. Also returned: the first of each row's largest logits.
   std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
                                                   Tensor pages, Tensor logit_rows, Tensor cache, const std::vector<int64_t>& taps,
                                                   std::optional<Tensor> features) {
@@ -492,7 +492,7 @@ class Decoder {
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
       });
-      if (!likeliest) return;  // threads have just written half of each row: nobody reads them faster
+      if (!likeliest) return;  // the rows are in cache: these threads have just written them
       share(phase, L, [&](int64_t i) {
         const float* row = logits + i * s.vocab;
         likeliest[i] = scan::first_of(row, s.vocab, scan::largest_of(row, s.vocab));

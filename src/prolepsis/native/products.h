@@ -1,4 +1,4 @@
-// Products of a few bf16 rows with packed bf16 weights. Every row is summed in one fixed order, whatever the number of rows.
+// Products of a few bf16 rows with packed bf16 weights. Every row is summed in one fixed order for any number of rows.
 //
 // Legend: R rows, K contraction (multiple of 32).
 #pragma once

@@ -32,7 +32,7 @@ using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kLanes = 16;
 constexpr int kBins = 4096;
-constexpr int64_t kRowsAlone = 2;  // rows that one thread picks by itself
+constexpr int64_t kRowsAlone = 2;  // rows that one thread picks alone
 constexpr double kBinsPerNat = 64.0;
 constexpr double kNear = 8.0;  // nats below the likeliest token within which a truncated row is mostly decided
 constexpr size_t kFew = 1024;  // of those, as many are sorted
@@ -144,7 +144,7 @@ WIDEST double best_possible(const double* scaled, int64_t size, uint64_t key, ui
   return *std::max_element(lanes, lanes + kLanes);
 }
 
-// The sum of all weights, in one order whatever the vector width.
+// The sum of all weights, in one order for any vector width.
 WIDEST double mass_of(const double* scaled, int64_t size) {
   double lanes[kLanes] = {};
   int64_t i = 0;
