@@ -29,11 +29,11 @@ class LoadedModel:
     model: TargetModel
     tokenizer: Tokenizer
     fingerprint: str
-    """Of tokenizer, weights and forward, 16 hexadecimal digits."""
+    """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
     """Of tokenizer and weights, the same for every forward: draft heads are trained for it."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """Of requests that leave sampling parameters out."""
+    """Sampling parameters for requests that leave them out."""
     fallback: str | None = None
     """Why the model runs with a slower forward than the best for this device, or None."""
 
@@ -102,7 +102,7 @@ def identity_of(path: Path) -> str:
 
 
 def weights_identity(path: Path) -> str:
-    """Return a hash of names, sizes and both ends of the weight files: cheap for any size, and the same everywhere."""
+    """Return a hash of names, sizes and both ends of the weight files: fast for any size, the same on every machine."""
     files = [path] if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))
     digest = hashlib.sha256()
     for file in files:
@@ -123,7 +123,7 @@ def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | 
     from prolepsis.models.targets.native import NativeModel
 
     model: TargetModel = NativeModel(checkpoint, shape, name, threads)
-    torch.set_num_threads(1)  # the pass has threads of its own; torch's would spin on their cores after every small op
+    torch.set_num_threads(1)  # the pass has its own threads; torch's would spin on their cores after every small op
     return model
 
 

@@ -27,8 +27,8 @@ class Batch:
     parents: Tensor  # [T] int32: index of the parent among the sequence's own tokens of this step, -1 for none
     starts: Tensor  # [S + 1] int32
     cached: Tensor  # [S] int32
-    pages: Tensor  # [S, P] int32, rows padded with 0 beyond what the sequence has
-    logit_rows: Tensor  # [L] int32: the tokens whose logits are wanted
+    pages: Tensor  # [S, P] int32, rows padded with 0 after the sequence's own pages
+    logit_rows: Tensor  # [L] int32: the tokens whose logits are kept
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInput:
-    """One sequence's part of a batch as plain values, from which `pack` makes the tensors."""
+    """One sequence's part of a batch as plain values; `pack` turns them into tensors."""
 
     token_ids: list[int]
     cached: int
@@ -77,7 +77,9 @@ def pack(sequences: list[SequenceInput]) -> Batch:
     page_rows = [page for s in sequences for page in (*s.pages, *(0,) * (width - len(s.pages)))]
     cached = [s.cached for s in sequences]
     parts = (token_ids, positions, parents, starts, cached, page_rows, logit_rows)
-    numbers = array("i", chain.from_iterable(parts))  # one tensor for all: each costs as much as filling it
+    numbers = array(
+        "i", chain.from_iterable(parts)
+    )  # one tensor for all: creating a tensor costs as much as filling it
     tensors = torch.split_with_sizes(torch.frombuffer(numbers, dtype=torch.int32), [len(part) for part in parts])
     token_row, position_row, parent_row, start_row, cached_row, page_row, logit_row = tensors
     pages = page_row.view(len(sequences), width)
@@ -85,7 +87,7 @@ def pack(sequences: list[SequenceInput]) -> Batch:
 
 
 PAGE_SIZE = 32
-"""Tokens a page holds, in every forward: the contraction length of one AMX tile product over values."""
+"""Tokens of a page, in every forward: the contraction length of one AMX tile product over values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class ModelInfo:
     name: str
     architecture: str
     forward: str
-    """Which forward runs it, e.g. 'native (avx512_bf16)', 'lean (torch)', 'transformers'."""
+    """The forward that runs it, e.g. 'native (avx512_bf16)', 'lean (torch)', 'transformers'."""
     vocab_size: int
     max_positions: int
     num_layers: int
@@ -117,7 +119,7 @@ class KVCache(Protocol):
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Within one sequence's `pages`, copy slot `source` to slot `target` for each (source, target), in order.
 
-        Compacts the accepted path of a tree: targets ascend and never lie above their sources.
+        This compacts the accepted path of a tree: targets ascend and are never above their sources.
         """
 
 
@@ -136,19 +138,19 @@ class TargetModel(Protocol):
 
 @runtime_checkable
 class FeatureModel(TargetModel, Protocol):
-    """A target model that shows its hidden states, which draft heads are conditioned on."""
+    """A target model that returns its hidden states, the input of draft heads."""
 
     def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Do `forward`; return logits [L, vocab] float32 and features [T, len(taps) * hidden] bfloat16.
 
-        Feature i of a token is the hidden state that enters layer `taps[i]` (0-based); the number of layers names what
-        leaves the last one, before the final norm.
+        Feature i of a token is the hidden state that enters layer `taps[i]` (0-based); the number of layers stands for
+        the output of the last one, before the final norm.
         """
 
 
 @runtime_checkable
 class ArgmaxModel(FeatureModel, Protocol):
-    """A target model whose pass finds the largest logits while they are at hand."""
+    """A target model whose pass also finds the largest logits."""
 
     def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """Do `forward_features` and return the lowest id of the largest of each row of logits too."""
+        """Do `forward_features`, and also return the lowest id of each row's largest logit."""

@@ -51,7 +51,7 @@ class Provenance:
     sha256: str = ""
     source: str = ""
     acceptance: Mapping[str, Acceptance] = field(default_factory=dict)
-    """By kind of prompt, and "all"."""
+    """By kind of prompt, and under "all" for all."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """Plain JSON values."""
 

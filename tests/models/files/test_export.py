@@ -50,7 +50,7 @@ def test_a_folder_that_is_there_is_kept_and_a_half_one_never_appears(source: Pat
 
 def test_a_foreign_folder_is_not_taken_for_an_export(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ModelLoadError, match="holds no model"):
+    with pytest.raises(ModelLoadError, match="is not a model"):
         export_model(source, tmp_path / "mine")
 
 

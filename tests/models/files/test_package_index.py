@@ -153,5 +153,5 @@ def test_an_index_that_cannot_be_read_is_named(web: Web, client: httpx.Client) -
         PackageIndex(NOBODY, client).find(SOURCE)
     web.pages["/some-model/"] = b'{"no": "files"}'
     web.types["/some-model/"] = "application/json"
-    with pytest.raises(FetchError, match="something else"):
+    with pytest.raises(FetchError, match="does not answer in the form"):
         PackageIndex(web.url, client).find(SOURCE)

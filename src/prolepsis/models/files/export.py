@@ -10,12 +10,12 @@ from prolepsis.models.files.tokenizer import save_tokenizer
 def export_model(source: Path, directory: Path) -> Path:
     """Write the model of `source` (GGUF file or folder) to `directory`, dequantised to bf16, and return `directory`.
 
-    The folder appears whole or not at all; one that is there already is left as it is. Raises `ModelLoadError` where
-    the model cannot be read, or its tensors do not fit its architecture, or the folder cannot be written.
+    The folder appears whole or not at all; an existing folder with a model stays unchanged. Raises `ModelLoadError` if
+    the model cannot be read, its tensors do not fit its architecture, or the folder cannot be written.
     """
     if directory.exists():
         if not (directory / "config.json").is_file():
-            raise ModelLoadError(f"{directory} is there already and holds no model")
+            raise ModelLoadError(f"{directory} already exists and is not a model")
         return directory
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What generation_config.json of a model folder says: tokens that end a text, and recommended sampling parameters."""
+"""generation_config.json of a model folder: tokens that end a text, and recommended sampling parameters."""
 
 import json
 from collections.abc import Callable
@@ -19,12 +19,12 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
 
 
 def generation_eos(folder: Path) -> list[int]:
-    """Return the tokens that end a text; empty where the file is missing or names none."""
+    """Return the tokens that end a text; empty if the file is missing or has none."""
     return token_ids(_read(folder).get("eos_token_id"))
 
 
 def generation_sampling(folder: Path) -> SamplingDefaults | None:
-    """Return the sampling parameters that the file recommends; None where it is missing or names none.
+    """Return the sampling parameters that the file recommends; None if it is missing or has none.
 
     Raises `ModelLoadError` for a value that sampling cannot take.
     """

@@ -30,7 +30,7 @@ _MAX_COUNT = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies in the file; `shape` has the slowest dimension first, as torch has it."""
+    """The place of a tensor in the file; `shape` has the slowest dimension first, as in torch."""
 
     shape: tuple[int, ...]
     kind: int
@@ -42,7 +42,7 @@ class GgufFile:
     """One open GGUF file: `metadata` by key, `tensors` by name."""
 
     def __init__(self, path: Path) -> None:
-        """Read header, metadata and tensor table; raises `ModelLoadError` where the file is not a whole GGUF."""
+        """Read header, metadata and tensor table; raises `ModelLoadError` if the file is not a whole GGUF file."""
         self.path = path
         self.metadata: dict[str, Value] = {}
         self.tensors: dict[str, GgufTensor] = {}
@@ -58,21 +58,21 @@ class GgufFile:
             raise ModelLoadError(f"{path} is not a whole GGUF file: {error} at byte {self._at}") from error
 
     def text(self, key: str, default: str = "") -> str:
-        """Return the string under `key`, or `default` where it is missing."""
+        """Return the string under `key`, or `default` if it is missing."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise ModelLoadError(f"{self.path}: {key} is not a string")
         return value
 
     def integer(self, key: str) -> int | None:
-        """Return the integer under `key`, or None where it is missing."""
+        """Return the integer under `key`, or None if it is missing."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, int):
             raise ModelLoadError(f"{self.path}: {key} is {value!r}; expected an integer")
         return value
 
     def strings(self, key: str) -> list[str]:
-        """Return the list of strings under `key`, empty where it is missing."""
+        """Return the list of strings under `key`, empty if it is missing."""
         value = self.metadata.get(key, [])
         if not isinstance(value, list):
             raise ModelLoadError(f"{self.path}: {key} is not a list")
@@ -164,7 +164,7 @@ class GgufFile:
 
 
 PERMUTED = ("llama",)
-"""Architectures whose q and k rows llama.cpp interleaves: pair (i, i + d/2) of a head lies at (2i, 2i + 1)."""
+"""Architectures whose q and k rows llama.cpp interleaves: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
 FAMILY = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 _ENDS = {
@@ -224,7 +224,7 @@ class GgufTensors(Mapping[str, Tensor]):
 
 
 def transformers_name(name: str) -> str | None:
-    """Return the transformers name of GGUF tensor `name`, None for one that is no parameter (rope_freqs)."""
+    """Return the transformers name of GGUF tensor `name`, None for a tensor that is not a parameter (rope_freqs)."""
     if name in _ENDS:
         return _ENDS[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
@@ -262,8 +262,10 @@ def _family_config(file: GgufFile, architecture: str) -> "PreTrainedConfig":
         fields["sliding_window"] = file.integer("mistral.attention.sliding_window")
     try:
         return AutoConfig.for_model(FAMILY[architecture], **fields)
-    except Exception as error:  # configuration classes raise their own validation errors, of no common base
-        raise ModelLoadError(f"{file.path}: its metadata is no usable {architecture} configuration: {error}") from error
+    except Exception as error:  # configuration classes raise validation errors without a common base class
+        raise ModelLoadError(
+            f"{file.path}: its metadata is not a usable {architecture} configuration: {error}"
+        ) from error
 
 
 def _field(file: GgufFile, key: str) -> int:

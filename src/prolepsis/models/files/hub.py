@@ -1,4 +1,4 @@
-"""Models of a hub, listed and fetched by huggingface_hub, which knows HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
+"""Models of a hub, listed and fetched with huggingface_hub, which reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +15,10 @@ WANTED = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|model\.safetensors\.index)\.json"
     r"|chat_template\.jinja|tokenizer\.model|merges\.txt|vocab\.json|model[\w.-]*\.safetensors"
 )
-"""Files of a repository that a model is made of; only those at its top."""
+"""File names of a model, at the top level of its repository."""
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with file name, bytes so far and bytes in all (None: unknown)."""
+"""Receives file name, bytes so far and total bytes (None: unknown)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class HubListing:
     commit: str
     licence: str | None
     checksums: Mapping[str, str | None]
-    """SHA-256 by file name; None where the hub states none."""
+    """SHA-256 by file name; None if the hub does not state it."""
 
 
 def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
-    """List the model files of a repository; raises `FetchError` where it is missing or the hub cannot be reached."""
+    """List the model files of a repository; raises `FetchError` if it is missing or the hub cannot be reached."""
     from huggingface_hub import HfApi
 
     with _named(f"{source.repository!r} at the hub {endpoint}"):
@@ -50,13 +50,13 @@ def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
     files = {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or ()}
     wanted = {name: checksum for name, checksum in files.items() if WANTED.fullmatch(name)}
     if not any(name.endswith(".safetensors") for name in wanted):
-        raise FetchError(f"{source.repository} holds no safetensors weights at its top")
+        raise FetchError(f"{source.repository} has no safetensors weights at its top level")
     licence = info.card_data.get("license") if info.card_data else None
     return HubListing(source.repository, info.sha or source.revision, str(licence) if licence else None, wanted)
 
 
 def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progress) -> None:
-    """Bring the files of `listing` to `folder`; those that are whole there already are not fetched again.
+    """Download the files of `listing` to `folder`, except those that are already there and complete.
 
     Raises `FetchError` for a file that cannot be fetched or whose checksum is another than the hub states.
     """
@@ -70,7 +70,7 @@ def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progre
                 revision=listing.commit,
                 local_dir=folder,
                 endpoint=endpoint,
-                tqdm_class=cast("type[Any]", partial(_Report, name, progress)),  # it is only called
+                tqdm_class=cast("type[Any]", partial(_Report, name, progress)),  # it is used as a callable only
             )
             found = sha256_of(folder / name)
         if checksum is not None and found != checksum:
@@ -81,7 +81,7 @@ def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progre
 
 
 class _Report:
-    """A progress bar in huggingface_hub's sense that tells a `Progress`."""
+    """A progress bar for huggingface_hub that reports to a `Progress`."""
 
     def __init__(self, name: str, progress: Progress, *, total: float | None = None, initial: float = 0, **_: object):
         self._tell = partial(progress, name)
@@ -99,7 +99,7 @@ class _Report:
         pass
 
     def close(self) -> None:
-        """Do nothing: what shows the progress outlives one file."""
+        """Do nothing: the display outlives a single file."""
 
 
 def is_offline() -> bool:

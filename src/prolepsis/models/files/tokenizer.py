@@ -1,4 +1,7 @@
-"""Renders a model's chat template in a sandbox, with the names transformers gives templates."""
+"""Tokenizers: read from a model folder or a GGUF file, with the chat template.
+
+Templates are rendered in a sandbox, with the names that transformers offers to them.
+"""
 
 import hashlib
 import json
@@ -28,7 +31,7 @@ class ChatTemplate:
     """A compiled template and the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; raises `ModelLoadError` where it is no Jinja template."""
+        """Compile `source`; raises `ModelLoadError` if it is not a Jinja template."""
         self.source = source
         self._special_tokens = dict(special_tokens)
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
@@ -48,7 +51,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """Return the prompt text of `messages`; raises `InvalidParameter` where the template refuses them."""
+        """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
         values: dict[str, object] = {**self._special_tokens, **(variables or {})}
         values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
         try:
@@ -72,7 +75,7 @@ class TokenizerParts:
     backend: Backend
     template: str | None
     special_tokens: Mapping[str, str]
-    """bos_token, eos_token, unk_token, pad_token: those the model has."""
+    """The model's bos_token, eos_token, unk_token and pad_token, as far as it has them."""
     eos_token_ids: tuple[int, ...]
 
 
@@ -85,7 +88,7 @@ class Tokenizer:
         self.eos_token_ids = parts.eos_token_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`; `add_special_tokens` adds what the model wants around a text, such as BOS."""
+        """Return the ids of `text`; `add_special_tokens` adds the model's tokens around a text, such as BOS."""
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -102,7 +105,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False.
 
-        Raises `InvalidParameter` where the model has no chat template or the template refuses the messages.
+        Raises `InvalidParameter` if the model has no chat template, or the template refuses the messages.
         """
         if self._template is None:
             raise InvalidParameter(
@@ -119,7 +122,7 @@ class Tokenizer:
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Ids by token as the vocabulary spells it, added tokens included."""
+        """Ids by token, in the vocabulary's spelling, with added tokens."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     @cached_property
@@ -133,7 +136,7 @@ class Tokenizer:
         return frozenset(i for i, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def to_json(self) -> str:
-        """Return the tokenizer in the tokenizers library's own format, without padding and truncation."""
+        """Return the tokenizer in the format of the tokenizers library, without padding and truncation."""
         state = json.loads(self._backend.to_str())
         return json.dumps(state | {"padding": None, "truncation": None})
 
@@ -146,7 +149,7 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` naming the file and the fault."""
+    """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
     return Tokenizer(tokenizer_parts(path))
 
 
@@ -154,13 +157,11 @@ def tokenizer_parts(path: Path) -> TokenizerParts:
     """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
     if path.is_dir():
         return folder_parts(path)
-    pass
-
     return gguf_parts(path)
 
 
 def save_tokenizer(path: Path, folder: Path) -> None:
-    """Write the tokenizer of the model at `path` into `folder`, as transformers keeps it."""
+    """Write the tokenizer of the model at `path` into `folder`, in the form of transformers."""
     parts = tokenizer_parts(path)
     parts.backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -192,7 +193,7 @@ def _folder_backend(folder: Path) -> Backend:
 
     try:
         backend = AutoTokenizer.from_pretrained(str(folder), local_files_only=True).backend_tokenizer
-    except Exception as error:  # transformers has no common base for a tokenizer it cannot build
+    except Exception as error:  # transformers has no common base class for these errors
         raise ModelLoadError(f"{folder} holds no tokenizer.json, nor can one be made: {error}") from error
     assert isinstance(backend, Backend)
     return backend
@@ -216,7 +217,7 @@ def _token_text(value: object) -> str | None:
 
 
 def _template(value: object) -> str | None:
-    """A template, or a list of named ones, of which 'default' is taken."""
+    """Return a template; from a list of named templates, the one called 'default'."""
     if isinstance(value, list):
         named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
         value = named.get("default")
@@ -302,7 +303,7 @@ def _by_transformers(file: GgufFile, kind: str, split: str) -> Backend:
         raise ModelLoadError(f"{file.path}: its text is split by rule {split!r}, which is not known here")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except Exception as error:  # transformers has no common base for a tokenizer it cannot build
+    except Exception as error:  # transformers has no common base class for these errors
         raise ModelLoadError(f"{file.path}: its tokenizer of kind {kind!r} cannot be built: {error}") from error
     backend = tokenizer.backend_tokenizer
     assert isinstance(backend, Backend)

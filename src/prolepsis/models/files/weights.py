@@ -31,19 +31,19 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """Return tensor `name`; raises `ModelLoadError` if the files lack it."""
         if name not in self.tensors:
-            raise ModelLoadError(f"{self.source} holds no tensor {name!r}")
+            raise ModelLoadError(f"{self.source} has no tensor {name!r}")
         return self.tensors[name]
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text: of the configuration and of generation_config.json where there is one."""
+        """Tokens that end a text, from the configuration and from generation_config.json."""
         return tuple(dict.fromkeys([*token_ids(self.config.eos_token_id), *generation_eos(self.source)]))
 
 
 def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:
-    """Open a folder (config.json and safetensors) or a GGUF file; tensors are given in `dtype`.
+    """Open a folder (config.json and safetensors) or a GGUF file; tensors are read in `dtype`.
 
-    Raises `ModelLoadError` naming the file and what is wrong with it.
+    Raises `ModelLoadError` with file and reason.
     """
     if path.is_dir():
         return Checkpoint(folder_config(path), FolderTensors(path, dtype), path)
@@ -57,17 +57,17 @@ def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoi
 
 
 def folder_config(folder: Path) -> "PreTrainedConfig":
-    """Read config.json of `folder`; raises `ModelLoadError` where it is missing, broken or of an unknown type."""
+    """Read config.json of `folder`; raises `ModelLoadError` if it is missing, invalid or of an unknown type."""
     file = folder / "config.json"
     if not file.exists():
-        raise ModelLoadError(f"{folder} holds no config.json")
+        raise ModelLoadError(f"{folder} has no config.json")
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file} is not a usable model configuration: {error}") from error
-    except Exception as error:  # configuration classes raise their own validation errors, of no common base
+    except Exception as error:  # configuration classes raise validation errors without a common base class
         raise ModelLoadError(f"{file} is refused by transformers: {error}") from error
 
 
@@ -103,7 +103,7 @@ def _weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.exists():
         if not (folder / WEIGHTS).exists():
-            raise ModelLoadError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+            raise ModelLoadError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
         return [folder / WEIGHTS]
     try:
         shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))

@@ -1,7 +1,7 @@
-"""What an early exit is: the target's first layers with its own final norm and output, over the target's own cache.
+"""Early exits: the target's first layers with its own final norm and output head, over the target's own cache.
 
-K/V of the first layers do not depend on the layers above: what the target has cached of committed tokens serves the
-exit to the bit, and an exit that writes a token's K/V writes what the target would (LayerSkip, arXiv 2404.16710).
+K/V of the first layers do not depend on the layers above. The exit therefore uses the target's cache of committed
+tokens, bit for bit, and an exit writes the same K/V for a token as the target (LayerSkip, arXiv 2404.16710).
 """
 
 from typing import Protocol
@@ -16,9 +16,9 @@ from prolepsis.models.targets.native import NativeModel, operands
 from prolepsis.models.targets.paged_attention import PlainCache
 
 VOCAB_STEP = 32
-"""An exit's vocabulary is a multiple of this.
+"""An exit's vocabulary is a multiple of this size, taken from the front.
 
-Tokenizers learnt by merging number frequent tokens first, so the front of the vocabulary is most of a text.
+Tokenizers that learn merges number frequent tokens first, so the front of the vocabulary covers most of a text.
 """
 
 
@@ -40,7 +40,7 @@ class EarlyExit(Protocol):
 
 
 class LeanExit:
-    """A `models.early_exit.EarlyExit` on torch's kernels, on its target's device and in its dtype."""
+    """An `EarlyExit` on torch's kernels, on its target's device and in its dtype."""
 
     def __init__(self, target: LeanModel, num_layers: int, vocab_size: int) -> None:
         self.num_layers, self.vocab_size = num_layers, vocab_size
@@ -60,7 +60,7 @@ class LeanExit:
 
 
 class NativeExit:
-    """A `models.early_exit.EarlyExit`."""
+    """An `EarlyExit` on the native forward."""
 
     def __init__(self, target: NativeModel, num_layers: int, vocab_size: int) -> None:
         self.num_layers, self.vocab_size = num_layers, vocab_size
@@ -79,14 +79,15 @@ class NativeExit:
 
 
 DEFAULT_SHARE = 6
-"""An exit knows the first sixth of its target's vocabulary.
+"""By default an exit covers the first sixth of its target's vocabulary.
 
-Of the default model's text that is 85 %; a drafted token costs a third after one layer, 0.9 after 28 of 30.
+That is 85 % of the default model's text. It cuts the cost of a drafted token to 0.33 after one layer, and to 0.9 after
+28 of 30 layers.
 """
 
 
 def make_exit(target: TargetModel, num_layers: int, vocab_size: int | None = None) -> EarlyExit:
-    """Return an exit of `target` after `num_layers` layers that knows about `vocab_size` tokens.
+    """Return an exit of `target` after `num_layers` layers over about `vocab_size` tokens (None: the default share).
 
     None: the default share. Raises `ConfigError` for a layer that the target lacks or that is its last, and
     `ModelLoadError` for a forward that cannot stop early.

@@ -1,7 +1,9 @@
-"""Any decoder-only transformers class over our paged KV, through transformers' attention interface.
+"""The transformers forward: any decoder-only class over our paged KV, through transformers' attention interface.
 
-The flat batch goes in as one sequence of T tokens with explicit positions; the registered attention function knows
-which sequence each token belongs to. Legend: T tokens of the step, L logits kept.
+The class sees the flat batch as one sequence of T tokens with explicit positions; the registered attention function
+knows the sequence of each token.
+
+Legend: T tokens of the step, L logits kept.
 """
 
 from collections.abc import Mapping
@@ -35,7 +37,7 @@ UNSUPPORTED = ("position_bias", "alibi", "head_mask")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the attention function needs of the step being run."""
+    """The current step, for the attention function."""
 
     plan: AttentionPlan
     cache: PlainCache
@@ -44,7 +46,7 @@ class Step:
 class Router:
     """Shared by the attention modules of one model: where K/V go and what rows see.
 
-    Without a step it records what each layer would cache (the probe at load).
+    Without a step it records the shape of each layer's cache (the probe at load).
     """
 
     def __init__(self) -> None:
@@ -101,7 +103,7 @@ class GeneralModel:
     """A target model run by its own transformers class."""
 
     def __init__(self, checkpoint: Checkpoint, name: str, device: torch.device, dtype: torch.dtype) -> None:
-        """Load it; raises `ModelLoadError` where the architecture cannot run over paged KV or files are incomplete."""
+        """Load it; raises `ModelLoadError` for incomplete files or an architecture that cannot run over paged KV."""
         config = checkpoint.config
         if fault := general_fault(checkpoint):
             raise ModelLoadError(f"{checkpoint.source}: {fault}")
@@ -131,7 +133,7 @@ class GeneralModel:
         return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
-        """Allocate zeroed KV pages, of each layer's own shape."""
+        """Allocate zeroed KV pages in the shape of each layer."""
         return PlainCache(self._kv, num_pages, self.dtype, self.device)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
@@ -178,7 +180,7 @@ def general_fault(checkpoint: Checkpoint) -> str | None:
 
 
 def max_positions(checkpoint: Checkpoint) -> int:
-    """Return the longest context served: with longrope only the part that does not depend on other sequences."""
+    """Return the longest supported context; with longrope, only the part that does not depend on other sequences."""
     limit = int(checkpoint.config.max_position_embeddings)
     if _rope_type(checkpoint) == "longrope":
         return int(checkpoint.config.rope_parameters.get("original_max_position_embeddings", limit))
@@ -198,7 +200,7 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
         model, wrong = (
             _from_folder(checkpoint, dtype) if checkpoint.source.is_dir() else _from_tensors(checkpoint, dtype)
         )
-    except Exception as error:  # transformers has no common base for what a foreign model makes it raise
+    except Exception as error:  # transformers has no common base class for errors about a foreign model
         raise ModelLoadError(f"{checkpoint.source}: transformers cannot load it: {error}") from error
     if wrong:
         raise ModelLoadError(f"{checkpoint.source} lacks or misshapes {len(wrong)} tensors, first {wrong[0]}")
@@ -232,7 +234,7 @@ def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module
 
 
 class FewRowsLinear(nn.Module):
-    """`nn.Linear` in bf16 on packed weights: fast for few rows, bitwise the same for any number of them.
+    """`nn.Linear` in bf16 on packed weights: fast for few rows, bitwise the same for any number of rows.
 
     Sums are in float32, the result is rounded to bf16 once (`native/products.h`).
     """

@@ -1,4 +1,4 @@
-"""The lean forward on CUDA from captured graphs: one per bucket of sequences, rows a sequence and pages.
+"""The lean forward on CUDA, replayed from captured graphs: one per bucket of sequences, rows per sequence and pages.
 
 Legend: S sequences, N rows each, P pages each, L = P * PAGE_SIZE slots, all of the bucket (powers of two).
 """
@@ -17,7 +17,7 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.paged_attention import PlainCache, attend, plan_attention
 
 MAX_ROWS = 512
-"""Larger steps (long prefill chunks) run uncaptured: there the kernels, not their launches, take the time."""
+"""Larger steps (long prefill chunks) run without a graph: their time is spent in the kernels, not in launches."""
 MAX_ROWS_PER_SEQUENCE = 32
 
 
@@ -31,7 +31,7 @@ class Bucket:
 
     @classmethod
     def of(cls, batch: Batch) -> "Bucket | None":
-        """Return the smallest bucket that holds `batch`, None if it is too large for any."""
+        """Return the smallest bucket that holds `batch`, or None if it is too large."""
         starts, cached = batch.starts.tolist(), batch.cached.tolist()
         rows = max(end - start for start, end in pairwise(starts))
         slots = max(c + end - start for c, (start, end) in zip(cached, pairwise(starts), strict=True))
@@ -52,7 +52,7 @@ class StaticInputs:
     visible: Tensor  # [S, N, L] bool
 
     def copy(self, other: "StaticInputs") -> None:
-        """Take over the values of `other`."""
+        """Copy the values of `other`."""
         for name in ("token_ids", "positions", "slots", "pages", "visible"):
             getattr(self, name).copy_(getattr(other, name), non_blocking=True)
 
@@ -63,9 +63,9 @@ class StaticInputs:
 
 
 def lay_out(batch: Batch, bucket: Bucket, scratch_page: int) -> tuple[StaticInputs, Tensor]:
-    """Pad `batch` to `bucket`; also return where in it the wanted logits are ([L] int64).
+    """Pad `batch` to `bucket`; also return the positions of the logits to keep ([L] int64).
 
-    Rows that are padding write to `scratch_page` and see one slot, so that nothing they compute is read or NaN.
+    Padding rows write to `scratch_page` and attend to one slot, so that their results are not NaN; they are never read.
     """
     size = bucket.sequences * bucket.rows
     inputs = StaticInputs(
@@ -98,7 +98,7 @@ class GraphedLean(LeanModel):
         self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
 
     def make_cache(self, num_pages: int) -> PlainCache:
-        """Allocate zeroed KV pages and one more, which padding rows write to."""
+        """Allocate zeroed KV pages and one more, to which padding rows write."""
         return PlainCache(self._kv, num_pages, self.dtype, self.device, scratch=True)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
@@ -123,7 +123,7 @@ class GraphedLean(LeanModel):
     def _capture(self, inputs: StaticInputs, cache: PlainCache) -> "Captured":
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # kernels load and workspaces are made outside the capture
+        with torch.cuda.stream(stream):  # kernels and workspaces must be loaded before the capture
             for _ in range(2):
                 self.static_step(inputs, cache)
         torch.cuda.current_stream().wait_stream(stream)
@@ -134,7 +134,7 @@ class GraphedLean(LeanModel):
 
     @torch.no_grad()
     def static_step(self, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
-        """The forward over padded inputs: no shape and no control depends on a value, as a capture needs."""
+        """Run the forward over padded inputs: no shape and no branch depends on a value, as a capture requires."""
         sequences, rows, _ = inputs.visible.shape
         rotary = self.rotary(inputs.positions)
         x = self.ends.embedding[inputs.token_ids]

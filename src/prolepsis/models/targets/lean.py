@@ -71,7 +71,7 @@ class LeanModel:
         return self.logits(x[batch.logit_rows.to(self.device)]), features.to(torch.bfloat16)
 
     def hidden_states(self, batch: Batch, cache: PlainCache, num_layers: int) -> list[Tensor]:  # of [T, hidden]
-        """Write the K/V of the first `num_layers` layers; return what enters each of them and what leaves the last."""
+        """Write the K/V of the first `num_layers` layers; return the input of each and the output of the last."""
         plan = plan_attention(batch, self.device)
         rotary = self.rotary(batch.positions.to(self.device))
         entering = [self.ends.embedding[batch.token_ids.to(self.device)]]
@@ -111,7 +111,7 @@ def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, in float32, given back in `x`'s dtype."""
+    """Return the root-mean-square norm over the last dimension, computed in float32, in `x`'s dtype."""
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 

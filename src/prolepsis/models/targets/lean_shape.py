@@ -38,13 +38,13 @@ class LeanShape:
     qkv_bias: bool
     qk_norm: bool
     tied: bool
-    """The output head is the embedding."""
+    """Whether the output head is the embedding."""
     max_positions: int
     vocab: int
 
     @classmethod
     def from_config(cls, config: "PreTrainedConfig") -> "LeanShape":
-        """Return the shape of `config`; raises `ModelLoadError` with `lean_fault`'s reason."""
+        """Return the shape of `config`; raises `ModelLoadError` with the reason of `lean_fault`."""
         if fault := lean_fault(config):
             raise ModelLoadError(f"the lean forward cannot run this model: {fault}")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -90,7 +90,7 @@ def _rope_fault(rope: dict[str, object]) -> str | None:
 
 
 def rope_frequencies(config: "PreTrainedConfig", head_dim: int) -> tuple[tuple[float, ...], float]:
-    """Return the inverse frequencies and the scaling of cosine and sine, as transformers computes them."""
+    """Return the inverse frequencies and the scaling of cosine and sine, computed as in transformers."""
     rope = config.rope_parameters
     if rope.get("rope_type", "default") == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
@@ -103,7 +103,7 @@ def rope_frequencies(config: "PreTrainedConfig", head_dim: int) -> tuple[tuple[f
 
 @dataclass(frozen=True, slots=True)
 class LeanLayer:
-    """Weights of one layer, fused where projections share their input."""
+    """Weights of one layer; projections with the same input are fused."""
 
     qkv: Tensor  # [(h + 2k) * d, hidden]: q rows, then k rows, then v rows
     qkv_bias: Tensor | None  # [(h + 2k) * d]
@@ -126,9 +126,9 @@ class LeanEnds:
 
 
 def lean_layers(checkpoint: Checkpoint, shape: LeanShape) -> Iterator[LeanLayer]:
-    """Yield the layers' weights one by one, so that a caller that repacks them holds two copies of one layer only.
+    """Yield the layers' weights one by one, so that a caller that repacks them holds only one layer twice.
 
-    Raises `ModelLoadError` for a missing tensor or one of another shape than the configuration says.
+    Raises `ModelLoadError` for a missing tensor, or a shape that differs from the configuration.
     """
     hidden, q_rows, kv_rows = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     for i in range(shape.layers):
@@ -153,7 +153,7 @@ def lean_layers(checkpoint: Checkpoint, shape: LeanShape) -> Iterator[LeanLayer]
 
 
 def lean_ends(checkpoint: Checkpoint, shape: LeanShape) -> LeanEnds:
-    """Return the weights outside the layers; raises as `lean_layers`."""
+    """Return the weights outside the layers; raises `ModelLoadError` as `lean_layers` does."""
     size = (shape.vocab, shape.hidden)
     return LeanEnds(
         embedding=_checked(checkpoint, "model.embed_tokens.weight", size),

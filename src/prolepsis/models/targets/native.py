@@ -1,6 +1,6 @@
 """The native forward: one C++ operator runs a whole pass of a Llama-shaped model on the CPU, for any number of rows.
 
-`native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, among others, in a
+`native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a batch, in a
 prefill chunk, after a prefix-cache hit and on any branch of a tree.
 """
 
@@ -23,7 +23,7 @@ WIDTH = 32
 
 
 class NativeCache:
-    """KV pages in the packing that the attention multiplies with: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
+    """KV pages, packed as the attention kernel reads them: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
 
     def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
         self.tensor: Tensor = module.huge_zeros([layers, num_pages, kv_heads, 2 * PAGE_SIZE * head_dim])
@@ -43,7 +43,7 @@ class NativeCache:
 
 
 class NativeModel:
-    """A Llama-shaped target on the native forward. Raises `ModelLoadError` where model or machine do not fit."""
+    """A Llama-shaped target on the native forward. Raises `ModelLoadError` for an unsupported model or machine."""
 
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None = None) -> None:
         for field in ("hidden", "intermediate", "head_dim"):
@@ -97,14 +97,14 @@ class NativeModel:
         return self.forward_argmax(batch, cache, taps)[:2]
 
     def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """Do `forward_features` and return the lowest id of each row's largest logit too (`ArgmaxModel`)."""
+        """Do `forward_features`, and also return the lowest id of each row's largest logit (`ArgmaxModel`)."""
         features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
         logits, argmax = self.decoder.forward(*operands(batch, cache), list(taps), features)
         return logits, features, argmax
 
 
 def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
-    """Return what every pass of a decoder takes first: the batch's tensors and the cache's."""
+    """Return the first arguments of every pass of a decoder: the tensors of batch and cache."""
     assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
     return (
         batch.token_ids,

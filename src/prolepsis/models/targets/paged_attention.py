@@ -1,4 +1,4 @@
-"""KV pages as plain tensors, one pair a layer: the cache of the torch forwards."""
+"""Attention over KV pages in torch: the pages as plain tensors, a pair for each layer, and grouped-query attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from prolepsis.models.protocol import PAGE_SIZE, Batch
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """What one layer caches per token."""
+    """The size of one layer's cache entry for a token."""
 
     heads: int
     key_dim: int
@@ -57,8 +57,8 @@ class PlainCache:
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots within one sequence (`KVCache.move`).
 
-        All sources are read before any target is written; as targets ascend and never lie above their sources, that
-        is the same as copying in order.
+        All sources are read before any target is written. Targets ascend and are never above their sources, so the
+        result is the same as copying in order.
         """
         if not moves:
             return
@@ -79,39 +79,39 @@ def _pages(num_pages: int, heads: int, dim: int, dtype: torch.dtype, device: tor
 
 
 ROWS_AT_ONCE = 128
-"""Query rows of one score matrix: bounds its memory in a long prefill chunk."""
+"""Query rows of one score matrix; this bounds its memory in a long prefill chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns products into probabilities."""
+    """How a layer turns dot products into probabilities."""
 
     scale: float
     window: int | None = None
-    """A row sees keys at most window - 1 positions back; None: all."""
+    """A row attends to keys at most window - 1 positions back; None: to all."""
     softcap: float | None = None
-    sinks: Tensor | None = None  # [h]: a logit per head that takes probability and gives no value
+    sinks: Tensor | None = None  # [h]: a logit per head that takes probability without adding a value
 
 
 @dataclass(frozen=True, slots=True)
 class SequencePlan:
-    """One sequence's rows and what they may see."""
+    """One sequence's rows and the slots that they attend to."""
 
     start: int
     end: int
-    pages: Tensor  # [P] int64, only those in use
+    pages: Tensor  # [P] int64, only the pages in use
     visible: Tensor  # [n, L] bool: context and ancestors
     distance: Tensor  # [n, L] int32: positions from key back to row
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What every layer of one step shares."""
+    """The part of attention that all layers of a step share."""
 
     slots: Tensor  # [T] int64, flat cache slots of the new tokens
     sequences: tuple[SequencePlan, ...]
     windowed: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """Masks by (sequence, window), made when the first layer with that window asks."""
+    """Masks by (sequence, window), computed for the first layer with that window."""
 
     def mask(self, sequence: int, window: int | None) -> Tensor:
         """Return the [n, L] bool mask of `sequence` under `window`."""
