@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,14 +27,19 @@ STRICT_ARRAY = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"
 TOOL_CALL = {"role": "user", "content": "x", "tool_calls": [1]}
 
 
-def connect() -> httpx.AsyncClient:
-    app = build(ServerConfig(max_body_bytes=4096), FakeEngine(text="ok"), ByteTokenizer(), Metrics())
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    """One application: what is refused leaves nothing behind."""
+    return build(ServerConfig(max_body_bytes=4096), FakeEngine(text="ok"), ByteTokenizer(), Metrics())
+
+
+def connect(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 
 @pytest.fixture
-async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with connect() as client:
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with connect(app) as client:
         yield client
 
 
@@ -230,8 +236,8 @@ LIKELY = st.sampled_from(
     base=st.sampled_from([CHAT, TEXT]),
     changes=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), LIKELY | VALUES, max_size=4),
 )
-async def test_no_body_is_a_server_error(base: dict[str, Any], changes: dict[str, Any]) -> None:
-    async with connect() as http:
+async def test_no_body_is_a_server_error(app: FastAPI, base: dict[str, Any], changes: dict[str, Any]) -> None:
+    async with connect(app) as http:
         route = "/v1/chat/completions" if base is CHAT else "/v1/completions"
         response = await http.post(route, content=json.dumps({**base, **changes}).encode())
     assert response.status_code < 500, response.text
@@ -243,7 +249,7 @@ async def test_no_body_is_a_server_error(base: dict[str, Any], changes: dict[str
 
 @settings(max_examples=60, deadline=None)
 @given(raw=st.binary(max_size=60))
-async def test_no_bytes_are_a_server_error(raw: bytes) -> None:
-    async with connect() as http:
+async def test_no_bytes_are_a_server_error(app: FastAPI, raw: bytes) -> None:
+    async with connect(app) as http:
         response = await http.post("/v1/completions", content=raw)
     assert 400 <= response.status_code < 500

@@ -63,17 +63,25 @@ def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 schema = schemathesis.openapi.from_dict(described())
+reads = schema.include(method="GET")
+writes = schema.exclude(method="GET")
 
 
-@schema.parametrize()
-@settings(
-    max_examples=40,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+def examples(number: int) -> settings:
+    return settings(
+        max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@writes.parametrize()
+@examples(40)
 def test_requests_made_from_the_document(case: schemathesis.Case[Any], served_here: Served) -> None:
+    case.call_and_validate(base_url=served_here.url, checks=CHECKS)
+
+
+@reads.parametrize()
+@examples(8)
+def test_reads_made_from_the_document(case: schemathesis.Case[Any], served_here: Served) -> None:
     case.call_and_validate(base_url=served_here.url, checks=CHECKS)
 
 
