@@ -78,6 +78,8 @@ class FakeEngine:
     memory: tuple[ProposerMemory, ...] = ()
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first request; for tests that share the engine's event loop."""
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once all of `hold_after` steps are taken."""
     closed: int = 0
     _aborts: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -94,6 +96,7 @@ class FakeEngine:
                 yield Failed(request.request_id, self.error, self._stats(request, 0))
                 return
             if step == self.hold_after:
+                self.held.set()
                 await abort.wait()
             await asyncio.sleep(self.delay_s)
             if abort.is_set():

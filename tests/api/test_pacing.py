@@ -1,5 +1,4 @@
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -8,6 +7,7 @@ from prolepsis.api.pacing import MAX_STEP_S, Paced, Pacer, split
 from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Event, Finished, TokenLogprobs, Tokens
 from prolepsis.core.stats import RequestStats
+from tests.virtual_time import virtual_time
 
 END = Finished("r", RequestStats())
 
@@ -50,23 +50,26 @@ async def events(*items: Event | float | Exception) -> AsyncIterator[Event]:
             yield item
 
 
+@virtual_time
 async def test_a_stream_leaves_token_by_token_in_order() -> None:
+    clock = asyncio.get_running_loop().time
     source = events(step(1), step(2, index=1), 0.06, step(3, 4, 5), step(6, 7, index=1), END)
     seen: list[Event] = []
     arrived: list[Event] = []
     times: list[float] = []
     async for event in Paced(source, arrived.append):
         seen.append(event)
-        times.append(time.monotonic())
+        times.append(clock())
     tokens = [event for event in seen if isinstance(event, Tokens)]
     assert [t.token_ids[0] for t in tokens if t.index == 0] == [1, 3, 4, 5]
     assert [t.token_ids[0] for t in tokens if t.index == 1] == [2, 6, 7]
     assert all(len(t.token_ids) == 1 for t in tokens)
     assert seen[-1] == END
     assert len(arrived) == 5, "each event is observed once, as it came"
-    assert times[-1] - times[1] >= 0.1  # the wait of 0.06 s, and the last step spread over as much
+    assert times == pytest.approx([0.0, 0.0, 0.06, 0.06, 0.08, 0.09, 0.1, 0.12]), "each step is spread over its 0.06 s"
 
 
+@virtual_time
 async def test_failures_come_after_the_tokens_before_them() -> None:
     stream = Paced(events(step(1), 0.01, step(2, 3), EngineError("down")), lambda _: None)
     assert [await anext(stream) for _ in range(3)] == [step(1), step(2), step(3)]
@@ -74,6 +77,7 @@ async def test_failures_come_after_the_tokens_before_them() -> None:
         await anext(stream)
 
 
+@virtual_time
 async def test_leaving_early_closes_the_source() -> None:
     closed = asyncio.Event()
 

@@ -127,8 +127,7 @@ async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_rec
     engine = FakeEngine(hold_after=1)
     client = connect(engine)
     asking = asyncio.create_task(client.post("/v1/completions", json=BODY))
-    await engine.asked.wait()
-    await asyncio.sleep(0.05)
+    await engine.held.wait()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     [left] = recorded(store)
@@ -136,8 +135,7 @@ async def test_requests_of_clients_that_leave_and_of_a_server_that_stops_are_rec
 
     stopping = FakeEngine(hold_after=1)
     asking = asyncio.create_task(connect(stopping).post("/v1/completions", json=BODY))
-    await stopping.asked.wait()
-    await asyncio.sleep(0.05)
+    await stopping.held.wait()
     await stopping.close()
     assert (await asking).status_code == 503
     assert [record.terminal for record in recorded(store)] == ["aborted", "left"]

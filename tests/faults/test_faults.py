@@ -25,7 +25,7 @@ PRIVATE = "private thoughts"
 
 @contextmanager
 def opened(house: House) -> Iterator[httpx.Client]:
-    with serving(house), httpx.Client(base_url=house.url, timeout=10) as http:
+    with serving(house), httpx.Client(base_url=house.url, timeout=60) as http:
         yield http
 
 

@@ -196,7 +196,7 @@ async def rush(target: Target, number: int, at_once: int) -> None:
     room = asyncio.Semaphore(at_once)
 
     async def one(i: int) -> None:
-        async with room, asyncio.timeout(30):
+        async with room, asyncio.timeout(120):
             await MIX[i % len(MIX)](target, PROMPTS[i % len(PROMPTS)])
 
     async with asyncio.TaskGroup() as group:

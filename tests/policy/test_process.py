@@ -60,7 +60,7 @@ def test_replicas_follow_each_other_and_a_restart_changes_nothing(own_postgresql
         assert apply(one, "default: {mode: off}", 0) == 200
         applied = time.monotonic()
         while in_use(other) != 1:
-            assert time.monotonic() - applied < 10.0
+            assert time.monotonic() - applied < 60.0
             time.sleep(0.02)
         with ThreadPoolExecutor(2) as both:
             texts = ("default: {mode: on}", "default: {mode: shadow}")

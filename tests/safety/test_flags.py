@@ -1,7 +1,6 @@
 """Flags asked for requests: targeting, shares, versions, and providers that fail."""
 
 import asyncio
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,9 +133,7 @@ async def test_another_provider_answers() -> None:
 @pytest.mark.parametrize(("fault", "error"), [("raises", "GENERAL"), ("late", "TIMEOUT")])
 async def test_one_that_fails_or_is_late_leaves_the_default(fault: str, error: str) -> None:
     flags = await ready(Provider(fault), 0.02)
-    started = time.monotonic()
     assert (await flags.enabled(FACTS)) == FlagDecision(ENABLED, True, None, "ERROR", error=error)
-    assert time.monotonic() - started < 2.0
     flags.close()
 
 

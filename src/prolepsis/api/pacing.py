@@ -2,7 +2,6 @@
 
 import asyncio
 import heapq
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from itertools import count
@@ -79,7 +78,7 @@ class Paced:
     async def __anext__(self) -> Event:
         if self._reading is None:
             self._reading = asyncio.create_task(self._read())
-        while not self._waiting or self._waiting[0][0] > time.monotonic():
+        while not self._waiting or self._waiting[0][0] > asyncio.get_running_loop().time():
             await self._wait()
         item = heapq.heappop(self._waiting)[2]
         if item is None:
@@ -98,13 +97,13 @@ class Paced:
 
     async def _wait(self) -> None:
         """Wait until something arrives, or until the first that waits is due."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self._waiting[0][0] - now if self._waiting else None):
                 arrived = await self._arrivals.get()
         except TimeoutError:
             return
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if isinstance(arrived, Tokens):
             for due, part in self._pacer.take(arrived, now):
                 heapq.heappush(self._waiting, (due, next(self._order), part))

@@ -1,7 +1,7 @@
 """Policies over an answer: what the client gets does not depend on steps, and nothing held back shows in any form."""
 
 import threading
-import time
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -129,10 +129,21 @@ class Raises(Look):
         return ALLOW
 
 
+OVER = threading.Event()
+"""Set at the end of each test, for policies that hang."""
+
+
+@pytest.fixture(autouse=True)
+def over() -> Iterator[None]:
+    OVER.clear()
+    yield
+    OVER.set()
+
+
 class Sleeps(Look):
     def __call__(self, pending: str, ended: bool) -> Decision:
         if "x" in pending:
-            time.sleep(2.0)
+            OVER.wait(60)
         return ALLOW
 
 
@@ -195,7 +206,7 @@ def test_a_policy_that_hangs_is_asked_once() -> None:
     class Hangs(Look):
         def __call__(self, pending: str, ended: bool) -> Decision:
             started.append(pending)
-            time.sleep(2.0)
+            OVER.wait(60)
             return ALLOW
 
     policy = loaded(Says(Hangs(), inline=False), fails_open=True, timeout_s=0.1)
