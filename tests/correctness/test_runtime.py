@@ -13,13 +13,12 @@ import pytest
 from fastapi import FastAPI
 
 from prolepsis.api.app import build
-from prolepsis.api.share import Share
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.correctness.replay import LAST
-from prolepsis.correctness.runtime import MAX_TRIES
+from prolepsis.correctness.runtime import MAX_TRIES, Share
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies, open_policy

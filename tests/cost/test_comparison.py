@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.cost.comparison import CALIBRATION, MOST_COMPARED, Compared, Comparison, Comparisons
-from prolepsis.cost.meter import MOST_VALUES, OTHER, Contest, RequestCost, Spending
+from prolepsis.cost.comparison import CALIBRATION, MAX_GROUPS, ArmComparison, Comparison, Comparisons
+from prolepsis.cost.meter import MAX_VALUES, OTHER, Experiment, RequestCost, Usage
 
-CONTEST = Contest("code@1", run=1, stage=0, share=0.5)
+CONTEST = Experiment("code@1", run=1, stage=0, share=0.5)
 
 
 def cost(draw: random.Random, factor: float, *, tenant: str = "acme") -> RequestCost:
@@ -25,12 +25,12 @@ def cost(draw: random.Random, factor: float, *, tenant: str = "acme") -> Request
         proposer="suffix" if on_canary else "none",
         num_output_tokens=tokens,
         device=device,
-        contest=CONTEST,
+        experiment=CONTEST,
         arm="canary" if on_canary else "control",
     )
 
 
-def shown(factor: float, number: int, seed: int = 0) -> list[Compared]:
+def shown(factor: float, number: int, seed: int = 0) -> list[ArmComparison]:
     draw, comparison = random.Random(seed), Comparison(CONTEST)
     for i in range(number):
         comparison.observe(cost(draw, factor, tenant="acme" if i % 2 else "other"))
@@ -46,7 +46,7 @@ def test_savings_are_found_by_route_tenant_and_proposer(factor: float) -> None:
     for one in found.values():
         assert one.saved.estimate == pytest.approx(1.0 - factor, abs=0.08)
         assert one.saved_by_prediction.estimate == pytest.approx(1.0 - factor, abs=0.01)
-        assert one.seconds_per_token == pytest.approx(factor * (one.predicted_seconds_per_token or 0.0))
+        assert one.device_s_per_token == pytest.approx(factor * (one.predicted_device_s_per_token or 0.0))
         assert one.randomised == (one.by != "proposer")
     every = found["all", ""]
     assert every.num_speculating + every.num_control < 3000
@@ -84,7 +84,7 @@ def test_what_proposers_learnt_from_the_control_is_not_its_cost() -> None:
         comparison.observe(one)
     every = next(comparison.compared())
     assert every.saved.estimate == pytest.approx(0.0, abs=0.15)
-    assert every.control_seconds_per_token == pytest.approx(0.01, rel=0.3)
+    assert every.control_device_s_per_token == pytest.approx(0.01, rel=0.3)
 
 
 def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
@@ -100,27 +100,25 @@ def test_a_new_stage_begins_anew_and_the_old_one_does_not_come_back() -> None:
     later = replace(CONTEST, stage=1, share=0.75)
     for _ in range(100):
         comparisons.observe(cost(draw, 0.5))
-    comparisons.observe(replace(cost(draw, 0.5), contest=later))
+    comparisons.observe(replace(cost(draw, 0.5), experiment=later))
     comparisons.observe(cost(draw, 0.5))
-    assert comparisons.newest["code@1"].contest == later
-    comparisons.observe(replace(cost(draw, 0.5), contest=None))
+    assert comparisons.newest["code@1"].experiment == later
+    comparisons.observe(replace(cost(draw, 0.5), experiment=None))
     for number in range(200):
-        comparisons.observe(replace(cost(draw, 0.5), contest=replace(CONTEST, rollout_id=f"r{number}")))
+        comparisons.observe(replace(cost(draw, 0.5), experiment=replace(CONTEST, rollout_id=f"r{number}")))
     assert len(comparisons.newest) == 64
 
 
 def test_values_of_a_dimension_are_bounded() -> None:
-    spending, comparison, draw = Spending(), Comparison(CONTEST), random.Random(0)
+    usage, comparison, draw = Usage(), Comparison(CONTEST), random.Random(0)
     for number in range(500):
         one = cost(draw, 1.0, tenant=f"t{number % 100}")
-        spending.observe(one)
+        usage.observe(one)
         comparison.observe(one)
-    assert len(spending.by["tenant"]) == MOST_VALUES + 1
-    assert spending.by["tenant"][OTHER].num_requests == 5 * (100 - MOST_VALUES)
-    assert sum(spent.device.total for spent in spending.by["tenant"].values()) == pytest.approx(
-        spending.total.device.total
-    )
+    assert len(usage.by["tenant"]) == MAX_VALUES + 1
+    assert usage.by["tenant"][OTHER].num_requests == 5 * (100 - MAX_VALUES)
+    assert sum(spent.device.total for spent in usage.by["tenant"].values()) == pytest.approx(usage.total.device.total)
     tenants = [one for one in comparison.compared() if one.by == "tenant"]
-    assert len(tenants) == MOST_COMPARED + 1
+    assert len(tenants) == MAX_GROUPS + 1
     every = next(comparison.compared())
     assert sum(one.num_speculating for one in tenants) == every.num_speculating

@@ -3,18 +3,18 @@
 import pytest
 
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.cost.meter import LEAST_S, WINDOW_S, Moment, Pace, Spent, forecast
+from prolepsis.cost.meter import MIN_S, WINDOW_S, RateWindow, Snapshot, UsageTotals, forecast
 from prolepsis.cost.prices import Price
 
 PRICE = Price(name="a", per_device_hour=2.0)
 
 
-def spent(device_s: float, tokens: int, predicted: float = 0.0) -> Spent:
-    return Spent(1, tokens, DeviceSeconds(plain=device_s, predicted_plain=predicted))
+def spent(device_s: float, tokens: int, predicted: float = 0.0) -> UsageTotals:
+    return UsageTotals(1, tokens, DeviceSeconds(plain=device_s, predicted_plain=predicted))
 
 
 def test_a_month_is_the_past_carried_on() -> None:
-    found = forecast(Moment(100.0, 5.0, 0.0, 50), Moment(3700.0, 905.0, -90.0, 7250), PRICE)
+    found = forecast(Snapshot(100.0, 5.0, 0.0, 50), Snapshot(3700.0, 905.0, -90.0, 7250), PRICE)
     assert (found.looks_back_s, found.busy) == (3600.0, 0.25)
     assert found.device_hours == pytest.approx(182.5)
     assert found.num_output_tokens == pytest.approx(730 * 7200)
@@ -27,7 +27,7 @@ def test_a_month_is_the_past_carried_on() -> None:
 
 
 def test_without_prices_there_is_no_money() -> None:
-    found = forecast(Moment(0.0, 0.0, 0.0, 0), Moment(600.0, 60.0, 6.0, 10), None)
+    found = forecast(Snapshot(0.0, 0.0, 0.0, 0), Snapshot(600.0, 60.0, 6.0, 10), None)
     assert (found.amount_of_use, found.amount_of_device, found.saved_amount) == (None, None, None)
     assert found.device_hours == pytest.approx(73.0)
     assert "no prices are known" in found.assumes
@@ -35,13 +35,13 @@ def test_without_prices_there_is_no_money() -> None:
 
 def test_a_day_back_is_looked_at_and_no_more() -> None:
     now = [0.0]
-    pace = Pace(lambda: now[0])
+    pace = RateWindow(lambda: now[0])
     assert pace.forecast(spent(1.0, 1), None) is None
-    now[0] = LEAST_S
+    now[0] = MIN_S
     assert pace.forecast(spent(1.0, 1), None) is not None
     for hour in range(1, 101):
         now[0] = 3600.0 * hour
-        pace.look(spent(360.0 * min(hour, 50), 100 * hour))
+        pace.poll(spent(360.0 * min(hour, 50), 100 * hour))
     late = pace.forecast(spent(360.0 * 50, 10_000), None)
     assert late is not None
     assert late.looks_back_s == WINDOW_S

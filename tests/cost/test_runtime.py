@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from prolepsis.api.app import build
 from prolepsis.audit import chain
@@ -18,8 +19,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory
 from prolepsis.cost import price_history as prices
 from prolepsis.cost.prices import PriceFile
-from prolepsis.cost.routes import CostReply
-from prolepsis.cost.runtime import Costs
+from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
 from prolepsis.policy.runtime import Policies, open_policy
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store, open_store
@@ -128,7 +128,7 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
         found = CostReply.model_validate((await http.get("/admin/cost")).json())
         again = (await http.get("/admin/cost")).json()["rollouts"]
     [compared] = found.rollouts
-    assert again == [compared.model_dump()]
+    assert again == [TypeAdapter(ExperimentReply).dump_python(compared, mode="json")]
     assert (compared.rollout, compared.share) == (rollout["id"], 0.5)
     every = compared.groups[0]
     assert every.device_s_per_token == pytest.approx(SPECULATING_S / 4)
@@ -159,7 +159,7 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
     metrics = Metrics()
     path = tmp_path / "prices.yaml"
     path.write_text(BOOK)
-    costs = Costs(metrics.cost, prices=PriceFile(path))
+    costs = CostFeature(metrics.registry, prices=PriceFile(path))
     path.write_text("currency: nothing")
     await costs.tick()
     assert costs.price is not None
@@ -209,7 +209,7 @@ async def test_a_database_that_is_gone_is_asked_again_and_keeps_nobody_waiting(t
 
     path, gone = tmp_path / "prices.yaml", Gone()
     path.write_text(BOOK)
-    costs = Costs(Metrics().cost, prices=PriceFile(path), store=Store(cast(Any, gone), store.writer))
+    costs = CostFeature(Metrics().registry, prices=PriceFile(path), store=Store(cast(Any, gone), store.writer))
     await costs.tick()
     await costs.tick()
     assert gone.asked == 2

@@ -33,11 +33,9 @@ from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
-from prolepsis.correctness.routes import correctness_routes
-from prolepsis.correctness.runtime import Replays, ReplaySettings
+from prolepsis.correctness.runtime import ReplayFeature, ReplaySettings
 from prolepsis.cost.prices import PriceFile
-from prolepsis.cost.routes import cost_routes
-from prolepsis.cost.runtime import Costs
+from prolepsis.cost.runtime import CostFeature
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
@@ -53,7 +51,6 @@ from prolepsis.safety.kill_switch import kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
-from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.web.errors import install_error_handlers
 from prolepsis.web.feature import Feature, contained_tick
 from prolepsis.web.routes import Application, Route
@@ -102,12 +99,12 @@ def build(
     kill_switch = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), metrics.registry, emit=emit)
     flag_feature = FlagsFeature(flags, metrics.registry, on_kill=kill_switch.follow) if flags is not None else None
     drift = _drift(config, client, metrics.registry, breaker, version_of=version_of, emit=emit)
-    costs = Costs(metrics.cost, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
+    costs = CostFeature(metrics.registry, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
     audit = _request_audit(config, client, tokenizer, store) if store is not None else None
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     delivery = DeliveryFeature(metrics.registry)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
-    replays = _replays(config, client, metrics.replays, admission, policies=policies, kill=kill_switch, emit=emit)
+    replays = _replays(config, client, metrics.registry, admission, policies=policies, kill=kill_switch, emit=emit)
     rollouts = policies.rollouts if policies else None
     listeners = (recorder, audit, costs, rollouts, shadow, replays, delivery)
     found: Sequence[Feature | None] = (kill_switch, flag_feature, *listeners, breaker, drift)
@@ -131,7 +128,7 @@ def build(
     )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    routes = (*_routes(room, metrics, costs, store), *(route for feature in features for route in feature.routes))
+    routes = (*_routes(room, metrics, store), *(route for feature in features for route in feature.routes))
     app = Application(routes, partial(_while_serving, room))
     app.state.admission = admission
     app.state.features = features
@@ -165,16 +162,14 @@ async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, Non
     await room.client.close()
 
 
-def _routes(room: Room, metrics: Metrics, costs: Costs, store: Store | None) -> Sequence[Route]:
+def _routes(room: Room, metrics: Metrics, store: Store | None) -> Sequence[Route]:
     return (
         *generation_routes(room),
         *tokenization_routes(room),
         *status_routes(room, metrics),
         *rollout_routes(room),
         *policy_routes(room),
-        *correctness_routes(room),
         *audit_routes(room, store),
-        *cost_routes(costs),
         *evidence_routes(room),
     )
 
@@ -225,13 +220,13 @@ def _breaker(
 def _replays(
     config: ServerConfig,
     client: EngineClient,
-    metrics: ReplayMetrics,
+    registry: CollectorRegistry,
     admission: AdmissionController,
     *,
     policies: Policies | None,
     kill: KillSwitch,
     emit: Emit,
-) -> Replays:
+) -> ReplayFeature:
     """Return what decodes requests again; what it finds counts for rollouts, and may turn the kill switch on."""
 
     def trip(reason: str) -> None:
@@ -244,4 +239,4 @@ def _replays(
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(admission.has_room, config.replay_beside)
-    return Replays(client, settings, metrics, has_room, emit=emit, count=count, trip=trip)
+    return ReplayFeature(client, settings, registry, has_room, emit=emit, count=count, trip=trip)

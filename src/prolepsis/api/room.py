@@ -11,7 +11,7 @@ from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
-from prolepsis.correctness.runtime import Replays
+from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.shadow import ShadowFeature
@@ -40,7 +40,7 @@ class Room:
     output: OutputPolicies
     delivery: DeliveryFeature
     shadow: ShadowFeature
-    replays: Replays
+    replays: ReplayFeature
     features: Sequence[Feature]
     """All of them, for what every request tells them."""
 

@@ -155,7 +155,7 @@ async def _replayed(entry: AuditEntry, room: Room) -> AuditReplayReply:
         given = entry.versions.get("fingerprint")
         message = f"Entry {entry.seq} is of the model {given}; this server has {info.fingerprint}."
         raise RequestRefused(message, code="other_model", param="entry", status=409)
-    return replay_reply(entry, await room.replays.by_hand(recorded, REPLAY_WITHIN_S), info.exactness)
+    return replay_reply(entry, await room.replays.replay_now(recorded, REPLAY_WITHIN_S), info.exactness)
 
 
 def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:

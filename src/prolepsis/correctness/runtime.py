@@ -1,63 +1,115 @@
-"""Correctness in production: a share of the finished requests is decoded again, plainly, in idle time, and compared."""
+"""Correctness in production: a share of finished requests is replayed without speculation when idle, and compared."""
 
 import asyncio
+import collections
+import random
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import Literal, get_args
 from uuid import uuid4
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from prolepsis.api.share import Share
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveMode
-from prolepsis.correctness.mismatch import Found
+from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode
 from prolepsis.correctness.replay import Outcome, Recording, Replayed, recording, replay
 from prolepsis.engine.client import EngineClient, EngineInfo
-from prolepsis.telemetry.replays import ReplayDrop, ReplayMetrics, ReplayOutcome
 from prolepsis.web.feature import Feature
+from prolepsis.web.routes import READERS, Route, Routes
 
-LOOK_EVERY_S = 0.05
-"""How often a replay looks whether it has to give way; until then its priority keeps it behind all others."""
+POLL_PERIOD_S = 0.05
+"""How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
 MAX_TRIES = 3
-"""Times that a replay may give way before it is dropped."""
+"""Times that a replay may make way before it is dropped."""
 MAX_QUEUED_TOKENS = 500_000
-"""Of prompts and answers that wait: what bounds the queue's memory, to some 30 MB."""
-KEPT_DIFFERENCES = 50
+"""Of waiting prompts and answers: this bounds the queue's memory to about 30 MB."""
+MAX_MISMATCHES = 50
+
+ReplayOutcome = Literal["match", "near_tie", "structural", "failed"]
+ReplayDrop = Literal["queue_full", "interrupted", "closed"]
+OUTCOMES: tuple[ReplayOutcome, ...] = get_args(ReplayOutcome)
+DROPS: tuple[ReplayDrop, ...] = get_args(ReplayDrop)
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """As `ServerConfig` says it."""
+    """From `ServerConfig`."""
 
     sample: float = 0.0
     max_queued: int = 256
     trip_after: int = 0
-    """Every so many structural differences turn the kill switch on; 0: never."""
+    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayMismatch:
+    """A request whose replay had other tokens, and its first difference; margin and tolerance in logits."""
+
+    at: float
+    """Unix time in seconds."""
+    request_id: str
+    route: str
+    rule: str | None
+    policy_version: str | None
+    arm: str | None
+    mode: Mode
+    reason: EffectiveReason
+    sample: int
+    position: int
+    """Output position, from 0."""
+    kind: Literal["near_tie", "structural"]
+    margin: float | None
+    """As in `core.events.Difference`; also null if one of the tokens was not allowed."""
+    tolerance: float | None
+
+
+class Share:
+    """Draws about every (1 / share)-th request; the gaps vary by half, so the sample is even but has no pattern."""
+
+    def __init__(self, share: float, *, randomness: random.Random | None = None) -> None:
+        """`share` in [0, 1]."""
+        self._share = share
+        self._random = randomness or random.Random()
+        self._remaining = self._gap()
+
+    def draw(self) -> bool:
+        """Return whether the next request belongs to the share."""
+        if self._share in (0.0, 1.0):
+            return self._share == 1.0
+        self._remaining -= 1.0
+        if self._remaining > 0.0:
+            return False
+        self._remaining += self._gap()
+        return True
+
+    def _gap(self) -> float:
+        return self._random.uniform(0.5, 1.5) / self._share if self._share else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A request that was served and waits to be decoded again."""
+    """A served request that waits for its replay."""
 
     recorded: Recording
     about: RequestAbout
     mode: EffectiveMode
     counts: bool
-    """It is evidence for the rollout that it is part of; of a request's prompts the first is."""
+    """It is evidence for its rollout; of a request's prompts only the first is."""
     num_tries: int = 0
 
 
-class Replays(Feature):
-    """Holds what waits and what was found. Belongs to one event loop; one replay runs at a time."""
+class ReplayFeature(Feature):
+    """Holds the waiting requests and the mismatches. Belongs to one event loop; one replay runs at a time."""
 
     name = "correctness"
 
@@ -65,23 +117,24 @@ class Replays(Feature):
         self,
         client: EngineClient,
         settings: ReplaySettings,
-        metrics: ReplayMetrics,
-        has_room: Callable[[], bool],
+        registry: CollectorRegistry,
+        has_capacity: Callable[[], bool],
         *,
         emit: Emit,
         count: Callable[[Assignment, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
     ) -> None:
-        """`has_room`: whether a replay may run now. `count` is told of the arm of each replayed request whether its
-        tokens were right, `trip` why all speculation is to stop."""
+        """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
+        whether its tokens were right, `trip` the reason to stop all speculation."""
         self.settings = settings
-        self.outcomes: Counter[ReplayOutcome] = Counter()
-        self.dropped: Counter[ReplayDrop] = Counter()
-        self.found: deque[Found] = deque(maxlen=KEPT_DIFFERENCES)
-        """The last differences."""
+        self.routes = correctness_routes(self)
+        self.outcomes: collections.Counter[ReplayOutcome] = collections.Counter()
+        self.dropped: collections.Counter[ReplayDrop] = collections.Counter()
+        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)
+        """The last ones."""
         self._client = client
-        self._metrics = metrics
-        self._has_room = has_room
+        self._metrics = _Metrics(registry)
+        self._has_capacity = has_capacity
         self._emit = emit
         self._count = count
         self._trip = trip
@@ -102,8 +155,22 @@ class Replays(Feature):
         return len(self._queue)
 
     @property
+    def reply(self) -> "CorrectnessReply":
+        return CorrectnessReply(
+            enabled=self.enabled,
+            share=self.settings.sample,
+            exactness=self._client.info.exactness,
+            match_rate=self.match_rate,
+            outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
+            num_queued=self.num_queued,
+            dropped={reason: self.dropped[reason] for reason in DROPS},
+            trip_after=self.settings.trip_after,
+            differences=list(self.mismatches),
+        )
+
+    @property
     def match_rate(self) -> float | None:
-        """Share of the compared requests whose tokens were the same; None before the first."""
+        """Share of the compared requests with identical tokens; None before the first."""
         compared = sum(self.outcomes[outcome] for outcome in ("match", "near_tie", "structural"))
         return self.outcomes["match"] / compared if compared else None
 
@@ -122,10 +189,10 @@ class Replays(Feature):
                 self._drawn.remove(request.request_id)
                 if prompt.end == "finished" and prompt.has_engine_stats:
                     recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
-                    self._put(_Served(recorded, ended.about, prompt.stats.mode, counts))
+                    self._enqueue(_Served(recorded, ended.about, prompt.stats.mode, counts))
 
     async def run(self) -> None:
-        """Decode again what waits, while there is room, until cancelled."""
+        """Replay waiting requests while there is capacity, until cancelled."""
         if not self.enabled:
             return
         try:
@@ -137,66 +204,66 @@ class Replays(Feature):
             self._drop("closed", len(self._queue))
             self._queue.clear()
 
-    async def by_hand(self, recorded: Recording, timeout_s: float) -> Replayed:
-        """Decode one recording again as soon as there is room; raises what the engine raises, `DeadlineExceeded`."""
+    async def replay_now(self, recorded: Recording, timeout_s: float) -> Replayed:
+        """Replay one recording as soon as there is capacity; raises the engine's errors and `DeadlineExceeded`."""
         try:
             async with asyncio.timeout(timeout_s), self._running:
                 while True:
-                    await self._room()
+                    await self._wait_for_capacity()
                     replayed = await self._attempt(recorded)
                     if replayed is not None:
                         return replayed
         except TimeoutError:
-            raise DeadlineExceeded(f"the engine had no room for a whole replay within {timeout_s:g} s") from None
+            raise DeadlineExceeded(f"the engine had no capacity for a complete replay within {timeout_s:g} s") from None
 
-    def _put(self, served: _Served) -> None:
+    def _enqueue(self, served: _Served) -> None:
         num_tokens = served.recorded.num_tokens
         if len(self._queue) >= self.settings.max_queued or self._num_tokens + num_tokens > MAX_QUEUED_TOKENS:
             self._drop("queue_full")
             return
         self._queue.append(served)
         self._num_tokens += num_tokens
-        self._show()
+        self._queue_changed()
 
     async def _next(self) -> None:
-        await self._room()
+        await self._wait_for_capacity()
         served = self._queue.popleft()
         self._num_tokens -= served.recorded.num_tokens
-        self._show()
+        self._queue_changed()
         try:
-            await self._again(served)
+            await self._replay(served)
         except asyncio.CancelledError:
             self._drop("closed")
             raise
         except ProlepsisError as error:
             log.warning("replay_failed", request_id=served.recorded.request.request_id, error=error.code)
             self._ended("failed")
-        except Exception:  # contained: what checks on requests must not end, whatever becomes of one
+        except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.recorded.request.request_id)
             self._ended("failed")
 
-    async def _again(self, served: _Served) -> None:
+    async def _replay(self, served: _Served) -> None:
         replayed = await self._attempt(served.recorded)
         if replayed is not None:
             self._judge(served, replayed)
         elif served.num_tries + 1 < MAX_TRIES:
             self._metrics.interrupted.inc()
-            self._put(replace(served, num_tries=served.num_tries + 1))
+            self._enqueue(replace(served, num_tries=served.num_tries + 1))
         else:
             self._drop("interrupted")
 
-    async def _room(self) -> None:
-        while not self._has_room():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def _wait_for_capacity(self) -> None:
+        while not self._has_capacity():  # noqa: ASYNC110
+            await asyncio.sleep(POLL_PERIOD_S)
 
     async def _attempt(self, recorded: Recording) -> Replayed | None:
-        """Return what a replay shows, None where it gave way to others."""
+        """Return the result of a replay, None if it made way for other requests."""
         async with _task_of(replay(self._client, recorded, f"replay-{uuid4().hex}")) as replaying:
             while True:
-                done, _ = await asyncio.wait([replaying], timeout=LOOK_EVERY_S)
+                done, _ = await asyncio.wait([replaying], timeout=POLL_PERIOD_S)
                 if done:
                     return replaying.result()
-                if not self._has_room():
+                if not self._has_capacity():
                     return None
 
     def _judge(self, served: _Served, replayed: Replayed) -> None:
@@ -209,23 +276,23 @@ class Replays(Feature):
             self._differed(served, replayed.first)
 
     def _is_right(self, outcome: Outcome) -> bool:
-        """In strict mode tokens are the same to the last; else rounding may decide between two that are nearly tied."""
+        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
         return outcome == "match" or (outcome == "near_tie" and self._client.info.exactness == "normal")
 
     def _differed(self, served: _Served, first: tuple[int, Difference]) -> None:
-        found = _found(served, first)
-        self.found.append(found)
-        say = log.error if found.kind == "structural" else log.warning
-        say("replay_differs", kind=found.kind, request_id=found.request_id, position=found.position)
-        if found.kind == "structural":
-            self._emit(_audit_event(found, self._client.info))
-            self._trip_if_due(found.request_id)
+        mismatch = _mismatch(served, first)
+        self.mismatches.append(mismatch)
+        write = log.error if mismatch.kind == "structural" else log.warning
+        write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
+        if mismatch.kind == "structural":
+            self._emit(_audit_event(mismatch, served.about.tenant, self._client.info))
+            self._trip_if_due(mismatch.request_id)
 
     def _trip_if_due(self, request_id: str) -> None:
         number = self.outcomes["structural"]
         every = self.settings.trip_after
         if self._trip is not None and every and number % every == 0:
-            self._trip(f"{number} replayed requests had other tokens, the last of them {request_id}")
+            self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
         self.outcomes[outcome] += 1
@@ -236,14 +303,14 @@ class Replays(Feature):
             self.dropped[reason] += number
             self._metrics.dropped(reason, number)
 
-    def _show(self) -> None:
+    def _queue_changed(self) -> None:
         self._metrics.queued.set(len(self._queue))
         (self._arrived.set if self._queue else self._arrived.clear)()
 
 
 @asynccontextmanager
 async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[asyncio.Task[Replayed]]:
-    """Run work beside the block; what is not done by its end is cancelled."""
+    """Run work concurrently with the block; cancel it if it is not done at the end."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -253,19 +320,19 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
             await asyncio.wait([task])
 
 
-def _found(served: _Served, first: tuple[int, Difference]) -> Found:
-    """Return what is told of a request's first difference, given with its sample."""
+def _mismatch(served: _Served, first: tuple[int, Difference]) -> ReplayMismatch:
+    """Return the mismatch of a request, from its first difference and the sample that has it."""
     sample, difference = first
     about = served.about
-    return Found(
+    return ReplayMismatch(
         at=time.time(),
         request_id=served.recorded.request.request_id,
-        tenant=about.tenant,
         route=about.route,
         rule=about.policy_rule,
         policy_version=about.policy_version,
         arm=about.assignment.arm if about.assignment else None,
-        mode=served.mode,
+        mode=served.mode.mode,
+        reason=served.mode.reason,
         sample=sample,
         position=difference.position,
         kind=difference.kind,
@@ -274,14 +341,64 @@ def _found(served: _Served, first: tuple[int, Difference]) -> Found:
     )
 
 
-def _audit_event(found: Found, info: EngineInfo) -> AuditEvent:
-    """Return the event of a structural mismatch; it has no token."""
-    after = {name: value for name, value in asdict(found).items() if name not in ("tenant", "request_id")}
+def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> AuditEvent:
+    """Return the event of a structural mismatch; it contains no token."""
     return AuditEvent(
         actor=SERVER,
-        action=f"replay.{found.kind}",
-        subject=found.request_id,
-        after={**after, "exactness": info.exactness, "draft_head": info.draft_head},
-        tenant=found.tenant,
-        versions=info.versions | ({"policy": found.policy_version} if found.policy_version else {}),
+        action=f"replay.{mismatch.kind}",
+        subject=mismatch.request_id,
+        after={**asdict(mismatch), "exactness": info.exactness, "draft_head": info.draft_head},
+        tenant=tenant,
+        versions=info.versions | ({"policy": mismatch.policy_version} if mismatch.policy_version else {}),
     )
+
+
+class _Metrics:
+    """Match rate = match / (match + near_tie + structural); a structural mismatch should raise an alert."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"prolepsis_replay{name}", text, labels, registry=registry)
+
+        self._replays = counter("s", "Requests decoded again without speculation, by outcome", "outcome")
+        for outcome in OUTCOMES:
+            self._replays.labels(outcome)  # an alert on a rise needs the 0 before it
+        self._dropped = counter("_dropped", "Requests drawn for a replay that were not replayed", "reason")
+        self.interrupted = counter("_interrupted", "Replays that made way for requests and started again")
+        self.queued = Gauge("prolepsis_replay_queued", "Requests that wait for their replay", registry=registry)
+
+    def ended(self, outcome: ReplayOutcome) -> None:
+        self._replays.labels(outcome).inc()
+
+    def dropped(self, reason: ReplayDrop, number: int = 1) -> None:
+        self._dropped.labels(reason).inc(number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorrectnessReply:
+    enabled: bool
+    share: float
+    """Of finished requests, 0 to 1."""
+    exactness: Literal["strict", "normal"]
+    match_rate: float | None
+    """Of the replays that could be compared; null before the first."""
+    outcomes: dict[ReplayOutcome, int]
+    """Replays since the start; failed ones could not be compared."""
+    num_queued: int
+    dropped: dict[ReplayDrop, int]
+    """Requests drawn for a replay that were not replayed, by reason."""
+    trip_after: int
+    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
+    differences: list[ReplayMismatch]
+    """The last ones, oldest first."""
+
+
+def correctness_routes(replays: ReplayFeature) -> Sequence[Route]:
+    """Return the route that shows replays."""
+    routes = Routes()
+
+    @routes.get("/admin/correctness", roles=READERS, summary="Replayed requests and their mismatches")
+    async def correctness() -> CorrectnessReply:
+        return replays.reply
+
+    return routes.all

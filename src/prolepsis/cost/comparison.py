@@ -1,32 +1,33 @@
-"""What a token costs with speculation and without: against plain requests drawn by chance, and against prediction.
+"""The cost of a token with and without speculation: against random control requests, and against the prediction.
 
-The unit is the request: each finished one gives its device seconds per output token, whatever its length.
+The unit is the request: each finished one has its device seconds per output token, whatever its length.
 
-What speculation cost a request of the control (proposers learn from it where nobody else pays) is left out: it is what
-it had cost without.
+The cost of speculation on control requests (proposers learn from them if no other request pays for it) is left out:
+their cost is what it would have been without.
 
 - Against the control: the ratio of means, canary over control, with bounds that hold at all times at once
-  (`verdicts.guardrail.bounds` on a `Ratio`). Costs are clipped at `HEADROOM` times the mean of the first `CALIBRATION`
-  control requests, which themselves are not counted. Routes and tenants are known before the arm is drawn, so these are
-  comparisons at random too. Proposers are not: requests that one drafted much for are easy to draft for.
+  (`statistics.guardrail.bounds` on a `Ratio`). Costs are clipped at `HEADROOM` times the mean of the first
+  `CALIBRATION` control requests, which are not counted themselves. Routes and tenants are known before the arm is
+  drawn, so these comparisons are randomised too. Proposers are not: requests with many drafts of one proposer are easy
+  to draft for.
 - Against the prediction: the mean over speculating requests of measured / predicted, each request its own control
-  (`DeviceSeconds.predicted_plain`). It is as right as the cost curve; what plain requests cost says how right.
+  (`DeviceSeconds.predicted_plain`). It is as good as the cost curve; the cost of plain requests shows how good that is.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from prolepsis.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Contest, Dimension, RequestCost, Spent
+from prolepsis.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost, UsageTotals
 from prolepsis.statistics.arms import Arm, ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import bounds
 from prolepsis.statistics.means import FINE, Limit, Ratio
 
 CALIBRATION = 20
-LEAST_REQUESTS = 20
-"""On an arm, before bounds are given."""
-MOST_COMPARED = 8
-"""Values of a dimension that are compared by themselves."""
+MIN_REQUESTS = 20
+"""On each arm before there are bounds."""
+MAX_GROUPS = 8
+"""Values of a dimension with a comparison of their own."""
 _TAIL = 0.025  # of each bound: 95 % together
 _HALVINGS = 12  # of [-1, 1]: bounds to half a thousandth
 _PREDICTED = Limit(limit=1.0, low=0.0, high=2.0, num_points=FINE)  # measured / predicted
@@ -35,7 +36,7 @@ _NO_ARM = ScoreHistogram.empty(FINE)
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """1 - cost / cost without speculation; negative where speculation costs more. None: not known, or no bound yet."""
+    """1 - cost / cost without speculation, negative if speculation costs more; bounds of 95 %. null: not known yet."""
 
     estimate: float | None
     lower: float | None = None
@@ -43,36 +44,36 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One group of the requests of a contest."""
+class ArmComparison:
+    """One group of an experiment's requests."""
 
     by: Dimension | Literal["all"]
     value: str
     num_speculating: int
     num_control: int
-    seconds_per_token: float | None
-    """All device seconds over all output tokens, of the requests that speculate."""
-    control_seconds_per_token: float | None
-    predicted_seconds_per_token: float | None
-    """What those that speculate had cost plainly, by the model."""
+    device_s_per_token: float | None
+    """All device seconds over all output tokens of the speculating requests."""
+    control_device_s_per_token: float | None
+    predicted_device_s_per_token: float | None
+    """The predicted cost of the speculating requests without speculation."""
     saved: Saving
     """Against the control, request by request."""
     randomised: bool
-    """Whether only chance decided which of the group's requests speculate."""
+    """Chance alone decided which of the group's requests speculate; else `saved` has no bounds."""
     saved_by_prediction: Saving
 
 
 class _Group:
-    """Both arms of some requests."""
+    """Both arms of a group of requests."""
 
     def __init__(self) -> None:
-        self.spent: dict[Arm, Spent] = {"canary": Spent(), "control": Spent()}
+        self.totals: dict[Arm, UsageTotals] = {"canary": UsageTotals(), "control": UsageTotals()}
         self.seconds: dict[Arm, float] = {"canary": 0.0, "control": 0.0}
         self.arms = ArmScores(_NO_ARM, _NO_ARM)
         self.against_prediction = ArmScores(_NO_ARM, _NO_ARM)
 
     def observe(self, cost: RequestCost, measure: Ratio) -> None:
-        self.spent[cost.arm].add(cost)
+        self.totals[cost.arm].add(cost)
         self.seconds[cost.arm] += _seconds_per_token(cost) * cost.num_output_tokens
         self.arms = self.arms.observe(cost.arm, measure.score(cost.arm, _seconds_per_token(cost)))
         if cost.arm == "canary" and cost.device.predicted_plain > 0.0:
@@ -80,34 +81,34 @@ class _Group:
             self.against_prediction = self.against_prediction.observe("canary", score)
 
     def per_token(self, arm: Arm) -> float | None:
-        tokens = self.spent[arm].num_output_tokens
+        tokens = self.totals[arm].num_output_tokens
         return self.seconds[arm] / tokens if tokens else None
 
 
 class Comparison:
-    """What the requests of one contest showed; they are few kilobytes, however many requests there are."""
+    """The results of one experiment, in a few kilobytes regardless of the number of requests."""
 
-    def __init__(self, contest: Contest) -> None:
-        self.contest = contest
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
         self._measure = Ratio(margin=0.0)
-        self._first = Spent()
+        self._first = UsageTotals()
         self._first_total = 0.0
         self._all = _Group()
         self._by: dict[Dimension, dict[str, _Group]] = {dimension: {} for dimension in DIMENSIONS}
 
     def observe(self, cost: RequestCost) -> None:
-        """Count a request of the contest that finished with at least one token."""
+        """Count a request of the experiment that finished with at least one token."""
         if not self._measure.ready:
             self._calibrate(cost)
             return
         self._all.observe(cost, self._measure)
         for dimension in DIMENSIONS:
             groups, value = self._by[dimension], cost.value(dimension)
-            if value not in groups and len(groups) >= MOST_COMPARED:
+            if value not in groups and len(groups) >= MAX_GROUPS:
                 value = OTHER
             groups.setdefault(value, _Group()).observe(cost, self._measure)
 
-    def compared(self) -> Iterator[Compared]:
+    def compared(self) -> Iterator[ArmComparison]:
         """Yield all requests, then each group; some milliseconds each, for the bounds."""
         yield self._compared("all", "", self._all, self._all.arms.control)
         for dimension, groups in self._by.items():
@@ -125,31 +126,33 @@ class Comparison:
         if self._first.num_requests == CALIBRATION:
             self._measure = self._measure.referring_to(self._first_total / CALIBRATION)
 
-    def _compared(self, by: Dimension | Literal["all"], value: str, group: _Group, control: ScoreHistogram) -> Compared:
-        canary = group.spent["canary"]
+    def _compared(
+        self, by: Dimension | Literal["all"], value: str, group: _Group, control: ScoreHistogram
+    ) -> ArmComparison:
+        canary = group.totals["canary"]
         plain = self._all if by == "proposer" else group
         tokens = canary.num_output_tokens
-        return Compared(
+        return ArmComparison(
             by=by,
             value=value,
             num_speculating=canary.num_requests,
             num_control=control.count,
-            seconds_per_token=group.per_token("canary"),
-            control_seconds_per_token=plain.per_token("control"),
-            predicted_seconds_per_token=canary.device.predicted_plain / tokens if tokens else None,
+            device_s_per_token=group.per_token("canary"),
+            control_device_s_per_token=plain.per_token("control"),
+            predicted_device_s_per_token=canary.device.predicted_plain / tokens if tokens else None,
             saved=self._saved(ArmScores(group.arms.canary, control), randomised=by != "proposer"),
             randomised=by != "proposer",
             saved_by_prediction=_saved_by_prediction(group.against_prediction),
         )
 
     def _saved(self, arms: ArmScores, *, randomised: bool) -> Saving:
-        """Return the saving; bounds only where chance drew the arms, as nothing else makes them valid."""
+        """Return the saving; it has bounds only if chance drew the arms, because otherwise they are not valid."""
         if not (arms.canary.count and arms.control.count and self._measure.ready):
             return Saving(None)
         estimate = -self._measure.estimate(arms.canary.mean, arms.control.mean)
-        if not randomised or min(arms.canary.count, arms.control.count) < LEAST_REQUESTS:
+        if not randomised or min(arms.canary.count, arms.control.count) < MIN_REQUESTS:
             return Saving(estimate)
-        contrast = self._measure.contrast("lower", self.contest.share)
+        contrast = self._measure.contrast("lower", self.experiment.share)
         lower, upper = bounds(self._measure, contrast, arms, lower_alpha=_TAIL, upper_alpha=_TAIL, halvings=_HALVINGS)
         return Saving(estimate, None if upper >= 1.0 else -upper, min(1.0, -lower))
 
@@ -158,7 +161,7 @@ def _saved_by_prediction(arms: ArmScores) -> Saving:
     if not arms.canary.count:
         return Saving(None)
     estimate = 1.0 - _PREDICTED.high * arms.canary.mean
-    if arms.canary.count < LEAST_REQUESTS:
+    if arms.canary.count < MIN_REQUESTS:
         return Saving(estimate)
     contrast = _PREDICTED.contrast("lower", 1.0)
     lower, upper = bounds(_PREDICTED, contrast, arms, lower_alpha=_TAIL, upper_alpha=_TAIL, halvings=_HALVINGS)
@@ -172,32 +175,32 @@ def _seconds_per_token(cost: RequestCost) -> float:
 
 
 class Comparisons:
-    """The newest contest of each rollout: a stage that is new begins without evidence, as its verdict does."""
+    """The newest experiment of each rollout; a new stage starts without evidence, as its verdict does."""
 
-    _MOST = 64
+    _MAX = 64
 
     def __init__(self) -> None:
         self._by_rollout: dict[str, Comparison] = {}
 
     def observe(self, cost: RequestCost) -> None:
-        contest = cost.contest
-        if contest is None or not cost.num_output_tokens or not cost.device.total:
+        experiment = cost.experiment
+        if experiment is None or not cost.num_output_tokens or not cost.device.total:
             return
-        known = self._by_rollout.get(contest.rollout_id)
-        if known is None or known.contest != contest:
-            if known is not None and _order(contest) < _order(known.contest):
-                return  # it came in an earlier stage
-            self._by_rollout.pop(contest.rollout_id, None)
-            if len(self._by_rollout) >= self._MOST:
+        known = self._by_rollout.get(experiment.rollout_id)
+        if known is None or known.experiment != experiment:
+            if known is not None and _order(experiment) < _order(known.experiment):
+                return  # the request arrived in an earlier stage
+            self._by_rollout.pop(experiment.rollout_id, None)
+            if len(self._by_rollout) >= self._MAX:
                 del self._by_rollout[next(iter(self._by_rollout))]
-            known = self._by_rollout[contest.rollout_id] = Comparison(contest)
+            known = self._by_rollout[experiment.rollout_id] = Comparison(experiment)
         known.observe(cost)
 
     @property
     def newest(self) -> Mapping[str, Comparison]:
-        """By rollout, the one whose stage began last at the end."""
+        """By rollout; the one whose stage began last is last."""
         return dict(self._by_rollout)
 
 
-def _order(contest: Contest) -> tuple[int, int, float]:
-    return contest.run, contest.stage, contest.share
+def _order(experiment: Experiment) -> tuple[int, int, float]:
+    return experiment.run, experiment.stage, experiment.share

@@ -1,4 +1,4 @@
-"""What one finished request cost, and what it is compared by."""
+"""The cost of requests: sums by route, tenant and proposer, and a forecast from their rate."""
 
 from collections import deque
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from prolepsis.statistics.arms import Arm
 Dimension = Literal["route", "tenant", "proposer"]
 DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "proposer")
 NO_PROPOSER = "none"
-"""Of requests without a verified draft."""
+"""The proposer of requests without a verified draft."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """A stage of a rollout, in which requests go to the canary with one probability, by chance."""
+class Experiment:
+    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
 
     rollout_id: str
     run: int
@@ -28,29 +28,29 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class RequestCost:
-    """A request that an engine decoded."""
+    """One request that an engine decoded."""
 
     route: str
     tenant: str
     proposer: str
-    """That most of its accepted tokens came from; known only afterwards, so nothing is randomised by it."""
+    """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
     num_output_tokens: int
     device: DeviceSeconds
-    contest: Contest | None = None
-    """None: it is no part of a comparison."""
+    experiment: Experiment | None = None
+    """None: it is not part of a comparison."""
     arm: Arm = "control"
 
     def value(self, dimension: Dimension) -> str:
         return {"route": self.route, "tenant": self.tenant, "proposer": self.proposer}[dimension]
 
 
-MOST_VALUES = 32
-"""Values of a dimension that have sums of their own; what comes after them is `OTHER`."""
+MAX_VALUES = 32
+"""Values of a dimension with sums of their own; later ones are counted as `OTHER`."""
 OTHER = "other"
 
 
 @dataclass(slots=True)
-class Spent:
+class UsageTotals:
     """Sums over requests."""
 
     num_requests: int = 0
@@ -64,44 +64,44 @@ class Spent:
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Device seconds per output token: all of them over all of these."""
+        """All device seconds over all output tokens."""
         return self.device.total / self.num_output_tokens if self.num_output_tokens else None
 
     @property
     def saved_s(self) -> float:
-        """Device seconds that plain decoding had taken more, by the model's prediction; negative where it had not."""
+        """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
         return self.device.predicted_plain - self.device.total
 
 
-class Spending:
-    """Since the server started."""
+class Usage:
+    """Totals since the server started."""
 
     def __init__(self) -> None:
-        self.total = Spent()
-        self.by: dict[Dimension, dict[str, Spent]] = {dimension: {} for dimension in DIMENSIONS}
+        self.total = UsageTotals()
+        self.by: dict[Dimension, dict[str, UsageTotals]] = {dimension: {} for dimension in DIMENSIONS}
 
     def observe(self, cost: RequestCost) -> None:
         self.total.add(cost)
         for dimension in DIMENSIONS:
             known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
-            known.setdefault(value, Spent()).add(cost)
+            known.setdefault(value, UsageTotals()).add(cost)
 
     def known(self, dimension: Dimension, value: str) -> str:
-        """Return the value it is summed under: its own, or `OTHER` where there are too many."""
+        """Return the value under which it is summed: its own, or `OTHER` if there are too many."""
         values = self.by[dimension]
-        return value if value in values or len(values) < MOST_VALUES else OTHER
+        return value if value in values or len(values) < MAX_VALUES else OTHER
 
 
 WINDOW_S = 86400.0
-"""The time that a forecast looks back on, at most: a day, as a day has its hours."""
+"""The longest time that a forecast looks back: a day, because load depends on the hour."""
 _EVERY_S = 300.0
-LEAST_S = 60.0
-"""Served, before anything is forecast."""
+MIN_S = 60.0
+"""Minimum time before the first forecast."""
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """Sums at one time; `at` in seconds of a clock that only goes forward."""
+class Snapshot:
+    """Totals at one time; `at` in seconds of a monotonic clock."""
 
     at: float
     device_s: float
@@ -111,50 +111,50 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Of a month of `HOURS_PER_MONTH`, of one device. Amounts are in the book's currency, None without prices."""
+    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
 
     looks_back_s: float
     busy: float
-    """Share of the time that was charged to requests."""
+    """Share of the time that is charged to requests."""
     device_hours: float
     num_output_tokens: float
     saved_device_hours: float
-    """By the model's prediction of plain decoding; negative where speculation costs more."""
+    """By the predicted cost of plain decoding; negative if speculation costs more."""
     amount_of_use: float | None
-    """Of the device hours that requests take."""
+    """For the device hours of requests."""
     amount_of_device: float | None
-    """Of the device, held all month."""
+    """For the device, reserved all month."""
     saved_amount: float | None
-    """Of the device hours saved. A device that is held all month costs the same: it has room for more requests."""
+    """For the saved device hours. A reserved device costs the same, but has capacity for more requests."""
     assumes: str
 
 
-class Pace:
-    """Remembers sums now and then, a day back."""
+class RateWindow:
+    """Snapshots of the totals over the last day."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._past: deque[Moment] = deque([Moment(clock(), 0.0, 0.0, 0)])
+        self._past: deque[Snapshot] = deque([Snapshot(clock(), 0.0, 0.0, 0)])
 
-    def look(self, spent: Spent) -> None:
-        """Remember the sums if it is time; to be called every few seconds."""
-        now = self._moment(spent)
+    def poll(self, totals: UsageTotals) -> None:
+        """Take a snapshot if it is due; to be called every few seconds."""
+        now = self._moment(totals)
         if now.at - self._past[-1].at >= _EVERY_S:
             self._past.append(now)
         while len(self._past) > 1 and now.at - self._past[1].at >= WINDOW_S:
             self._past.popleft()
 
-    def forecast(self, spent: Spent, price: Price | None) -> Forecast | None:
+    def forecast(self, totals: UsageTotals, price: Price | None) -> Forecast | None:
         """Return the forecast, None in the first minute."""
-        first, last = self._past[0], self._moment(spent)
-        return None if last.at - first.at < LEAST_S else forecast(first, last, price)
+        first, last = self._past[0], self._moment(totals)
+        return None if last.at - first.at < MIN_S else forecast(first, last, price)
 
-    def _moment(self, spent: Spent) -> Moment:
-        return Moment(self._clock(), spent.device.total, spent.saved_s, spent.num_output_tokens)
+    def _moment(self, totals: UsageTotals) -> Snapshot:
+        return Snapshot(self._clock(), totals.device.total, totals.saved_s, totals.num_output_tokens)
 
 
-def forecast(first: Moment, last: Moment, price: Price | None) -> Forecast:
-    """Carry on what happened between two moments for a month, in a straight line."""
+def forecast(first: Snapshot, last: Snapshot, price: Price | None) -> Forecast:
+    """Extrapolate the rate between two snapshots to a month."""
     elapsed = last.at - first.at
     months = HOURS_PER_MONTH * 3600.0 / elapsed
     used, saved = months * (last.device_s - first.device_s) / 3600.0, months * (last.saved_s - first.saved_s) / 3600.0

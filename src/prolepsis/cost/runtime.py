@@ -1,27 +1,40 @@
-"""What requests cost, while serving: sums, comparisons, the price book. Belongs to one event loop."""
+"""Costs while serving: requests are counted and compared, the price book is followed, and /admin/cost shows them."""
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
-from prolepsis.core.stats import ProposerMemory, RequestStats
+from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
 from prolepsis.cost import price_history as stored_prices
-from prolepsis.cost.comparison import Compared, Comparisons
-from prolepsis.cost.meter import NO_PROPOSER, Contest, Forecast, Pace, RequestCost, Spending
+from prolepsis.cost.comparison import ArmComparison, Comparison, Comparisons
+from prolepsis.cost.meter import (
+    DIMENSIONS,
+    NO_PROPOSER,
+    Dimension,
+    Experiment,
+    Forecast,
+    RateWindow,
+    RequestCost,
+    Usage,
+    UsageTotals,
+)
 from prolepsis.cost.prices import Price, PriceFile
 from prolepsis.store.store import Store
-from prolepsis.telemetry.cost import CostMetrics
 from prolepsis.web.feature import Feature
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import READERS, Route, Routes
 
 COMPARED_FOR_S = 30.0
-"""A comparison is not computed again within: its bounds take some tenths of a second."""
+"""A comparison is computed at most this often: its bounds take some tenths of a second."""
 _NO_TENANT = "default"
 
 log = structlog.get_logger(__name__)
@@ -29,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PriceInUse:
-    """A price with the book that it is in."""
+    """The price in use, with its book."""
 
     price: Price
     currency: str
@@ -38,27 +51,19 @@ class PriceInUse:
 
     @property
     def label(self) -> str:
-        """Name it as request records do."""
+        """Return its name in request records."""
         return f"{self.version}/{self.price.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutCompared:
-    """The newest stage of one rollout."""
-
-    contest: Contest
-    groups: tuple[Compared, ...]
-
-
-class Costs(Feature):
-    """Counts every request that an engine decoded and somebody waited for; without a price file there is no money."""
+class CostFeature(Feature):
+    """Counts every request with engine statistics; without a price file there are no amounts of money."""
 
     name = "cost"
     period_s = 1.0
 
     def __init__(
         self,
-        metrics: CostMetrics,
+        registry: CollectorRegistry,
         *,
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
@@ -66,20 +71,21 @@ class Costs(Feature):
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`memory`: of the engine's proposers; `store` keeps the price books that are used."""
-        self.spending = Spending()
-        self._metrics = metrics
+        """`memory` returns the memory of the proposers; `store` keeps the price books that were used."""
+        self.usage = Usage()
+        self.routes = cost_routes(self)
+        self._metrics = _Metrics(registry)
         self._prices = prices
         self._memory = memory
         self._store = store
         self._emit = emit
         self._clock = clock
-        self._pace = Pace(clock)
+        self._rates = RateWindow(clock)
         self._comparisons = Comparisons()
-        self._compared: tuple[RolloutCompared, ...] = ()
+        self._compared: tuple[ExperimentReply, ...] = ()
         self._compared_at = float("-inf")
         self._kept: str | None = None
-        """Version of the book that the store holds."""
+        """Version of the book in the store."""
         if prices is not None:
             self._show(prices, "loaded")
 
@@ -97,8 +103,7 @@ class Costs(Feature):
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count a request that has ended.
 
-        A request that did not finish cost what it cost and is compared with nothing; the same holds for prompts that
-        share one assignment.
+        A request that did not finish is counted but not compared; the same holds for prompts that share an assignment.
         """
         about = ended.about
         for prompt in ended.prompts:
@@ -114,45 +119,44 @@ class Costs(Feature):
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
-            contest=_contest(assignment) if is_compared else None,
+            experiment=_contest(assignment) if is_compared else None,
             arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
-        self.spending.observe(cost)
+        self.usage.observe(cost)
         self._comparisons.observe(cost)
         arm = assignment.arm if assignment else "none"
-        labels = (about.route, self.spending.known("tenant", cost.tenant), cost.proposer, arm)
+        labels = (about.route, self.usage.known("tenant", cost.tenant), cost.proposer, arm)
         self._metrics.request(labels, cost.num_output_tokens, cost.device)
 
     async def tick(self) -> None:
-        """Follow the price file and remember sums."""
+        """Follow the price file and take a snapshot of the totals."""
         self._metrics.memory(self._memory())
-        self._pace.look(self.spending.total)
+        self._rates.poll(self.usage.total)
         if self._prices is not None:
             self._follow(self._prices)
             await self._keep(self._prices)
 
     def forecast(self) -> Forecast | None:
-        """Return what a month will cost, None in the first minute."""
-        return self._pace.forecast(self.spending.total, self._prices.price if self._prices else None)
+        """Return the forecast of a month, None in the first minute."""
+        return self._rates.forecast(self.usage.total, self._prices.price if self._prices else None)
 
-    async def compared(self) -> Sequence[RolloutCompared]:
-        """Return the comparisons, at most `COMPARED_FOR_S` old."""
+    async def experiments(self) -> Sequence["ExperimentReply"]:
+        """Return the newest stage of each rollout, at most `COMPARED_FOR_S` old."""
         if self._clock() - self._compared_at >= COMPARED_FOR_S:
             self._compared_at = self._clock()
             self._compared = await asyncio.to_thread(self._compare)
         return self._compared
 
-    def _compare(self) -> tuple[RolloutCompared, ...]:
-        newest = self._comparisons.newest.values()
-        return tuple(RolloutCompared(one.contest, tuple(one.compared())) for one in newest)
+    def _compare(self) -> "tuple[ExperimentReply, ...]":
+        return tuple(_experiment(one) for one in self._comparisons.newest.values())
 
     def _follow(self, prices: PriceFile) -> None:
         before = prices.value
-        seen = prices.look()
-        if seen.refused is not None:
+        reload = prices.look()
+        if reload.refused is not None:
             self._metrics.refused.inc()
-            log.error("prices_not_reloaded", error=str(seen.refused), in_use=before.full_version)
-        elif seen.changed:
+            log.error("prices_not_reloaded", error=str(reload.refused), in_use=before.full_version)
+        elif reload.changed:
             self._show(prices, "reloaded", before.content())
 
     def _show(self, prices: PriceFile, what: str, before: object = None) -> None:
@@ -171,11 +175,11 @@ class Costs(Feature):
         )
 
     async def _keep(self, prices: PriceFile) -> None:
-        """Keep the book in the store, once; a database that is gone is asked again at the next look."""
+        """Save the book in the store once; an unavailable database is retried at the next tick."""
         book, store = prices.value, self._store
         if store is None or self._kept == book.full_version:
             return
-        with suppress(Exception):  # contained: the writer says that the database is gone
+        with suppress(Exception):  # contained: the writer reports an unavailable database
             await asyncio.to_thread(_put, store, book.full_version, json.dumps(book.content(), sort_keys=True))
             self._kept = book.full_version
 
@@ -185,14 +189,192 @@ def _put(store: Store, version: str, content: str) -> None:
         stored_prices.put(connection, version, content)
 
 
-def _contest(assignment: Assignment | None) -> Contest | None:
-    """Return what the request is compared in: only where either arm was possible for it."""
+def _contest(assignment: Assignment | None) -> Experiment | None:
+    """Return the experiment of the request: only if both arms were possible for it."""
     if assignment is None or not 0.0 < assignment.share < 1.0:
         return None
-    return Contest(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
+    return Experiment(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
 
 
 def _main_proposer(stats: RequestStats) -> str:
-    """Return who brought most of the accepted tokens; of those who brought none, most of the drafted ones."""
-    by_worth = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
-    return by_worth[max(by_worth)] if by_worth else NO_PROPOSER
+    """Return the proposer with the most accepted tokens, or without any, with the most drafted ones."""
+    by_tokens = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
+    return by_tokens[max(by_tokens)] if by_tokens else NO_PROPOSER
+
+
+class _Metrics:
+    """Device seconds and their divisors; ratios and money are left to queries. `Usage` bounds the tenants."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("route", "tenant", "proposer", "arm")
+
+        def counter(name: str, text: str, *names: str) -> Counter:
+            return Counter(f"prolepsis_{name}", text, names, registry=registry)
+
+        def gauge(name: str, text: str, *names: str) -> Gauge:
+            return Gauge(f"prolepsis_{name}", text, names, registry=registry)
+
+        self._seconds = counter("request_device_seconds", "Device time of requests that were answered", *labels)
+        self._predicted = counter("request_predicted_plain_seconds", "The same, predicted for plain decoding", *labels)
+        self._tokens = counter("request_output_tokens", "Output tokens of these requests", *labels)
+        self._price = gauge("price_per_device_second", "The price in use", "currency", "price", "version")
+        self.refused = counter("price_book_refused", "Edits of the price book that were refused")
+        self._memory = gauge("proposer_memory_bytes", "Memory of a proposer, without the target's", "proposer", "kind")
+
+    def request(self, labels: tuple[str, str, str, str], num_output_tokens: int, device: DeviceSeconds) -> None:
+        """Count a request under its route, tenant, proposer and arm."""
+        self._seconds.labels(*labels).inc(device.total)
+        self._predicted.labels(*labels).inc(device.predicted_plain)
+        self._tokens.labels(*labels).inc(num_output_tokens)
+
+    def priced(self, currency: str, price: str, version: str, per_second: float) -> None:
+        """Show the price in use, and no other."""
+        self._price.clear()
+        self._price.labels(currency, price, version).set(per_second)
+
+    def memory(self, proposers: Iterable[ProposerMemory]) -> None:
+        """Show the memory of proposers; a proposer that was removed keeps its last figure."""
+        for one in proposers:
+            for kind, size in (("weights", one.weights), ("kv", one.kv), ("index", one.index)):
+                self._memory.labels(one.proposer, kind).set(size)
+
+
+class PriceReply(Reply):
+    """The price of one hour of the device, in `currency`."""
+
+    name: str
+    version: str
+    """Of the price book."""
+    currency: str
+    region: str
+    term: Literal["on_demand", "reserved"]
+    per_device_hour: float
+    overheads: dict[str, float]
+    per_hour: float
+
+
+class UsageReply(Reply):
+    """Totals of requests since the server started; amounts are null without a price book."""
+
+    value: str
+    num_requests: int
+    num_output_tokens: int
+    device_s: dict[Literal["prefill", "plain", "verify", "propose", "host"], float]
+    total_device_s: float
+    device_s_per_token: float | None
+    amount: float | None
+    amount_per_million_tokens: float | None
+    predicted_plain_s: float
+    saved_s: float
+    """Predicted less total; negative if speculation costs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentReply:
+    """The newest stage of a rollout."""
+
+    rollout: str
+    run: int
+    stage_number: int
+    share: float
+    groups: tuple[ArmComparison, ...]
+
+
+class ProposerMemoryReply(Reply):
+    """Bytes besides the target's; the amount is the memory's share of an hour's price."""
+
+    proposer: str
+    weights: int
+    kv: int
+    index: int
+    total: int
+    amount_per_hour: float | None
+
+
+class CostReply(Reply):
+    price: PriceReply | None
+    """null: no price book; device seconds only."""
+    total: UsageReply
+    by_route: list[UsageReply]
+    by_tenant: list[UsageReply]
+    by_proposer: list[UsageReply]
+    rollouts: list[ExperimentReply]
+    memory: list[ProposerMemoryReply]
+    forecast: Forecast | None
+    """Of a month; null in the first minute."""
+
+
+def cost_routes(costs: CostFeature) -> Sequence[Route]:
+    """Return the route that shows costs."""
+    routes = Routes()
+
+    @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
+    async def cost() -> CostReply:
+        price = costs.price
+        by = {dimension: _by(costs.usage, dimension, price) for dimension in DIMENSIONS}
+        return CostReply(
+            price=_price(price) if price else None,
+            total=_usage("", costs.usage.total, price),
+            by_route=by["route"],
+            by_tenant=by["tenant"],
+            by_proposer=by["proposer"],
+            rollouts=list(await costs.experiments()),
+            memory=[_memory(one, price) for one in costs.memory],
+            forecast=costs.forecast(),
+        )
+
+    return routes.all
+
+
+def _price(used: PriceInUse) -> PriceReply:
+    price = used.price
+    return PriceReply(
+        name=price.name,
+        version=used.version,
+        currency=used.currency,
+        region=price.region,
+        term=price.term,
+        per_device_hour=price.per_device_hour,
+        overheads=price.overheads,
+        per_hour=price.per_hour,
+    )
+
+
+def _by(usage: Usage, dimension: Dimension, price: PriceInUse | None) -> list[UsageReply]:
+    """Return the totals of a dimension, the most expensive first."""
+    ordered = sorted(usage.by[dimension].items(), key=lambda item: -item[1].device.total)
+    return [_usage(value, totals, price) for value, totals in ordered]
+
+
+def _usage(value: str, totals: UsageTotals, used: PriceInUse | None) -> UsageReply:
+    seconds, per_token = totals.device.total, totals.seconds_per_token
+    per_second = used.price.per_second if used else None
+    return UsageReply(
+        value=value,
+        num_requests=totals.num_requests,
+        num_output_tokens=totals.num_output_tokens,
+        device_s=totals.device.by_kind(),
+        total_device_s=seconds,
+        device_s_per_token=per_token,
+        amount=None if per_second is None else seconds * per_second,
+        amount_per_million_tokens=None if per_second is None or per_token is None else 1e6 * per_token * per_second,
+        predicted_plain_s=totals.device.predicted_plain,
+        saved_s=totals.saved_s,
+    )
+
+
+def _experiment(comparison: Comparison) -> ExperimentReply:
+    experiment = comparison.experiment
+    groups = tuple(comparison.compared())
+    return ExperimentReply(experiment.rollout_id, experiment.run, experiment.stage, experiment.share, groups)
+
+
+def _memory(one: ProposerMemory, used: PriceInUse | None) -> ProposerMemoryReply:
+    return ProposerMemoryReply(
+        proposer=one.proposer,
+        weights=one.weights,
+        kv=one.kv,
+        index=one.index,
+        total=one.total,
+        amount_per_hour=used.price.memory_per_hour(one.total) if used else None,
+    )

@@ -19,8 +19,6 @@ from prometheus_client import (
 )
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.cost import CostMetrics
-from prolepsis.telemetry.replays import ReplayMetrics
 from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 
@@ -41,8 +39,6 @@ class Metrics:
         self.spec_decode = SpecDecodeCounters(self.registry)
         self._shadow = ShadowCounters(self.registry)
         self.rollouts = RolloutMetrics(self.registry)
-        self.replays = ReplayMetrics(self.registry)
-        self.cost = CostMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(
@@ -58,15 +54,14 @@ class Metrics:
         self._engine.step_done(seconds, num_tokens)
 
     def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
-        """Count one accepted request, whatever its end; nobody asked for a replay, so that is none."""
+        """Count one accepted request that has ended; a replay is not one."""
         if stats.mode.reason == "replay":
-            self.replays.tokens.inc(stats.num_output_tokens)
+            self._requests.replay_tokens.inc(stats.num_output_tokens)
             return
         self._requests.ended(stats, outcome)
         self.spec_decode.count(stats.proposers)
         self.spec_decode.count_plain(stats.plain_steps)
         self._shadow.count(stats.shadow)
-        self.cost.ended(stats.device)
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         """Count calls of a proposer that raised or returned nonsense."""
@@ -134,6 +129,8 @@ class _Requests:
         self._preemptions = counter("num_preemptions", "Preemptions of ended requests")
         self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._device = counter("device_seconds", "Device time charged to ended requests, by purpose", "kind")
+        self.replay_tokens = counter("replay_tokens", "Tokens decoded for replays")
         self._queue = histogram("request_queue_time", "Time spent waiting for the engine")
         self._compute = histogram("request_inference_time", "Time spent in engine steps")
         self._first_token = histogram("time_to_first_token", "From arrival to the first token")
@@ -150,6 +147,8 @@ class _Requests:
         self._preemptions.inc(stats.num_preemptions)
         self._prefix_queries.inc(stats.num_prompt_tokens)
         self._prefix_hits.inc(stats.num_cached_tokens)
+        for kind, seconds in stats.device.by_kind().items():
+            self._device.labels(kind).inc(seconds)
         self._observe_times(stats)
 
     def _observe_times(self, stats: RequestStats) -> None:
