@@ -14,7 +14,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import forget_tenant
-from prolepsis.audit.requests import recorded_in
+from prolepsis.audit.routes import recorded_in
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded, InvalidParameter

@@ -27,8 +27,7 @@ from prolepsis.api.room import Room
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.audit.log import AuditLog
-from prolepsis.audit.requests import RequestAudit
-from prolepsis.audit.routes import audit_routes
+from prolepsis.audit.requests import AuditFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
@@ -100,11 +99,11 @@ def build(
     flag_feature = FlagsFeature(flags, metrics.registry, on_kill=kill_switch.follow) if flags is not None else None
     drift = _drift(config, client, metrics.registry, breaker, version_of=version_of, emit=emit)
     costs = CostFeature(metrics.registry, prices=prices, memory=client.proposer_memory, store=store, emit=emit)
-    audit = _request_audit(config, client, tokenizer, store) if store is not None else None
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     delivery = DeliveryFeature(metrics.registry)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
     replays = _replays(config, client, metrics.registry, admission, policies=policies, kill=kill_switch, emit=emit)
+    audit = _audit(config, client, tokenizer, store, replays, emit=emit)
     rollouts = policies.rollouts if policies else None
     listeners = (recorder, audit, costs, rollouts, shadow, replays, delivery)
     found: Sequence[Feature | None] = (kill_switch, flag_feature, *listeners, breaker, drift)
@@ -128,7 +127,7 @@ def build(
     )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    routes = (*_routes(room, metrics, store), *(route for feature in features for route in feature.routes))
+    routes = (*_routes(room, metrics), *(route for feature in features for route in feature.routes))
     app = Application(routes, partial(_while_serving, room))
     app.state.admission = admission
     app.state.features = features
@@ -162,21 +161,31 @@ async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, Non
     await room.client.close()
 
 
-def _routes(room: Room, metrics: Metrics, store: Store | None) -> Sequence[Route]:
+def _routes(room: Room, metrics: Metrics) -> Sequence[Route]:
     return (
         *generation_routes(room),
         *tokenization_routes(room),
         *status_routes(room, metrics),
         *rollout_routes(room),
         *policy_routes(room),
-        *audit_routes(room, store),
         *evidence_routes(room),
     )
 
 
-def _request_audit(config: ServerConfig, client: EngineClient, tokenizer: Tokenizer, store: Store) -> RequestAudit:
+def _audit(
+    config: ServerConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    store: Store | None,
+    replays: ReplayFeature,
+    *,
+    emit: Emit,
+) -> AuditFeature:
+    def decode(tokens: Sequence[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
     sample, content = config.audit_sample, config.audit_content
-    return RequestAudit(store.writer, tokenizer, lambda: client.info, sample=sample, content=content)
+    return AuditFeature(store, decode, lambda: client.info, replays.replay_now, emit, sample=sample, content=content)
 
 
 def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:

@@ -16,6 +16,8 @@ from prolepsis.core.audit_event import AuditEvent
 
 SERVED = "request.served"
 """Action of the entries of served requests."""
+RECORDING = "recording"
+"""Field of such an entry with everything that is needed to decode the request again."""
 START_OF_CHAIN = "0" * 64
 """The previous digest of the first entry."""
 

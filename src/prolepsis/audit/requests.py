@@ -1,4 +1,4 @@
-"""What the audit log keeps of requests: what was proposed, what was emitted, with which seed and versions; redacted."""
+"""Requests in the audit log: proposed and emitted tokens, with seed and versions, redacted."""
 
 import random
 import secrets
@@ -8,30 +8,30 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 
-from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.entry import SERVED, AuditEntry, canonical
+from prolepsis.audit.entry import RECORDING, SERVED, canonical
 from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.redaction import redacted, redacted_text, storable
-from prolepsis.core.audit_event import AuditEvent
+from prolepsis.audit.routes import Replay, audit_routes
+from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
-from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.correctness.replay import Recording, parse, plain, recording
+from prolepsis.correctness.replay import Recording, plain, recording
 from prolepsis.engine.client import EngineInfo
 from prolepsis.policy.model import Content
+from prolepsis.store.store import Store
 from prolepsis.store.writer import Writer
 from prolepsis.web.feature import Feature
 
-RECORDING = "recording"
-"""Where such an entry has what is needed to decode the request again."""
+Decode = Callable[[Sequence[int]], str]
+"""Returns the text of tokens, special ones included; called from the writer's thread."""
 MAX_PENDING_TOKENS = 1_000_000
-"""Of requests whose entries are not written yet: what bounds their memory."""
+"""Of requests whose entries are not written yet; this bounds their memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A prompt that was answered, and all that its tokens depend on."""
+    """An answered prompt, with everything that its tokens depend on."""
 
     about: RequestAbout
     prompt: PromptEnded
@@ -47,7 +47,7 @@ class _Round:
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     num_emitted: int
-    """Tokens of its step, one more than it had right where the answer went on."""
+    """Tokens of its step: the accepted ones, and one more if the answer continued."""
 
     @property
     def figures(self) -> list[object]:
@@ -59,66 +59,72 @@ class _Round:
         return [*self.figures, list(self.tokens), list(self.parents)]
 
 
-class RequestAudit(Feature):
-    """Hands sampled requests to the store's writer, whose thread redacts them and puts the entries together."""
+class AuditFeature(Feature):
+    """Queues sampled requests for the store's writer, whose thread redacts them and makes the entries."""
 
     name = "audit"
 
     def __init__(
         self,
-        writer: Writer,
-        tokenizer: Tokenizer,
+        store: Store | None,
+        decode: Decode,
         info: Callable[[], EngineInfo],
+        replay: Replay,
+        emit: Emit,
         *,
         sample: float = 0.0,
         content: Content = "digests",
     ) -> None:
-        """`info`: of the engine now; `sample` (0 to 1) and `content` hold where the policy says nothing."""
-        self._writer = writer
-        self._tokenizer = tokenizer
+        """`sample` (0 to 1) and `content` apply if the policy does not set them; without a store nothing is audited."""
+        self.routes = audit_routes(store, info, replay, emit)
+        self._writer = store.writer if store is not None else None
+        self._decode = decode
         self._info = info
         self._sample = sample
         self._content = content
         self._drawn: dict[str, Content] = {}
-        """By request, for those that run and are to be audited."""
+        """By running request that is audited."""
         self._pending = 0
         self._lock = threading.Lock()
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         """Draw whether the request is audited; if so its drafts are kept."""
-        content = self._draw(about)
+        content = self._draw(about) if self._writer is not None else None
         if content is None:
             return Keep.FIGURES
         self._drawn[request.request_id] = content
         return Keep.DRAFTS
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Queue the entries of a request's prompts; what there is no room for is counted as dropped."""
+        """Queue the entries of a request's prompts; entries without room are counted as dropped."""
+        if self._writer is None:
+            return
         for prompt in ended.prompts:
             drawn = self._drawn.pop(prompt.request.request_id, None)
             content = self._draw(ended.about) if prompt.is_cached else drawn
             if content is not None:
-                self._take(_Served(ended.about, prompt, recording(prompt.request, prompt.tokens)), content)
+                served = _Served(ended.about, prompt, recording(prompt.request, prompt.tokens))
+                self._enqueue(self._writer, served, content)
 
     def _draw(self, about: RequestAbout) -> Content | None:
-        """Return what is to be kept of a request's content; None: nothing of the request."""
+        """Return which content of a request is kept; None: the request is not audited."""
         sample = self._sample if about.audit_share is None else about.audit_share
         return (about.audit_content or self._content) if random.random() < sample else None
 
-    def _take(self, served: "_Served", content: Content) -> None:
+    def _enqueue(self, writer: Writer, served: _Served, content: Content) -> None:
         num_tokens = served.recorded.num_tokens
         with self._lock:
             fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
             self._pending += num_tokens if fits else 0
         item = QueuedEvent(partial(self._make, served, content, self._info()))
         if not fits:
-            self._writer.drop(item)
-        elif not self._writer.offer(item):
+            writer.drop(item)
+        elif not writer.offer(item):
             self._release(num_tokens)
 
-    def _make(self, served: "_Served", content: Content, info: EngineInfo) -> AuditEvent:
+    def _make(self, served: _Served, content: Content, info: EngineInfo) -> AuditEvent:
         try:
-            return request_event(served, content, self._tokenizer, info)
+            return request_event(served, content, self._decode, info)
         finally:
             self._release(served.recorded.num_tokens)
 
@@ -127,21 +133,8 @@ class RequestAudit(Feature):
             self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
 
 
-def recorded_in(entry: AuditEntry) -> Recording:
-    """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
-    details = entry.details
-    if details is None:
-        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: an entry that still has its details")
-    after = details.after if isinstance(details.after, dict) else {}
-    if RECORDING not in after:
-        why = "its text was redacted" if after.get("replayable") is False else f"it is of {entry.action}"
-        message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
-        raise InvalidParameter(message, param="entry")
-    return parse(after[RECORDING], details.subject)
-
-
-def request_event(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> AuditEvent:
-    """Return the event of a request; takes milliseconds for each thousand characters, so not for an event loop."""
+def request_event(served: _Served, content: Content, decode: Decode, info: EngineInfo) -> AuditEvent:
+    """Return the event of a request; takes milliseconds per thousand characters: not for an event loop."""
     about, stats = served.about, served.prompt.stats
     versions = {
         **info.versions,
@@ -152,13 +145,13 @@ def request_event(served: _Served, content: Content, tokenizer: Tokenizer, info:
         actor=about.key_id or "developer",
         action=SERVED,
         subject=served.prompt.request.request_id,
-        after=_details(served, content, tokenizer, info),
+        after=_details(served, content, decode, info),
         tenant=about.tenant,
         versions=versions | ({"policy": about.policy_version} if about.policy_version else {}),
     )
 
 
-def _details(served: _Served, content: Content, tokenizer: Tokenizer, info: EngineInfo) -> dict[str, object]:
+def _details(served: _Served, content: Content, decode: Decode, info: EngineInfo) -> dict[str, object]:
     about, prompt, recorded = served.about, served.prompt, served.recorded
     stats, assignment = prompt.stats, about.assignment
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
@@ -188,10 +181,10 @@ def _details(served: _Served, content: Content, tokenizer: Tokenizer, info: Engi
     }
     if content == "digests":
         return details
-    texts = [_text(tokenizer, tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
+    texts = [decode(tokens) for tokens in (recorded.request.prompt_token_ids, *recorded.tokens)]
     details["prompt"], details["outputs"] = redacted_text(texts[0]), [redacted_text(text) for text in texts[1:]]
     if content == "tokens":
-        drafted = "\n".join(_text(tokenizer, one.tokens) for one in rounds)
+        drafted = "\n".join(decode(one.tokens) for one in rounds)
         is_clean = all(redacted_text(text) == storable(text) for text in [*texts, drafted]) and redacted(kept) == kept
         details["replayable"] = is_clean
         if is_clean:
@@ -208,14 +201,10 @@ def _rounds(events: Sequence[Tokens]) -> list[_Round]:
 
 
 def _named(draft: Proposed) -> str:
-    """Return who proposed a draft; of a merged one all, joined by "+"."""
+    """Return the proposer of a draft; for a merged one all of them, joined by "+"."""
     return "+".join(sorted(set(draft.sources))) or draft.proposer
 
 
-def _text(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    return tokenizer.decode(tokens, skip_special_tokens=False)
-
-
 def _digest(salt: str, tokens: Sequence[int]) -> str:
-    """Return what proves, to who has the tokens, that these are they."""
+    """Return a digest that proves, given the tokens, that they are the same."""
     return sha256((salt + canonical(list(tokens))).encode()).hexdigest()

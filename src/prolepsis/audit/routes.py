@@ -1,77 +1,54 @@
-"""/admin/audit: the audit log for those who may read it, and its requests decoded again."""
+"""/admin/audit: entries of the audit log, and replays of their requests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from anyio import to_thread
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from prolepsis.api.room import Room
 from prolepsis.audit import chain
-from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry
+from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.redaction import storable
-from prolepsis.audit.requests import recorded_in
 from prolepsis.audit.verify import Anchor
-from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.audit_event import AuditEvent, Emit
+from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.events import Difference
-from prolepsis.correctness.replay import Replayed
+from prolepsis.correctness.replay import Recording, Replayed, parse
+from prolepsis.engine.client import EngineInfo
 from prolepsis.store.store import Store
 from prolepsis.web.body_reader import read_query
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
-from prolepsis.web.fields import Body, JsonObject, Reply
+from prolepsis.web.fields import Body, Reply
 from prolepsis.web.routes import AUDITORS, Route, Routes
 
 _Read = TypeVar("_Read")
-MOST_AT_ONCE = 500
-REPLAY_WITHIN_S = 60.0
-"""How long a replay by hand may wait for room and take."""
+MAX_ENTRIES = 500
+REPLAY_TIMEOUT_S = 60.0
+"""How long a replay may wait for capacity and take."""
 
 
 class AuditQuery(Body):
-    """Which entries: the last ones, or with `after` those that follow a number."""
+    """The entries to return: the last ones, or with `after` those that follow a number."""
 
-    last: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] = 20
+    last: Annotated[int, Field(ge=1, le=MAX_ENTRIES)] = 20
     after: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     action: Annotated[str, Field(max_length=128)] | None = None
     tenant: Annotated[str, Field(max_length=256)] | None = None
 
 
-class AuditDetailsReply(Reply):
-    actor: str
-    tenant: str
-    subject: str
-    before: object
-    after: object
-    salt: str
-
-
-class AuditEntryReply(Reply):
-    """An entry as it is chained; `details` is null once they are erased."""
-
-    seq: int
-    uid: str
-    at: str
-    action: str
-    versions: JsonObject
-    erases: list[int]
-    details: AuditDetailsReply | None
-    details_digest: str
-    previous: str
-    digest: str
-
-
-class AuditReply(Reply):
+@dataclass(frozen=True, slots=True)
+class AuditReply:
     head: str
     """NUMBER:DIGEST of the chain's last entry."""
-    entries: list[AuditEntryReply]
+    entries: list[AuditEntry]
     """In their order."""
 
 
 class ReplayedDifferenceReply(Reply):
-    """Where a sample parts from what was emitted; margin and tolerance in logits."""
+    """The first difference of a sample from the emitted tokens; margin and tolerance in logits."""
 
     sample: int
     position: int
@@ -89,7 +66,14 @@ class AuditReplayReply(Reply):
     differences: list[ReplayedDifferenceReply]
 
 
-def audit_routes(room: Room, store: Store | None) -> Sequence[Route]:
+Replay = Callable[[Recording, float], Awaitable[Replayed]]
+"""Replays a recording within so many seconds."""
+
+
+def audit_routes(
+    store: Store | None, info: Callable[[], EngineInfo], replay_now: Replay, emit: Emit
+) -> Sequence[Route]:
+    """Return the routes that show entries and replay their requests."""
     routes = Routes()
 
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
@@ -101,7 +85,7 @@ def audit_routes(room: Room, store: Store | None) -> Sequence[Route]:
         "/admin/audit/{entry}",
         roles=AUDITORS,
         summary="One entry, by its number or its request's id",
-        reply=AuditEntryReply,
+        reply=AuditEntry,
     )
     async def one(entry: str) -> JSONResponse:
         return JSONResponse((await _reading(lambda: _entry(store, entry))).plain())
@@ -114,15 +98,16 @@ def audit_routes(room: Room, store: Store | None) -> Sequence[Route]:
     )
     async def replay(entry: str, caller: SignedIn) -> AuditReplayReply:
         found = await _reading(lambda: _entry(store, entry, SERVED))
-        reply = await _replayed(found, room)
-        room.emit(_replayed_event(caller.actor, found, reply.outcome))
+        recorded = _replayable(found, info())
+        reply = replay_reply(found, await replay_now(recorded, REPLAY_TIMEOUT_S), info().exactness)
+        emit(_replayed_event(caller.actor, found, reply.outcome))
         return reply
 
     return routes.all
 
 
 async def _reading(read: Callable[[], _Read]) -> _Read:
-    """Return what is read, off the event loop; raises `RequestRefused` (503) where the store cannot be had."""
+    """Read off the event loop; raises `RequestRefused` (503) if the store is unavailable."""
     try:
         return await to_thread.run_sync(read)
     except StoreUnavailable:
@@ -149,13 +134,27 @@ def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEn
     raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
 
 
-async def _replayed(entry: AuditEntry, room: Room) -> AuditReplayReply:
-    info, recorded = room.client.info, recorded_in(entry)
+def _replayable(entry: AuditEntry, info: EngineInfo) -> Recording:
+    """Return the recording of an entry; raises `RequestRefused` if another model made it."""
+    recorded = recorded_in(entry)
     if entry.versions.get("fingerprint") != info.fingerprint:
         given = entry.versions.get("fingerprint")
         message = f"Entry {entry.seq} is of the model {given}; this server has {info.fingerprint}."
         raise RequestRefused(message, code="other_model", param="entry", status=409)
-    return replay_reply(entry, await room.replays.replay_now(recorded, REPLAY_WITHIN_S), info.exactness)
+    return recorded
+
+
+def recorded_in(entry: AuditEntry) -> Recording:
+    """Return the recording that an entry holds; raises `InvalidParameter` saying why it holds none."""
+    details = entry.details
+    if details is None:
+        raise InvalidParameter(f"entry {entry.seq} has been erased; allowed: an entry that still has its details")
+    after = details.after if isinstance(details.after, dict) else {}
+    if RECORDING not in after:
+        why = "its text was redacted" if after.get("replayable") is False else f"it is of {entry.action}"
+        message = f"entry {entry.seq} holds no tokens, as {why}; allowed: {SERVED}, kept with audit_content tokens"
+        raise InvalidParameter(message, param="entry")
+    return parse(after[RECORDING], details.subject)
 
 
 def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
@@ -168,7 +167,7 @@ def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
 
 
 def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["strict", "normal"]) -> AuditReplayReply:
-    """Return what is said of an entry that has been decoded again."""
+    """Return the reply for an entry whose request was decoded again."""
     assert entry.details is not None, "an erased entry cannot be decoded again"
     return AuditReplayReply(
         seq=entry.seq,

@@ -6,8 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.requests import recorded_in
-from prolepsis.audit.routes import replay_reply
+from prolepsis.audit.routes import recorded_in, replay_reply
 from prolepsis.cli.config import Settings
 from prolepsis.cli.engine import Running
 from prolepsis.core.errors import ConfigError
