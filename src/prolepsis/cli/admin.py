@@ -209,7 +209,7 @@ rollout = add_verbs(
         _steer("start", "Start a rollout, or start it again after it was rolled back."),
         _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
         _steer("resume", "Continue a rollout that is held."),
-        _steer("promote", "Go to the next stage now, whatever the verdict is."),
+        _steer("promote", "Go to the next stage now, regardless of the verdict."),
         _steer("rollback", "Roll back: new requests at once, requests in flight with their next step."),
     ],
 )
@@ -257,8 +257,8 @@ shadow = command(
 
 _SPENT = (
     *("value", "requests=num_requests", "tokens=num_output_tokens", "device s=total_device_s"),
-    *("device s per token=device_s_per_token", "amount", "prefill=device_s.prefill", "plain=device_s.plain"),
-    *("verify=device_s.verify", "propose=device_s.propose", "host=device_s.host"),
+    *("device s per token=device_s_per_token", "amount", "prefill s=device_s.prefill", "plain s=device_s.plain"),
+    *("verify s=device_s.verify", "propose s=device_s.propose", "host s=device_s.host"),
 )
 
 COST = Verb(
@@ -271,7 +271,10 @@ COST = Verb(
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
             *("saved_by_prediction", "device_s_per_token", "control_device_s_per_token"),
         ),
-        "memory": ("proposer", "weights", "kv", "index", "total", "amount_per_hour"),
+        "memory": (
+            *("proposer", "weights (bytes)=weights", "K/V (bytes)=kv", "index (bytes)=index", "total (bytes)=total"),
+            "amount_per_hour",
+        ),
     },
 )
 

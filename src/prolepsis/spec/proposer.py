@@ -3,14 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
-from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import Draft
+
+if TYPE_CHECKING:  # the package itself exports Proposer and imports no torch
+    from torch import Tensor
+
+    from prolepsis.grammar.matcher import Matcher
 
 
 class SequenceView(Protocol):
@@ -47,7 +49,7 @@ class SequenceView(Protocol):
     def params(self) -> SamplingParams: ...
 
     @property
-    def matcher(self) -> Matcher | None:
+    def matcher(self) -> "Matcher | None":
         """The matcher of the sequence's grammar, after `tokens`. Proposers query it and never advance it."""
 
     @property
@@ -64,7 +66,7 @@ class HiddenStates:
     """Position of the first of `tokens` in the sequence."""
     tokens: Sequence[int]
     """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
-    features: Tensor  # [len(tokens), taps * hidden] bfloat16
+    features: "Tensor"  # [len(tokens), taps * hidden] bfloat16
     drafts: bool = True
     """Whether the sequence may be drafted for. The states of others come too, as their pages may be shared."""
 

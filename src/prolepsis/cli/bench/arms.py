@@ -44,7 +44,7 @@ def _arm(name: str, version: int, proposers: Sequence[str], ceiling: int) -> Arm
     if base != AUTO and base not in proposers:
         allowed = ", ".join((PLAIN, AUTO, *proposers))
         raise ConfigError(
-            f"arm {name!r} is unknown; allowed: {allowed}, each but plain also as NAME@DEPTH", param="arms"
+            f"arm {name!r} is unknown; allowed: {allowed}, all except plain also as NAME@DEPTH", param="arms"
         )
     if at and not (depth.isascii() and depth.isdigit() and int(depth) > 0):
         raise ConfigError(f"arm {name!r} has depth {depth!r}; allowed: 1 or more", param="arms")
