@@ -41,11 +41,11 @@ def test_commands_are_listed(command: str, flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", ["head", "draft-model"])
-def test_a_used_folder_is_refused(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prolepsis.cli.train.ensure_model", lambda settings: None)
+def test_a_used_folder_is_refused(command: str, tmp_path: Path) -> None:
     (tmp_path / "something").write_text("")
-    shown = CliRunner().invoke(app, ["train", command, "--out", str(tmp_path)])
+    shown = CliRunner().invoke(app, ["train", command, "--target", str(tmp_path), "--out", str(tmp_path)])
     assert shown.exit_code == 2
+    assert "--resume" in shown.stderr
 
 
 def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
