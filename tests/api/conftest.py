@@ -18,6 +18,7 @@ from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
 from prolepsis.policy.runtime import Policies
+from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -45,6 +46,7 @@ def served(
     tokenizer: ByteTokenizer | None = None,
     policies: Policies | None = None,
     *,
+    rollouts: Rollouts | None = None,
     store: Store | None = None,
     prices: PriceFile | None = None,
     output: Sequence[LoadedPolicy] = (),
@@ -56,6 +58,7 @@ def served(
         tokenizer or ByteTokenizer(),
         metrics,
         policies=policies,
+        rollouts=rollouts,
         store=store,
         prices=prices,
         output=output,

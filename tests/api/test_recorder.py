@@ -15,7 +15,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.records import RequestRecord
@@ -178,16 +179,16 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, store=store)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store)
     [view] = await rollouts.views()
-    await rollouts.command(view.state.rollout_id, "start", "")
+    await rollouts.command(view.id, "start", "")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     [record] = recorded(store)
     assert record.rollout_run is not None
-    assert record.rollout_run.startswith(f"{view.state.rollout_id}#")
+    assert record.rollout_run.startswith(f"{view.id}#")
     assert record.arm in ("canary", "unassigned", "holdout")
     assert record.policy_rule is not None
 
@@ -197,9 +198,11 @@ async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_pat
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
-    app = build(config, engine, ByteTokenizer(), metrics, policies=policies, flags=flags, store=store)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(
+        config, engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, flags=flags, store=store
+    )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
     [record] = recorded(store)

@@ -16,7 +16,8 @@ from prolepsis.audit.verify import verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.store.store import Store, opened_store
@@ -38,11 +39,11 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
     file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
     file.write_text("version: 1\ndefault: {mode: off}\n")
     with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
-        rollouts = Rollouts(memory_store(), lambda _: None, Metrics().rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), lambda _: None, Metrics().registry, model="tiny")
         assert store is not None
-        policies = Policies(open_policy(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
+        policies = Policies(PolicyFile(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
         file.write_text("version: 2\ndefault: {mode: on}\n")
-        await policies.look()
+        await policies.tick()
     loaded, reloaded = entries_of(setting)
     assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
     assert reloaded.versions["policy"].startswith("2@")

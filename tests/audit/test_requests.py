@@ -22,7 +22,8 @@ from prolepsis.core.events import Finished, Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.correctness.replay import Recording, parse, plain
 from prolepsis.engine.client import EngineClient
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
@@ -162,9 +163,17 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
     )
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(audit_sample=1.0), engine, ByteTokenizer(), metrics, policies=policies, store=store)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
+    app = build(
+        ServerConfig(audit_sample=1.0),
+        engine,
+        ByteTokenizer(),
+        metrics,
+        policies=policies,
+        rollouts=rollouts,
+        store=store,
+    )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
             assert (await http.post("/v1/completions", json={**ASKED, **changes})).status_code == 200

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.policy.runtime import Policies
-from prolepsis.policy.stored_policy import StoredPolicy
+from prolepsis.policy.source import StoredPolicy
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
@@ -32,7 +32,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     engine = FakeEngine()
     with closing(opened(sqlite_setting(tmp_path))) as database:
         upgrade(database)
-        rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
         with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
             yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
     structlog.reset_defaults()

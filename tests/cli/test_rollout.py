@@ -9,7 +9,8 @@ import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -34,9 +35,9 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
-    engine, file = FakeEngine(), open_policy(tmp_path / "policy.yaml")
-    rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().rollouts, model="tiny")
-    with served(engine, policies=Policies(file, (), rollouts)) as running:
+    engine, file = FakeEngine(), PolicyFile(tmp_path / "policy.yaml")
+    rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
+    with served(engine, policies=Policies(file, (), rollouts), rollouts=rollouts) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
     structlog.reset_defaults()
 

@@ -21,7 +21,8 @@ from prolepsis.correctness.replay import LAST
 from prolepsis.correctness.runtime import MAX_TRIES, Share
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.store import Store, opened_store
@@ -96,9 +97,9 @@ async def serving(
     metrics, policies = Metrics(), None
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), client.stop_run, metrics.rollouts, model="table")
-        policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
-    app = build(config, client, ByteTokenizer(), metrics, policies=policies, store=store)
+        rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="table")
+        policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
+    app = build(config, client, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

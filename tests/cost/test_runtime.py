@@ -20,7 +20,8 @@ from prolepsis.core.stats import DeviceSeconds, ProposerMemory
 from prolepsis.cost import price_history as prices
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
@@ -69,8 +70,8 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
         parts["prices"] = PriceFile(folder / "prices.yaml")
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-        parts["policies"] = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
+        rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+        parts["policies"], parts["rollouts"] = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts), rollouts
     return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy.check import Known
-from prolepsis.policy.runtime import PolicyFile
+from prolepsis.policy.source import PolicyFile
 
 OFF, ON, BAD = "default: {mode: off}\n", "default: {mode: on}\n", "default: {mode: maybe}\n"
 

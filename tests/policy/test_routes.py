@@ -16,12 +16,14 @@ from prolepsis.audit import chain
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
 from prolepsis.policy import versions
-from prolepsis.policy.routes import PolicyChangedReply, PolicyReply, PolicyTextReply, PolicyVersionsReply
-from prolepsis.policy.runtime import Policies, PolicySource, open_policy
-from prolepsis.policy.stored_policy import StoredPolicy
+from prolepsis.policy.routes import PolicyChangedReply, PolicyReply, PolicyVersionsReply
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
+from prolepsis.policy.versions import PolicyText
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.documents import read
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
 from tests.store.databases import cut_off, opened, sqlite_setting
@@ -35,9 +37,11 @@ class Server:
 
     def __init__(self, source: PolicySource, door: Gateway | None = None) -> None:
         self.engine, metrics = FakeEngine(), Metrics()
-        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
-        self.policies = Policies(source, self.engine.info.proposers, rollouts)
-        self.app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, door, policies=self.policies)
+        self.rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
+        self.policies = Policies(source, self.engine.info.proposers, self.rollouts)
+        self.app = build(
+            ServerConfig(), self.engine, ByteTokenizer(), metrics, door, policies=self.policies, rollouts=self.rollouts
+        )
         self.http = self.client()
 
     def client(self, **headers: str) -> httpx.AsyncClient:
@@ -76,7 +80,7 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert await server.mode() == (None, True)  # no version yet: callers decide alone
         applied = await server.apply(OFF, 0, "start")
         assert applied.status_code == 200, applied.text
-        reply = PolicyChangedReply.model_validate(applied.json())
+        reply = read(PolicyChangedReply, applied.json())
         assert (reply.version, reply.author, reply.reason, reply.warnings) == (1, "developer", "start", [])
         assert await server.mode() == ("2", False)
         assert (await server.apply(ON, 1)).status_code == 200
@@ -85,11 +89,11 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert (back.json()["version"], back.json()["reason"]) == (3, "rolled back to version 1: slow")
         assert await server.mode() == ("2", False)
 
-        listed = PolicyVersionsReply.model_validate((await server.http.get("/admin/policy/versions")).json())
+        listed = read(PolicyVersionsReply, (await server.http.get("/admin/policy/versions")).json())
         assert (listed.in_use, [one.version for one in listed.versions]) == (3, [3, 2, 1])
         texts = [(await server.http.get(f"/admin/policy/versions/{i}")).json() for i in (1, 2, 3)]
-        assert [PolicyTextReply.model_validate(one).text for one in texts] == [OFF, ON, OFF]
-        shown = PolicyReply.model_validate((await server.http.get("/admin/policy")).json())
+        assert [read(PolicyText, one).text for one in texts] == [OFF, ON, OFF]
+        shown = read(PolicyReply, (await server.http.get("/admin/policy")).json())
         assert (shown.source, shown.version, shown.fault) == ("store", 3, None)
         with closing(opened(setting)) as database, database.read() as connection:
             entries = list(chain.entries(connection))
@@ -110,7 +114,7 @@ async def test_who_decided_on_another_version_is_told_both(setting: str) -> None
         assert "version 1 by developer, not version 0" in refused.json()["error"]["message"]
         stale = await other.http.post("/admin/policy/rollback", json={"to": 1, "expect": 7})
         assert (stale.status_code, await other.mode()) == (409, (None, True))
-        await other.policies.look()
+        await other.policies.tick()
         assert await other.mode() == ("1", True)
 
 
@@ -122,7 +126,7 @@ async def test_of_replicas_that_change_it_at_once_one_wins_and_all_follow(postgr
         assert sorted(reply.status_code for reply in replies) == [200, 409, 409, 409]
         [winner] = [i for i, reply in enumerate(replies) if reply.status_code == 200]
         for server in servers:
-            await server.policies.look()
+            await server.policies.tick()
             assert await server.mode() == (str(winner), False)
         assert history(postgresql) == [(1, "developer", f"version: {winner}")]
 
@@ -151,7 +155,7 @@ async def test_one_that_this_server_cannot_use_leaves_the_last_good_one(setting:
             with database.write() as connection:
                 versions.put(connection, "default: {mode: warp}", author="a newer server", expect=1)
             for _ in range(2):
-                await server.policies.look()
+                await server.policies.tick()
                 assert await server.mode() == ("1", True)
             shown = (await server.http.get("/admin/policy")).json()
             assert shown["version"] == 1
@@ -164,7 +168,7 @@ async def test_one_that_this_server_cannot_use_leaves_the_last_good_one(setting:
 async def test_rollouts_of_a_version_come_with_it_and_go_with_it(setting: str) -> None:
     async with replicas(setting, 2) as [one, other]:
         await one.apply(ROLLED_OUT, 0)
-        await other.policies.look()
+        await other.policies.tick()
         for server in (one, other):
             [rollout] = (await server.http.get("/admin/rollouts")).json()["rollouts"]
             assert rollout["rule"] == "default"
@@ -176,7 +180,7 @@ async def test_a_database_that_is_gone_leaves_the_last_version(postgresql: str) 
     async with replicas(postgresql, 1) as [server]:
         await server.apply(OFF, 0)
         with cut_off(postgresql):
-            await server.policies.look()
+            await server.policies.tick()
             assert await server.mode() == ("2", False)
             refused = await server.apply(ON, 1)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "store_unavailable")
@@ -185,7 +189,7 @@ async def test_a_database_that_is_gone_leaves_the_last_version(postgresql: str) 
             async with replicas(postgresql, 1) as [late]:
                 assert await late.mode() == ("not-read", False)
                 assert (await late.http.get("/admin/policy")).json()["version"] is None
-        await server.policies.look()
+        await server.policies.tick()
         assert (await server.http.get("/admin/policy")).json()["fault"] is None
         assert (await server.apply(ON, 1)).status_code == 200
 
@@ -199,32 +203,32 @@ async def test_a_store_that_was_emptied_takes_no_policy_away(tmp_path: Path) -> 
             upgrade(database)
             await server.apply(OFF, 0)
             file.unlink()
-            await server.policies.look()
+            await server.policies.tick()
             assert await server.mode() == ("2", False)
             upgrade(database)
             assert file.exists()
-        await server.policies.look()
+        await server.policies.tick()
         assert await server.mode() == ("2", False)
         assert "has no policy any more; version 1 stays" in (await server.http.get("/admin/policy")).json()["fault"]
 
 
 async def test_where_a_file_is_the_source_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(ON)
-    server = Server(open_policy(tmp_path / "policy.yaml"))
-    shown = PolicyReply.model_validate((await server.http.get("/admin/policy")).json())
+    server = Server(PolicyFile(tmp_path / "policy.yaml"))
+    shown = read(PolicyReply, (await server.http.get("/admin/policy")).json())
     assert (shown.source, shown.version, shown.name) == ("file", None, str(tmp_path / "policy.yaml"))
     for reply in (await server.apply(OFF, 0), await server.http.get("/admin/policy/versions")):
         assert (reply.status_code, reply.json()["error"]["code"]) == (409, "policy_not_in_store")
         assert "policy.yaml" in reply.json()["error"]["message"]
     (tmp_path / "policy.yaml").write_text("default: {mode: warp}")
-    await server.policies.look()
+    await server.policies.tick()
     assert "'warp'" in (await server.http.get("/admin/policy")).json()["fault"]
 
 
 async def test_without_store_and_file_there_is_none() -> None:
     app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-        assert PolicyReply.model_validate((await http.get("/admin/policy")).json()).source == "none"
+        assert read(PolicyReply, (await http.get("/admin/policy")).json()).source == "none"
         refused = await http.put("/admin/policy", json={"text": ON, "expect": 0})
         assert (refused.status_code, "serve with --store" in refused.json()["error"]["message"]) == (409, True)
 

@@ -19,7 +19,8 @@ from prolepsis.api.run import StartedEngine, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import ROLES
@@ -53,9 +54,9 @@ class House:
         file = KeyFile(self.folder / "keys.json")
         record, key = new_key(tenant, roles=roles)
         file.add(record)
-        held = open_policy(self.folder / "policy.yaml")
+        held = PolicyFile(self.folder / "policy.yaml")
         metrics = Metrics()
-        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.rollouts, model="tiny")
+        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
         app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Gateway(Keys(file)), policies=self.policies)
         headers = {"authorization": f"Bearer {key}"}
@@ -174,14 +175,14 @@ async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: Ho
     assert await rule_and_mode() == ("1", False)
     house.write("version: 2\ndefault: {mode: on}\n")
     assert await rule_and_mode() == ("1", False)  # not looked at yet
-    await house.policies.look()
+    await house.policies.tick()
     assert await rule_and_mode() == ("2", True)
     for bad in ("mode: maybe", "mode: off, rollout: {}"):
         house.write(f"version: 3\ndefault: {{{bad}}}\n")
-        await house.policies.look()
+        await house.policies.tick()
         assert await rule_and_mode() == ("2", True)
     house.write("version: 4\ndefault: {mode: off}\n")
-    await house.policies.look()
+    await house.policies.tick()
     assert await rule_and_mode() == ("4", False)
 
 

@@ -12,7 +12,8 @@ from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.observation import observed, values_of
 from prolepsis.rollout.runtime import Rollouts, RolloutView
 from prolepsis.telemetry.metrics import Metrics
@@ -106,16 +107,16 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics = Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-    policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts)
     [view] = await rollouts.views()
     for what in ("start", "promote"):
-        await rollouts.command(view.state.rollout_id, what, "")  # out of shadow
+        await rollouts.command(view.id, what, "")  # out of shadow
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for _ in range(60):
             await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **body})
-    return await rollouts.view(view.state.rollout_id)
+    return await rollouts.view(view.id)
 
 
 def means(view: RolloutView) -> dict[str, tuple[int, float]]:

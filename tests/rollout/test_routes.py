@@ -10,10 +10,12 @@ from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
-from prolepsis.policy.runtime import Policies, open_policy
-from prolepsis.rollout.routes import RolloutHistoryReply, RolloutListReply, RolloutReply
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
+from prolepsis.rollout.routes import RolloutsReply
+from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.documents import read
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
 
@@ -30,13 +32,21 @@ def door(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.rollouts, model="tiny")
-    policies = Policies(open_policy(tmp_path / "policy.yaml"), (), rollouts)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
 
     def client(*roles: str) -> httpx.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
-        app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), policies=policies)
+        app = build(
+            ServerConfig(),
+            engine,
+            ByteTokenizer(),
+            Metrics(),
+            Gateway(Keys(file)),
+            policies=policies,
+            rollouts=rollouts,
+        )
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 
@@ -57,14 +67,14 @@ async def test_roles(door: Any, role: str, reads: int, acts: int) -> None:
 
 async def test_a_change_is_on_record_with_who_and_why(door: Any) -> None:
     http = door("operator", "client")
-    listed = RolloutListReply.model_validate((await http.get("/admin/rollouts")).json())
+    listed = read(RolloutsReply, (await http.get("/admin/rollouts")).json())
     [one] = listed.rollouts
     assert (one.rule, one.phase, one.verdict) == ("default", "off", None)
     started = await http.post(f"/admin/rollouts/{one.id}/start", json={"reason": "ticket 7"})
-    assert RolloutReply.model_validate(started.json()).phase == "running"
+    assert read(RolloutView, started.json()).phase == "running"
     for _ in range(5):
         await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})
-    shown = RolloutHistoryReply.model_validate((await http.get(f"/admin/rollouts/{one.id}")).json())
+    shown = read(RolloutHistory, (await http.get(f"/admin/rollouts/{one.id}")).json())
     [event] = shown.events
     assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
     assert event.policy_version == shown.policy_version

@@ -17,7 +17,8 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.model import Policy
 from prolepsis.policy.reading import parse_policy
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent, RolloutState
 from prolepsis.rollout.runtime import Rollouts, SteadyClock
 from prolepsis.rollout.store import RolloutStore
@@ -79,9 +80,11 @@ class Server:
         (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))
         metrics = Metrics()
         self.metrics = metrics
-        self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.rollouts, model="table", clock=self._clock)
-        policies = Policies(open_policy(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
-        app = build(ServerConfig(), self.client, ByteTokenizer(), metrics, Gateway(), policies=policies)
+        self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.registry, model="table", clock=self._clock)
+        policies = Policies(PolicyFile(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
+        app = build(
+            ServerConfig(), self.client, ByteTokenizer(), metrics, Gateway(), policies=policies, rollouts=self.rollouts
+        )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
@@ -214,7 +217,7 @@ async def test_what_cannot_be_kept_is_not_promoted_and_rolled_back_all_the_same(
         await server.go_on()
     assert (server.state.phase, server.state.stage) == ("running", 1)
     server.damaged = True
-    while (await server.rollouts.view(server.state.rollout_id)).state.phase != "rolled_back":
+    while (await server.rollouts.view(server.state.rollout_id)).phase != "rolled_back":
         assert server.num_asked < 1000
         await server.ask(16)
         await server.go_on()
@@ -244,8 +247,8 @@ async def test_with_a_manual_gate_somebody_starts_and_promotes(tmp_path: Path) -
     await server.go_on()
     assert server.store.states() == {}
     [view] = await server.rollouts.views()
-    assert (view.state.phase, view.rule) == ("off", "code")
-    rollout_id = view.state.rollout_id
+    assert (view.phase, view.rule) == ("off", "code")
+    rollout_id = view.id
     await server.rollouts.command(rollout_id, "start", "by me")
     await server.until("gate", 0)
     await server.go_on(10_000.0)
@@ -268,10 +271,10 @@ async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(server: Server) 
     await server.ask(20)
     [before] = await server.rollouts.views()
     assert before.num_canary + before.num_control > 0
-    first = open_policy(server.folder / "policy.yaml").policy
+    first = PolicyFile(server.folder / "policy.yaml").policy
     server.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic").replace("0.4", "0.3"), "edited")[0])
     [edited] = await server.rollouts.views()
-    assert (edited.state.phase, edited.num_canary) == ("off", 0)
+    assert (edited.phase, edited.num_canary) == ("off", 0)
     server.rollouts.adopt(first)
     assert list(await server.rollouts.views()) == [before]
 
@@ -281,7 +284,7 @@ async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(server: Server) 
     await server.go_on(1.0)
     server.rollouts.adopt(first)
     [after] = await server.rollouts.views()
-    assert (after.state.phase, after.num_canary) == ("held", before.num_canary)
+    assert (after.phase, after.num_canary) == ("held", before.num_canary)
 
 
 async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(server: Server, tmp_path: Path) -> None:

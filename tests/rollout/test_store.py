@@ -176,9 +176,9 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_t
                 await server.go_on()
             assert {("canary", "on"), ("unassigned", "off")} <= set(server.arms)
             view = await server.rollouts.view(rollout_id)
-            assert (view.state.phase, view.state.stage) == ("running", 1), "what cannot be kept does not happen"
+            assert (view.phase, view.stage_number) == ("running", 1), "what cannot be kept does not happen"
             server.damaged = True
-            while (await server.rollouts.view(rollout_id)).state.phase != "rolled_back":
+            while (await server.rollouts.view(rollout_id)).phase != "rolled_back":
                 assert server.num_asked < 1000
                 await server.ask(16)
                 await server.go_on()
@@ -192,6 +192,6 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_t
         await server.go_on()
         assert server.changes[-1] == ("rolled_back", "canary 30%")
         await again.go_on()
-        assert (await again.rollouts.view(rollout_id)).state.phase == "rolled_back"
+        assert (await again.rollouts.view(rollout_id)).phase == "rolled_back"
         await server.close()
         await again.close()

@@ -16,7 +16,8 @@ from prolepsis.api.run import serve
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.telemetry.metrics import Metrics
@@ -34,13 +35,15 @@ class House:
     def __init__(self, provider: FeatureProvider | None, folder: Path, policy: str | None = None) -> None:
         self.engine = FakeEngine()
         self.metrics = Metrics()
-        policies = None
+        policies, rollouts = None, None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(memory_store(), self.engine.stop_run, self.metrics.rollouts, model="tiny")
-            policies = Policies(open_policy(folder / "policy.yaml"), (), rollouts)
+            rollouts = Rollouts(memory_store(), self.engine.stop_run, self.metrics.registry, model="tiny")
+            policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
         config = ServerConfig(kill_file=folder / "kill.json")
-        self.app: FastAPI = build(config, self.engine, ByteTokenizer(), self.metrics, policies=policies, flags=provider)
+        self.app: FastAPI = build(
+            config, self.engine, ByteTokenizer(), self.metrics, policies=policies, rollouts=rollouts, flags=provider
+        )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     async def ask(self, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:

@@ -26,7 +26,8 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.policy.runtime import Policies, open_policy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
@@ -173,11 +174,11 @@ async def running_server(
             emit(audit_event(event))
 
         made.rollouts = Rollouts(
-            RolloutStore(store.database), client.stop_run, metrics.rollouts, model=client.info.model, tell=tell
+            RolloutStore(store.database), client.stop_run, metrics.registry, model=client.info.model, tell=tell
         )
-        policies = Policies(open_policy(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
+        policies = Policies(PolicyFile(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFileProvider(folder / "flags.yaml")
-    app = build(server, client, tokenizer, metrics, policies=policies, flags=flags, store=store)
+    app = build(server, client, tokenizer, metrics, policies=policies, rollouts=made.rollouts, flags=flags, store=store)
     try:
         async with (
             app.router.lifespan_context(app),

@@ -39,7 +39,8 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.routes import rollout_routes
-from prolepsis.rollout.shadow import ShadowFeature
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftStreams
@@ -75,6 +76,7 @@ def build(
     gateway: Gateway | None = None,
     *,
     policies: Policies | None = None,
+    rollouts: Rollouts | None = None,
     flags: FeatureProvider | None = None,
     prices: PriceFile | None = None,
     store: Store | None = None,
@@ -102,10 +104,9 @@ def build(
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     delivery = DeliveryFeature(metrics.registry)
     shadow = ShadowFeature(partial(version_of, DRAFT_HEAD))
-    replays = _replays(config, client, metrics.registry, admission, policies=policies, kill=kill_switch, emit=emit)
+    replays = _replays(config, client, metrics.registry, admission, rollouts=rollouts, kill=kill_switch, emit=emit)
     audit = _audit(config, client, tokenizer, store, replays, emit=emit)
-    rollouts = policies.rollouts if policies else None
-    listeners = (recorder, audit, costs, rollouts, shadow, replays, delivery)
+    listeners = (recorder, audit, costs, policies, rollouts, shadow, replays, delivery)
     found: Sequence[Feature | None] = (kill_switch, flag_feature, *listeners, breaker, drift)
     features: Sequence[Feature] = [feature for feature in found if feature is not None]
     room = Room(
@@ -121,13 +122,13 @@ def build(
         emit=emit,
         output=OutputPolicies(output, OutputMetrics(metrics.registry)),
         delivery=delivery,
-        shadow=shadow,
         replays=replays,
         features=features,
     )
     info = client.info
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    routes = (*_routes(room, metrics), *(route for feature in features for route in feature.routes))
+    own = [route for feature in features for route in feature.routes]
+    routes = (*_routes(room, metrics), *rollout_routes(rollouts), *own)
     app = Application(routes, partial(_while_serving, room))
     app.state.admission = admission
     app.state.features = features
@@ -143,11 +144,9 @@ def build(
 @asynccontextmanager
 async def _while_serving(room: Room, _: Application) -> AsyncGenerator[None, None]:
     """Run what looks at clocks and files beside the requests; close the engine at the end."""
-    policies = room.policies
     for feature in room.features:
         await contained_tick(feature)
     parts = [room.admission.run()]
-    parts += [policies.run()] if policies else []
     parts += [feature.run() for feature in room.features]
     running = [asyncio.create_task(part) for part in parts]
     yield
@@ -166,8 +165,7 @@ def _routes(room: Room, metrics: Metrics) -> Sequence[Route]:
         *generation_routes(room),
         *tokenization_routes(room),
         *status_routes(room, metrics),
-        *rollout_routes(room),
-        *policy_routes(room),
+        *policy_routes(room.policies),
         *evidence_routes(room),
     )
 
@@ -232,7 +230,7 @@ def _replays(
     registry: CollectorRegistry,
     admission: AdmissionController,
     *,
-    policies: Policies | None,
+    rollouts: Rollouts | None,
     kill: KillSwitch,
     emit: Emit,
 ) -> ReplayFeature:
@@ -243,8 +241,8 @@ def _replays(
             kill.turn(on=True, by=REPLAYS, reason=reason)
 
     def count(assignment: Assignment, right: bool) -> None:
-        if policies is not None:
-            policies.rollouts.observe(assignment, {"correctness": float(right)}, late=True)
+        if rollouts is not None:
+            rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
     settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(admission.has_room, config.replay_beside)

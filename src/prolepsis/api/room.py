@@ -14,7 +14,6 @@ from prolepsis.core.errors import ModelNotFound
 from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
-from prolepsis.rollout.shadow import ShadowFeature
 from prolepsis.safety.flags_runtime import FlagsFeature
 from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.web.caller import Caller
@@ -39,7 +38,6 @@ class Room:
     emit: Emit
     output: OutputPolicies
     delivery: DeliveryFeature
-    shadow: ShadowFeature
     replays: ReplayFeature
     features: Sequence[Feature]
     """All of them, for what every request tells them."""

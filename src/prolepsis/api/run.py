@@ -19,6 +19,7 @@ from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import announce, check_exposure, check_tls, gateway_protocol
+from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
@@ -28,8 +29,8 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo
-from prolepsis.policy.runtime import Policies, PolicySource, open_policy
-from prolepsis.policy.stored_policy import StoredPolicy
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
@@ -72,7 +73,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     )
     with bind(config) as listener:
         keys = _keys(config)
-        file = open_policy(config.policy) if config.policy else None
+        file = PolicyFile(config.policy, KNOWN) if config.policy else None
         flags = flag_provider(config)
         prices = PriceFile(config.prices, config.price) if config.prices else None
         output = read_output_policies(config.output_policies) if config.output_policies else []
@@ -80,12 +81,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_tls(config)
         metrics = Metrics()
         with opened_store(config, metrics.registry) as store:
-            source = file or (StoredPolicy(store.database) if store else None)
+            source = file or (StoredPolicy(store.database, KNOWN) if store else None)
             kept = _rollout_store(store) if source else None
             engine = start_engine(engine_config, metrics)
             emit = AuditLog(store.writer if store else None).record
             emit(_started(engine.client.info, engine_config, config))
-            policies = None
+            policies, rollouts = None, None
             if source and kept:
                 rollouts = _rollouts(kept, engine.client, metrics, emit)
                 policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
@@ -97,6 +98,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
                 metrics,
                 door,
                 policies=policies,
+                rollouts=rollouts,
                 flags=flags,
                 prices=prices,
                 store=store,
@@ -126,7 +128,7 @@ def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit:
     def record(event: RolloutEvent) -> None:
         emit(audit_event(event))
 
-    return Rollouts(store, client.stop_run, metrics.rollouts, model=client.info.model, tell=record)
+    return Rollouts(store, client.stop_run, metrics.registry, model=client.info.model, tell=record)
 
 
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:

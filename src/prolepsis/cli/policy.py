@@ -228,7 +228,7 @@ def _show_changed(changed: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _findings(policy: Policy, document: Document) -> list[Finding]:
-    from prolepsis.policy.runtime import KNOWN
+    from prolepsis.api.openai.facts import KNOWN
 
     return located(check_policy(policy, KNOWN), document)
 

@@ -1,103 +1,60 @@
-"""The policy in use, as its file has it: taken over as a whole when it is right, otherwise the last good one stays."""
+"""The policy in use while serving: it follows its source, and gives each request the terms of a rule."""
 
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Literal, Protocol
 
 import structlog
 
-from prolepsis.api.admission.load_shedding import TIERS
-from prolepsis.api.openai.facts import GENERATION_ROUTES
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
-from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, RequestFacts
-from prolepsis.core.files import LastGood, Reload
-from prolepsis.core.yaml_document import read_text
-from prolepsis.policy.check import NOTHING_KNOWN, Known, check, usable_policy
+from prolepsis.policy.check import Known, check
 from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms
-from prolepsis.rollout.runtime import Rollouts
-from prolepsis.web.caller import ROLES
+from prolepsis.policy.source import PolicySource
+from prolepsis.web.feature import Feature
+
+_NO_POLICY = Policy()
 
 log = structlog.get_logger(__name__)
 
 
-class PolicyFile(LastGood[Policy]):
-    """Holds the last good policy of a file."""
+class Assigner(Protocol):
+    """The rollouts, as the policy sees them."""
 
-    def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
-        """Raises `ConfigError` where the file has no usable policy."""
-        self._known = known
-        super().__init__(path)
+    def adopt(self, policy: Policy) -> None:
+        """Roll out the rules of this policy that ask for it, and no others."""
 
-    @property
-    def policy(self) -> Policy:
-        return self.value
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    def _read(self) -> str:
-        return read_text(self.path, "policy")
-
-    def _parse(self, text: str) -> Policy:
-        return usable_policy(text, self.name, self._known)
-
-    def _version(self, policy: Policy) -> str:
-        return policy.full_version
-
-
-LOOK_EVERY_S = 0.8
-"""How often the source is looked at for changes."""
-KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
-"""Names that exist on every server."""
-_NO_POLICY = Policy()
-
-
-class PolicySource(Protocol):
-    """Where the policy is kept: a file, or the store."""
-
-    @property
-    def policy(self) -> Policy | None:
-        """The last good one; None where there is none yet."""
-
-    @property
-    def name(self) -> str:
-        """What people call the source."""
-
-    @property
-    def fault(self) -> str:
-        """Why what is there now is not in use; empty where it is."""
-
-    def look(self) -> Reload:
-        """Take over what changed; may block, and raises nothing."""
+    def assign(self, rule: str, key: str) -> Assignment:
+        """Return the assignment of the request with `key`; the adopted policy rolls out `rule`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What the policy says of one request."""
+    """The rule that matches one request, with its terms."""
 
     rule: str
     terms: Terms
     policy_version: str
     assignment: Assignment | None = None
-    """What the rule's rollout gives the request; None where the rule is not rolled out."""
+    """If the rule is rolled out."""
     flags: tuple[FlagDecision, ...] = ()
-    """What the flags said that rules ask."""
+    """Decisions of the flags that rules name."""
 
 
-class Policies:
-    """Holds the policy in use with its rollouts; both change in one step of the event loop that it belongs to."""
+class Policies(Feature):
+    """Holds the policy in use; it and its rollouts change in one step of the event loop that they belong to."""
+
+    name = "policy"
+    period_s = 0.8
 
     def __init__(
         self,
         source: PolicySource,
         loaded: Collection[str],
-        rollouts: Rollouts,
+        rollouts: Assigner,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         emit: Emit = discard,
@@ -106,15 +63,14 @@ class Policies:
     ) -> None:
         """`loaded`: proposers of the engine; `flags`, `replays`: whether flags are asked, requests decoded again.
 
-        `audit`: the audit log. The log of the server says where a rule waits in vain for what is not there.
+        `emit` takes events for the audit log. The log of the server warns of rules that wait for something absent.
         """
         self.now = now
         self.source = source
         self.policy: Policy | None = None
-        self.rollouts = rollouts
-        """Of the policy in use."""
         self.known = Known(loaded=loaded, flags=flags, replays=replays)
-        """What there is on this server."""
+        """The names and features of this server."""
+        self._rollouts = rollouts
         self._emit = emit
         self._lock = asyncio.Lock()
         if source.fault:
@@ -124,18 +80,18 @@ class Policies:
 
     @property
     def version(self) -> str:
-        """Of the policy in use; empty where there is none."""
+        """Of the policy in use; empty if there is none."""
         return self.policy.full_version if self.policy else ""
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """The flags that have to be asked of a request before its ruling."""
+        """The flags to be evaluated for a request before its ruling."""
         return self.policy.flag_names if self.policy else ()
 
     def ruling(self, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()) -> Ruling | None:
-        """Return the terms of the first rule that matches; None where there is no policy, and callers decide alone.
+        """Return the terms of the first rule that matches; None if there is no policy, so callers decide alone.
 
-        `flags`: what those said that rules ask; one that was not asked is false.
+        `flags`: decisions of the flags that rules name; a flag without one is false.
         """
         policy = self.policy
         if policy is None:
@@ -146,20 +102,11 @@ class Policies:
         assignment = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
-            assignment = self.rollouts.assign(name, facts.targeting_key)
+            assignment = self._rollouts.assign(name, facts.targeting_key)
         return Ruling(name, terms, policy.full_version, assignment, flags)
 
-    async def run(self) -> None:
-        """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except Exception:  # contained: if control fails, the last policy stays
-                log.exception("policy_not_looked_at")
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    async def look(self) -> None:
-        """Take over what the source has now; the last good policy stays where that cannot be used."""
+    async def tick(self) -> None:
+        """Take over new content of the source; the last good policy stays if that cannot be used."""
         async with self._lock:
             seen = await asyncio.to_thread(self.source.look)
             if seen.refused is not None:
@@ -170,7 +117,7 @@ class Policies:
 
     def _take(self, what: Literal["loaded", "reloaded"]) -> None:
         policy, source = self.source.policy, self.source.name
-        self.rollouts.adopt(policy or _NO_POLICY)
+        self._rollouts.adopt(policy or _NO_POLICY)
         before, self.policy = self.policy, policy
         version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
         log.info(f"policy_{what}", source=source, version=version, rules=rules)
@@ -186,8 +133,3 @@ class Policies:
         )
         for finding in check(policy, self.known) if policy else ():
             log.warning("policy_warning", finding=finding.in_file(source))
-
-
-def open_policy(path: Path) -> PolicyFile:
-    """Return the policy file a server is to use; raises `ConfigError` where it holds no usable policy."""
-    return PolicyFile(path, KNOWN)

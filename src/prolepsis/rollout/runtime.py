@@ -1,13 +1,14 @@
-"""The rollouts of a server: steps them on a clock, keeps what changes, and tells the engine what to stop."""
+"""The rollouts of a server: they are stepped on a clock and stored, and the engine stops what is rolled back."""
 
 import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.ended import Assignment, RequestEnded
@@ -17,6 +18,7 @@ from prolepsis.rollout.live import LiveRollout, referenced, step_with_references
 from prolepsis.rollout.machine import (
     ACTIVE,
     Command,
+    Phase,
     RolloutEvent,
     RolloutState,
     Transition,
@@ -25,20 +27,17 @@ from prolepsis.rollout.machine import (
     outcome_on,
     verdict_on,
 )
+from prolepsis.rollout.metrics import RolloutMetrics
 from prolepsis.rollout.observation import observed
-from prolepsis.rollout.settings import RolloutSettings
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict
-from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.web.feature import Feature
 
-TICK_S = 2.0
-"""How often rollouts are looked at."""
 MAX_LEFT = 32
-"""Rollouts of earlier policies that are held, should they be put back."""
+"""Rollouts of earlier policies that are kept in memory, in case their rules return."""
 KEEP_EVERY_S = 10.0
-"""How often evidence is kept for other replicas and the next start, at most."""
+"""Least time between two writes of evidence, for other replicas and the next start."""
 
 log = structlog.get_logger(__name__)
 
@@ -54,60 +53,82 @@ class SteadyClock:
         return self._start + self._monotonic()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """One rollout as it stands, for people."""
+    """One rollout as it stands."""
 
+    id: str
     rule: str
-    settings: RolloutSettings
-    state: RolloutState
-    verdict: Verdict | None
+    policy_version: str
+    phase: Phase
+    stage: str
+    """Name of the current stage, or of the last one once the rollout is on."""
+    stage_number: int
+    num_stages: int
+    share: float
+    """Of requests that get the mode of the rule, 0 to 1."""
+    holdout: float
+    """Share of requests that stay plain throughout."""
+    run: int
+    version: int
+    since: float
+    """When the stage began (Unix time), moved on by the time that it was held."""
     num_canary: int
+    """Requests of the stage that finished, by arm."""
     num_control: int
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutHistory(RolloutView):
+    """One rollout with its events, oldest first."""
+
+    events: list[RolloutEvent]
 
 
 class Rollouts(Feature):
-    """Holds the rollouts of the policy in use. Belongs to one event loop; what blocks runs in threads.
+    """Holds the rollouts of the policy in use. Belongs to one event loop; blocking work runs in threads.
 
-    Where looking at a rollout fails, or nothing can be kept, requests go on by the last state. A rollback takes effect
-    all the same and is kept later.
+    If a step fails, or a change cannot be stored, requests are served by the last state. A rollback takes effect all
+    the same and is stored later.
     """
 
     name = "rollout"
+    period_s = 2.0
 
     def __init__(
         self,
         store: RolloutStore,
         stop_run: Callable[[str], None],
-        metrics: RolloutMetrics,
+        registry: CollectorRegistry,
         *,
         model: str,
         tell: Callable[[RolloutEvent], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`tell` hears of every change made here.
+        """`tell` is called with every change made here.
 
-        Where the journal cannot be read now, rollouts stand at off, so plain, until it can.
+        If the store cannot be read now, rollouts are off, so requests are plain, until it can.
         """
         self._store = store
         self._stop_run = stop_run
-        self._metrics = metrics
+        self._metrics = RolloutMetrics(registry)
         self._model = model
         self._tell = tell
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
         self._left: tuple[LiveRollout, ...] = ()
-        """Those that the policy has no more, the last ones: put back, they go on with what they saw."""
+        """The last rollouts whose rules the policy lost: if a rule returns, its rollout goes on with its evidence."""
         self._stored = _read_at_start(store)
         self._policy_version = ""
         self._unkept: dict[str, list[RolloutEvent]] = {}
-        """Events of rollbacks that took effect and could not be kept, by rollout."""
+        """Events of rollbacks that took effect and could not be stored, by rollout."""
         self._kept_at = self._clock()
         self._lock = asyncio.Lock()
 
     def adopt(self, policy: Policy) -> None:
-        """Roll out what this policy rolls out; rollouts that it has no more are left where they stand."""
+        """Roll out the rules of this policy that ask for it; the other rollouts stay where they are."""
         self._policy_version = policy.full_version
         known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}
@@ -123,9 +144,9 @@ class Rollouts(Feature):
         self._left = tuple(known.values())[-MAX_LEFT:]
 
     def assign(self, rule: str, key: str) -> Assignment:
-        """Return what the request with `key` gets; `rule` is one that the adopted policy rolls out."""
+        """Return the assignment of the request with `key`; the adopted policy rolls out `rule`."""
         assignment = self._live[rule].assign(key)
-        self._metrics.placed(rule, assignment.arm, assignment.mode)
+        self._metrics.assigned(rule, assignment.arm, assignment.mode)
         return assignment
 
     def on_request_end(self, ended: RequestEnded) -> None:
@@ -145,52 +166,67 @@ class Rollouts(Feature):
             if live.target.rollout_id == assignment.rollout_id:
                 live.observe(assignment, values, late=late)
 
-    async def run(self) -> None:
-        """Look at the rollouts until cancelled; keep what was seen at the end."""
-        try:
-            while True:
-                await self.tick()
-                await asyncio.sleep(TICK_S)
-        finally:
-            with suppress(StoreUnavailable):
-                await self._keep_evidence()
+    async def close(self) -> None:
+        """Store the evidence for the next start."""
+        with suppress(StoreUnavailable):
+            await self._keep_evidence()
 
     async def tick(self) -> None:
-        """Take in what other replicas did, then look at every rollout."""
+        """Take in the changes of other replicas, then step every rollout."""
         if not self._live and not self._left:
             return
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             for rule, live in list(self._live.items()):
-                await _contained("rollout_not_looked_at", self._look(rule, live))
+                await _contained("rollout_not_stepped", self._step(rule, live))
 
     async def command(self, rollout_id: str, what: Command, reason: str) -> RolloutView:
-        """Do by hand what `what` says; raises `RolloutNotFound`, and `RolloutConflict` where it cannot be done now."""
+        """Carry out an operator's command; raises `RolloutNotFound`, and `RolloutConflict` if the state excludes it."""
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             live = self._find(rollout_id)
             try:
-                stepped = _by_hand(live, live.state, what, self._clock(), reason)
+                transition = _by_hand(live, live.state, what, self._clock(), reason)
             except InvalidParameter as error:
                 raise RolloutConflict(str(error), param="command") from None
-            if not await self._change(live, stepped):
-                message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be kept"
+            if not await self._change(live, transition):
+                message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be stored"
                 raise RolloutConflict(message)
         return await self.view(rollout_id)
 
     async def view(self, rollout_id: str) -> RolloutView:
-        """Return one rollout with what the evidence says now; raises `RolloutNotFound`."""
+        """Return one rollout with the present verdict; raises `RolloutNotFound`."""
         live = self._find(rollout_id)
-        state, evidence = live.state, live.all_evidence
+        state, settings, evidence = live.state, live.settings, live.all_evidence
         is_judged = state.phase in ACTIVE
-        verdict = await asyncio.to_thread(verdict_on, state, evidence, live.settings) if is_judged else None
-        return RolloutView(live.target.rule, live.settings, state, verdict, evidence.num_canary, evidence.num_control)
+        return RolloutView(
+            id=state.rollout_id,
+            rule=live.target.rule,
+            policy_version=state.policy_version,
+            phase=state.phase,
+            stage=settings.stages[state.stage].name,
+            stage_number=state.stage,
+            num_stages=len(settings.stages),
+            share=canary_share(state, settings),
+            holdout=settings.holdout,
+            run=state.run,
+            version=state.version,
+            since=state.stage_since,
+            num_canary=evidence.num_canary,
+            num_control=evidence.num_control,
+            verdict=await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None,
+        )
+
+    async def history(self, rollout_id: str) -> RolloutHistory:
+        """Return one rollout with its events; raises `RolloutNotFound` and `StoreUnavailable`."""
+        view, events = await self.view(rollout_id), await self.events(rollout_id)
+        return RolloutHistory(**{f.name: getattr(view, f.name) for f in fields(RolloutView)}, events=[*events])
 
     async def views(self) -> Sequence[RolloutView]:
         return [await self.view(live.target.rollout_id) for live in list(self._live.values())]
 
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
-        """Return what happened to a rollout, oldest first."""
+        """Return the events of a rollout, oldest first; raises `StoreUnavailable`."""
         kept = await asyncio.to_thread(self._store.events, rollout_id)
         return [*kept, *self._unkept.get(rollout_id, ())]
 
@@ -203,7 +239,7 @@ class Rollouts(Feature):
         raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:
-        """Take in states and evidence of other replicas; keep what could not be kept before, and our evidence."""
+        """Take in states and evidence of other replicas; store pending rollbacks, and our evidence if it is time."""
         self._stored.update(await asyncio.to_thread(self._store.states))
         now = self._clock()
         is_due = now - self._kept_at >= KEEP_EVERY_S
@@ -222,21 +258,21 @@ class Rollouts(Feature):
             await self._keep_evidence()
 
     def _follow(self, live: LiveRollout, stored: RolloutState | None) -> None:
-        """Go on from what another replica kept, unless a rollback of ours is still to be kept over it."""
+        """Go on from a state that another replica stored, unless a rollback of ours is still to be stored over it."""
         if stored is None or live.target.rollout_id in self._unkept:
             return
         if stored.version > live.state.version:
             self._take(live, stored, ())
 
     async def _keep_evidence(self) -> None:
-        """Keep what was seen of stages that go on."""
+        """Store the evidence of stages that go on."""
         lives = [live for live in self._live.values() if live.state.phase in ACTIVE]
         seen = [live.evidence for live in lives if live.evidence.num_canary + live.evidence.num_control]
         if seen:
             await asyncio.to_thread(self._store.keep_evidence, seen)
 
     async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
-        """Keep a rollback that took effect already, over whatever was kept meanwhile."""
+        """Store a rollback that took effect already, over the state that was stored meanwhile."""
         rollout_id = live.target.rollout_id
         state = replace(live.state, version=1 + (stored.version if stored else 0))
         if await asyncio.to_thread(self._store.swap, state, self._unkept[rollout_id]):
@@ -244,22 +280,22 @@ class Rollouts(Feature):
             self._stored[rollout_id] = state
             live.take(state)
 
-    async def _look(self, rule: str, live: LiveRollout) -> None:
+    async def _step(self, rule: str, live: LiveRollout) -> None:
         before, now, evidence = live.state, self._clock(), live.all_evidence
-        stepped, outcome = await asyncio.to_thread(_looked_at, live, before, evidence, now)
-        if stepped[0] != before:
-            await self._change(live, stepped)
+        transition, outcome = await asyncio.to_thread(_stepped, live, before, evidence, now)
+        if transition[0] != before:
+            await self._change(live, transition)
             outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
         self._show(rule, live)
         self._metrics.judged(rule, outcome)
 
-    async def _change(self, live: LiveRollout, stepped: Transition) -> bool:
-        """Keep a change and let it take effect; return whether it did."""
-        after, events = stepped
+    async def _change(self, live: LiveRollout, transition: Transition) -> bool:
+        """Store a change and let it take effect; return whether it did."""
+        after, events = transition
         try:
             kept = await asyncio.to_thread(self._store.swap, after, events)
-        except Exception as error:  # contained: a journal that fails must not keep harm in service
-            log.error("rollout_not_kept", rollout=after.rollout_id, phase=after.phase, error=str(error))
+        except Exception as error:  # contained: a failing store must not keep harm in service
+            log.error("rollout_not_stored", rollout=after.rollout_id, phase=after.phase, error=str(error))
             self._metrics.not_kept.inc()
             if after.phase != "rolled_back":
                 return False
@@ -286,11 +322,11 @@ class Rollouts(Feature):
                 stage=event.stage,
                 reason=event.reason,
                 policy=event.policy_version,
-                guardrails=[_told(finding) for finding in event.verdict.guardrails] if event.verdict else [],
+                guardrails=[_logged(one) for one in event.verdict.guardrails] if event.verdict else [],
             )
 
     def _ours(self, state: RolloutState) -> RolloutState:
-        """Return the state under the policy in use, its stage begun by now: a clock set back holds up nothing."""
+        """Return the state under the policy in use, with no time in the future: the clock may have been set back."""
         now = self._clock()
         held_at = None if state.held_at is None else min(state.held_at, now)
         since = min(state.stage_since, now)
@@ -315,33 +351,33 @@ def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float,
     return referenced(before, after, live.histories, live.settings), events
 
 
-def _looked_at(
+def _stepped(
     live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float
 ) -> tuple[Transition, Outcome]:
-    """Return what becomes of a rollout now, and what its evidence says of the stage it is at."""
+    """Return the next step of a rollout, and the outcome of its present stage."""
     if before.phase == "off" and live.target.starts_itself:
-        stepped = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
+        transition = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")
     else:
-        stepped = step_with_references(before, evidence, live.histories, now, live.settings)
-    return stepped, outcome_on(before, evidence, live.settings)
+        transition = step_with_references(before, evidence, live.histories, now, live.settings)
+    return transition, outcome_on(before, evidence, live.settings)
 
 
 async def _contained(event: str, work: Awaitable[None]) -> None:
-    """Run a part of control; where it fails, the last states go on."""
+    """Await a part of the control loop; if it fails, the last states stay."""
     try:
         await work
-    except Exception as error:  # contained: requests are served whatever becomes of control
+    except Exception as error:  # contained: a failure of control must not affect requests
         log.error(event, error=f"{type(error).__name__}: {error}")
 
 
-def _told(finding: GuardrailResult) -> dict[str, object]:
+def _logged(result: GuardrailResult) -> dict[str, object]:
     return {
-        "guardrail": finding.name,
-        "outcome": finding.outcome,
-        "estimate": round(finding.estimate, 4),
-        "allowed": round(finding.allowed, 4),
-        "canary": finding.num_canary,
-        "control": finding.num_control,
+        "guardrail": result.name,
+        "outcome": result.outcome,
+        "estimate": round(result.estimate, 4),
+        "allowed": round(result.allowed, 4),
+        "canary": result.num_canary,
+        "control": result.num_control,
     }
 
 

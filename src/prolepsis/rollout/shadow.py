@@ -1,22 +1,20 @@
-"""What speculation would bring, from requests in shadow: ratios with intervals, the request as the unit."""
+"""The gain from speculation, estimated from requests in shadow mode: ratios with intervals, the request as the unit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
-from prolepsis.core.ended import RequestEnded
-from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
-from prolepsis.web.feature import Feature
+from prolepsis.core.stats import ProposerCounts, RequestStats
 
 Z = 1.96
 """Standard errors of a 95 % interval."""
 LEAST_REQUESTS = 20
-"""Below so many there is no interval."""
+"""With fewer requests there is no interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A ratio with its 95 % interval; None where there is too little for that."""
+    """A ratio with its 95 % interval; None if there are too few requests for an interval."""
 
     value: float
     low: float | None = None
@@ -46,7 +44,7 @@ class RatioSums:
 
     @property
     def estimate(self) -> Estimate | None:
-        """None where the denominator is 0."""
+        """None if the denominator is 0."""
         if self.n <= 0.0:
             return None
         ratio = self.x / self.n
@@ -98,7 +96,7 @@ class TrafficClassEvidence:
             self._add_proposer(name, shadow, num_tokens)
 
     def _add_proposer(self, name: str, shadow: Mapping[str, ProposerCounts], num_tokens: int) -> None:
-        """Requests without a draft of it save nothing; those before its first one are made up for."""
+        """Requests without a draft of it save nothing, and so do the requests before its first draft."""
         known = self.proposers.get(name)
         if known is None:
             known = self.proposers[name] = ProposerEvidence(saved=_nothing_saved(self.saved, num_tokens))
@@ -128,45 +126,15 @@ def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
 
 
 class ShadowEvidence:
-    """By traffic class, since what is drafted with was last exchanged."""
+    """By traffic class, since draft head or policy last changed."""
 
     def __init__(self) -> None:
         self.version = ""
         self.traffic_classes: dict[str, TrafficClassEvidence] = {}
 
     def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
-        """Take in a request in shadow that has ended; another version of heads or policy begins anew."""
+        """Take in a request in shadow that has ended; another version of draft head or policy starts afresh."""
         if version != self.version:
             self.version, self.traffic_classes = version, {}
         if stats.num_output_tokens:
             self.traffic_classes.setdefault(traffic_class, TrafficClassEvidence()).add(stats)
-
-
-_TELLS: tuple[EffectiveReason, ...] = (
-    "compared",
-    "no_draft",
-    "not_worth_it",
-    "too_costly",
-    "backoff",
-    "breaker_open",
-    "no_decode",
-)
-"""Reasons of requests that say what speculation would have brought; others were stopped or stored."""
-
-
-class ShadowFeature(Feature):
-    """Gathers the evidence. Belongs to one event loop."""
-
-    name = "shadow"
-
-    def __init__(self, version: Callable[[], str] = str) -> None:
-        """`version`: of what is drafted with; the evidence belongs to one."""
-        self.evidence = ShadowEvidence()
-        self._version = version
-
-    def on_request_end(self, ended: RequestEnded) -> None:
-        """Take in the prompts of a request that drafted in shadow."""
-        for prompt in ended.prompts:
-            request, stats = prompt.request, prompt.stats
-            if request.speculation.mode == "shadow" and prompt.has_engine_stats and stats.mode.reason in _TELLS:
-                self.evidence.add(request.traffic_class, stats, self._version())

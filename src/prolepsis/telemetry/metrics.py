@@ -19,7 +19,6 @@ from prometheus_client import (
 )
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.rollouts import RolloutMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -38,7 +37,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.spec_decode = SpecDecodeCounters(self.registry)
         self._shadow = ShadowCounters(self.registry)
-        self.rollouts = RolloutMetrics(self.registry)
         self._requests = _Requests(self.registry)
         self._engine = _Engine(self.registry)
         self._http = Counter(

@@ -4,14 +4,20 @@ import math
 import secrets
 from datetime import datetime
 
+from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.bodies import STRUCTURED_FORMS, ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.context import RequestContext
+from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.facts import RequestFacts, stated_language
 from prolepsis.core.requests import SamplingDefaults, SamplingParams
+from prolepsis.policy.check import Known
+from prolepsis.web.caller import ROLES
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
+"""Names that a policy may use on every server."""
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 """No rule may depend on what they hold."""
 

@@ -1,0 +1,113 @@
+"""Evidence from requests in shadow mode while serving, and /admin/shadow."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.stats import EffectiveReason
+from prolepsis.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
+from prolepsis.web.feature import Feature
+from prolepsis.web.routes import READERS, Route, Routes
+
+_CONCLUSIVE: tuple[EffectiveReason, ...] = (
+    "compared",
+    "no_draft",
+    "not_worth_it",
+    "too_costly",
+    "backoff",
+    "breaker_open",
+    "no_decode",
+)
+"""Reasons of requests that show the gain from speculation; other requests were stopped or not decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowProposer:
+    """One proposer in one traffic class."""
+
+    proposer: str
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    """Draft tokens that verification would have accepted."""
+    acceptance_rate: Estimate | None
+    saved: Estimate | None
+    """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowTrafficClass:
+    """All requests in shadow mode of one traffic class."""
+
+    traffic_class: str
+    num_requests: int
+    num_tokens: int
+    expected_speedup: Estimate | None
+    """Tokens per second with speculation over without."""
+    cost: Estimate | None
+    """Share of the requests' time that drafting in shadow took."""
+    proposers: list[ShadowProposer]
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowReply:
+    version: str
+    """Of draft head and policy; all figures belong to it."""
+    traffic_classes: list[ShadowTrafficClass]
+
+
+class ShadowFeature(Feature):
+    """Gathers the evidence. Belongs to one event loop."""
+
+    name = "shadow"
+
+    def __init__(self, version: Callable[[], str] = str) -> None:
+        """`version`: of draft head and policy; the evidence belongs to one version."""
+        self.evidence = ShadowEvidence()
+        self.routes = _routes(self)
+        self._version = version
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Take in the prompts of a request that drafted in shadow."""
+        for prompt in ended.prompts:
+            request, stats = prompt.request, prompt.stats
+            if request.speculation.mode == "shadow" and prompt.has_engine_stats and stats.mode.reason in _CONCLUSIVE:
+                self.evidence.add(request.traffic_class, stats, self._version())
+
+    @property
+    def shown(self) -> ShadowReply:
+        """The evidence so far."""
+        classes = sorted(self.evidence.traffic_classes.items())
+        return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes])
+
+
+def _shown(name: str, one: TrafficClassEvidence) -> ShadowTrafficClass:
+    return ShadowTrafficClass(
+        traffic_class=name,
+        num_requests=one.saved.number,
+        num_tokens=one.num_tokens,
+        expected_speedup=one.speedup,
+        cost=one.drafting.estimate,
+        proposers=[
+            ShadowProposer(
+                proposer=proposer,
+                num_drafts=known.counts.num_drafts,
+                num_draft_tokens=known.counts.num_draft_tokens,
+                num_accepted=known.counts.num_accepted,
+                acceptance_rate=known.accepted.estimate,
+                saved=known.saved.estimate,
+            )
+            for proposer, known in sorted(one.proposers.items())
+        ],
+    )
+
+
+def _routes(feature: ShadowFeature) -> Sequence[Route]:
+    routes = Routes()
+    summary = "The gain from speculation, estimated from requests in shadow mode"
+
+    @routes.get("/admin/shadow", roles=READERS, summary=summary)
+    async def shadow() -> ShadowReply:
+        return feature.shown
+
+    return routes.all
