@@ -12,6 +12,7 @@ import pytest
 from prolepsis.api.app import Gateway, build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.openai.facts import KNOWN
 from prolepsis.audit import chain
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
@@ -63,7 +64,7 @@ class Server:
 @asynccontextmanager
 async def replicas(setting: str, number: int) -> AsyncIterator[list[Server]]:
     databases = [opened(setting) for _ in range(number)]
-    servers = [Server(StoredPolicy(database)) for database in databases]
+    servers = [Server(StoredPolicy(database, KNOWN)) for database in databases]
     yield servers
     for server, database in zip(servers, databases, strict=True):
         await server.http.aclose()
@@ -242,7 +243,7 @@ async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: i
         file = KeyFile(tmp_path / "keys.json")
         record, key = new_key("acme", roles=(role,))
         file.add(record)
-        server = Server(StoredPolicy(database), Gateway(Keys(file)))
+        server = Server(StoredPolicy(database, KNOWN), Gateway(Keys(file)))
         http = server.client(authorization=f"Bearer {key}")
         assert (await http.get("/admin/policy")).status_code == reads
         assert (await http.get("/admin/policy/versions")).status_code == reads
@@ -257,7 +258,7 @@ async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: i
 @pytest.mark.parametrize("version", ["0", "7", "x", "9" * 12, "-1"])
 async def test_a_version_that_is_not_there_is_404(sqlite: str, version: str) -> None:
     with closing(opened(sqlite)) as database:
-        server = Server(StoredPolicy(database))
+        server = Server(StoredPolicy(database, KNOWN))
         reply = await server.http.get(f"/admin/policy/versions/{version}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_version")
         reply = await server.http.post("/admin/policy/rollback", json={"to": 7, "expect": 0})
