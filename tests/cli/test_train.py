@@ -51,10 +51,10 @@ def test_a_used_folder_is_refused(command: str, tmp_path: Path) -> None:
 def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
     folder = save_target(tmp_path / "target")
     place = language_run(open_target(str(folder)), tmp_path / "out")
-    asked = ["train", "draft-model", "--target", str(folder), "--out", str(place.root), "--tokens", "500"]
+    arguments = ["train", "draft-model", "--target", str(folder), "--out", str(place.root), "--tokens", "500"]
     small = ["--layers", "1", "--hidden", "32", "--loss-vocab", "100", "--batch", "200", "--epochs", "1"]
     threads = torch.get_num_threads()
-    shown = CliRunner().invoke(app, [*asked, *small, "--threads", "1", "--resume"])
+    shown = CliRunner().invoke(app, [*arguments, *small, "--threads", "1", "--resume"])
     torch.set_num_threads(threads)
     assert shown.exit_code == 0, shown.output
     assert "held-out acceptance" in shown.output

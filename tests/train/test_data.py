@@ -30,6 +30,15 @@ def _write(folder: Path, numbers: range, tokens_per_shard: int = 50) -> None:
     writer.flush()
 
 
+def few_documents(folder: Path) -> Dataset:
+    """Write eleven short documents for a training, and open them."""
+    writer = ShardWriter(folder, MANIFEST, tokens_per_shard=200)
+    for number in range(1, 12):
+        writer.add(random_document(14, 4, number=number))
+    writer.flush()
+    return Dataset(folder)
+
+
 def test_documents_come_back_as_they_were(tmp_path: Path) -> None:
     _write(tmp_path, range(9))
     shards = shards_of(tmp_path)

@@ -20,7 +20,6 @@ from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.provenance import provenance_of
 from prolepsis.models.targets.lean import rms_norm
-from prolepsis.train import draft_model
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.data import Document
 from prolepsis.train.draft_model import DraftModelTask, DraftModelTraining, initial_model, narrowed
@@ -64,13 +63,13 @@ def test_a_deterministic_language_is_learnt(trained: DraftModelTraining) -> None
 
 def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftModelTraining, target: Target) -> None:
     folder = trained.directory.exported
-    said = provenance_of(folder)
-    assert said is not None
-    assert (said.target, said.target_fingerprint) == (target.name, target.identity)
-    assert said.tokenizer_fingerprint == target.tokenizer.fingerprint
-    assert said.sha256 == weights_checksum(folder)
-    assert said.chain_of_3 == pytest.approx(trained.trainer.history[-1].length)
-    assert said.training["settings"]["hidden"] == 32
+    provenance = provenance_of(folder)
+    assert provenance is not None
+    assert (provenance.target, provenance.target_fingerprint) == (target.name, target.identity)
+    assert provenance.tokenizer_fingerprint == target.tokenizer.fingerprint
+    assert provenance.sha256 == weights_checksum(folder)
+    assert provenance.chain_of_3 == pytest.approx(trained.trainer.history[-1].length)
+    assert provenance.training["settings"]["hidden"] == 32
     (entry,) = list_draft_models(folder.parent)
     assert (entry.name, entry.target) == ("model", target.name)
     assert describe_drafter(entry)["checksum"] == "matches"
@@ -212,12 +211,11 @@ def _plain_loss(model: LlamaForCausalLM, documents: list[Document], ends: Target
 
 
 @pytest.mark.parametrize(("workers", "rows"), [(1, 256), (2, 5)])
-def test_loss_and_gradients_over_all_tokens(monkeypatch: pytest.MonkeyPatch, workers: int, rows: int) -> None:
-    monkeypatch.setattr(draft_model, "ROWS", rows)
+def test_loss_and_gradients_over_all_tokens(workers: int, rows: int) -> None:
     documents = [random_document(17, 4, number=1), random_document(9, 1, number=2), random_document(12, 8, number=3)]
     model, ends = _model(), _ends()
     vocabulary = LossVocabulary.of(torch.arange(VOCAB), VOCAB, num_sampled=0)
-    task = DraftModelTask(model, ends, vocabulary, workers=workers)
+    task = DraftModelTask(model, ends, vocabulary, workers=workers, rows_at_once=rows)
     result = task.gradients(documents, Progress(0, 0.0))
     expected = _plain_loss(model, documents, ends)
     assert result.loss == pytest.approx(float(expected.detach()), rel=1e-4)

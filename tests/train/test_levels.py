@@ -10,25 +10,21 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.levels import HeadLevels
 from prolepsis.train.acceptance import measure
 from prolepsis.train.batches import lay_flat
-from prolepsis.train.data import Dataset, ShardWriter
+from prolepsis.train.data import Dataset
 from prolepsis.train.levels import LevelTraining, drafted_ahead, initial_levels, level_loss
 from prolepsis.train.losses import SampledSoftmax, soft_cross_entropy
 from prolepsis.train.settings import LevelSettings
 from prolepsis.train.unroll import unroll
 from tests.models.random_heads import random_levels
 from tests.train.documents import HIDDEN, random_document, tiny_ends, tiny_head
-from tests.train.test_data import MANIFEST
+from tests.train.test_data import few_documents
 
 SETTINGS = LevelSettings(count=2, width=32, anchors_per_step=30, max_anchors=3000, rate=1e-2, workers=2)
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    writer = ShardWriter(tmp_path / "data", MANIFEST, tokens_per_shard=200)
-    for number in range(1, 12):
-        writer.add(random_document(14, 4, number=number))
-    writer.flush()
-    return Dataset(tmp_path / "data")
+    return few_documents(tmp_path / "data")
 
 
 def _training(dataset: Dataset, settings: LevelSettings = SETTINGS) -> LevelTraining:
@@ -57,7 +53,7 @@ def test_the_head_is_not_changed_and_all_levels_are(dataset: Dataset) -> None:
         assert not torch.equal(tensor, first[name])
 
 
-def test_too_little_text_is_said(dataset: Dataset) -> None:
+def test_too_little_text_is_refused(dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match="too little text"):
         _training(dataset, dataclasses.replace(SETTINGS, anchors_per_step=10_000))
 
@@ -111,19 +107,19 @@ def test_chains_are_counted_as_they_are_drafted() -> None:
     batch = lay_flat([document], ends, 3)
     [step] = unroll(head, batch.flat, 1)
     ids = head.weights.target_ids
-    said = document.tokens.clone()
-    for anchor, level in ((2, 0), (2, 1), (2, 2), (5, 0), (5, 1)):  # what is drafted there becomes what the target said
+    tokens = document.tokens.clone()
+    for anchor, level in ((2, 0), (2, 1), (2, 2), (5, 0), (5, 1)):  # the draft there becomes the target's text
         slot = 3 + anchor + level
         if level == 0:
             guess = int(ids[(head.weights.lm_head @ step.out[anchor]).argmax()])
         else:
             p = levels.ahead(step.hidden[anchor : anchor + 1])[level - 1]
-            e = ends.embedding[int(said[slot])][None]
+            e = ends.embedding[int(tokens[slot])][None]
             state = levels.normed(levels.conditioned(p, levels.entered(p), levels.of_tokens(e)))[0]
             guess = int(ids[(head.weights.lm_head @ state).argmax()])
-        said[slot + 1] = guess
-        step = next(iter(unroll(head, lay_flat([dataclasses.replace(document, tokens=said)], ends, 3).flat, 1)))
-    counts = measure([dataclasses.replace(document, tokens=said)], lambda d: drafted_ahead(head, levels, d, ends))[
+        tokens[slot + 1] = guess
+        step = next(iter(unroll(head, lay_flat([dataclasses.replace(document, tokens=tokens)], ends, 3).flat, 1)))
+    counts = measure([dataclasses.replace(document, tokens=tokens)], lambda d: drafted_ahead(head, levels, d, ends))[
         "all"
     ]
     assert counts.trials[0] == 8

@@ -26,7 +26,7 @@ def test_plans_are_the_same_for_the_same_number_and_cover_all_kinds() -> None:
     assert any("Passage" in p.opener for p in plans if p.kind == "summary")
 
 
-def test_without_passages_nothing_is_asked_about_them() -> None:
+def test_without_passages_no_prompt_is_about_one() -> None:
     kinds = {PromptPlanner(seed=1).plan(number).kind for number in range(300)}
     assert "summary" not in kinds
     assert "article" in kinds

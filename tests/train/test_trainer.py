@@ -9,23 +9,19 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.acceptance import Counts, measure
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.data import Dataset, Document, ShardWriter
+from prolepsis.train.data import Dataset, Document
 from prolepsis.train.head import HeadTask, drafted
 from prolepsis.train.settings import Objective, Rates, TrainSettings
 from prolepsis.train.trainer import Trainer
 from tests.train.documents import random_document, tiny_ends, tiny_head
-from tests.train.test_data import MANIFEST
+from tests.train.test_data import few_documents
 
 OBJECTIVE = Objective()
 
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    writer = ShardWriter(tmp_path / "data", MANIFEST, tokens_per_shard=200)
-    for number in range(1, 12):
-        writer.add(random_document(14, 4, number=number))
-    writer.flush()
-    return Dataset(tmp_path / "data")
+    return few_documents(tmp_path / "data")
 
 
 def _head() -> HeadLayer:
@@ -76,7 +72,7 @@ def test_a_broken_checkpoint_is_named(dataset: Dataset, tmp_path: Path) -> None:
         _trainer(dataset, _head()).load(tmp_path / "checkpoint.pt")
 
 
-def test_too_little_text_is_said(dataset: Dataset) -> None:
+def test_too_little_text_is_refused(dataset: Dataset) -> None:
     head = tiny_head()
     task = HeadTask(head, tiny_ends(head), Objective())
     trainer = Trainer(task, dataset, TrainSettings(anchors_per_step=10_000))
@@ -104,7 +100,7 @@ def test_measured_acceptance_counts_prefixes_of_right_guesses() -> None:
     ends = tiny_ends(head)
     document = random_document(20, 6)
     counts = measure([document], lambda d: drafted(head, d, ends))["all"]
-    assert counts.trials[0] == 20 - 6  # the last slot guesses a token that nobody knows
+    assert counts.trials[0] == 20 - 6  # the token after the last slot is unknown
     assert all(later <= hits for later, hits in zip(counts.trials[1:], counts.hits, strict=False))
     assert measure([_sampled(document)], lambda d: drafted(head, d, ends)) == {}
 

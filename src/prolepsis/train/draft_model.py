@@ -62,6 +62,7 @@ class Distillation:
 
     vocabulary: StepVocabulary
     target_rows: Tensor  # [S, d] of the target's output head
+    rows_at_once: int = ROWS
 
     def sums(self, out: Tensor, embedding: Tensor, states: Tensor) -> DistillationSums:
         """Return the loss over rows `out` ([r, e]) against the target's normed last `states` ([r, d]).
@@ -71,7 +72,8 @@ class Distillation:
         offsets = self.vocabulary.offsets
         rows = embedding[self.vocabulary.ids].detach().requires_grad_(True)
         total = DistillationSums(0.0, 0, [], torch.zeros_like(rows))
-        for some, target_states in zip(torch.split(out.detach(), ROWS), torch.split(states, ROWS), strict=True):
+        size = self.rows_at_once
+        for some, target_states in zip(torch.split(out.detach(), size), torch.split(states, size), strict=True):
             with torch.no_grad():
                 logits = F.linear(target_states, self.target_rows).float()
                 likeliest = logits.argmax(-1)
@@ -97,6 +99,7 @@ class DraftModelTask:
         *,
         workers: int = 1,
         dtype: Dtype = "float32",
+        rows_at_once: int = ROWS,
     ) -> None:
         """`model` has tied embeddings; `ends` hold the target's whole output head."""
         self._model = model
@@ -104,6 +107,7 @@ class DraftModelTask:
         self._vocabulary = vocabulary
         self._workers = GradientWorkers(workers)
         self._dtype = dtype
+        self._rows_at_once = rows_at_once
         self._tensors = dict(model.named_parameters())
         self._embedding: Tensor = model.get_input_embeddings().weight
         self._inner = [tensor for tensor in self._tensors.values() if tensor is not self._embedding]
@@ -122,7 +126,7 @@ class DraftModelTask:
 
     def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
         vocabulary = self._vocabulary.at(progress.step)
-        distillation = Distillation(vocabulary, self._ends.head[vocabulary.ids])
+        distillation = Distillation(vocabulary, self._ends.head[vocabulary.ids], self._rows_at_once)
         return self._workers.run(partial(self._part, distillation), documents)
 
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
@@ -157,7 +161,9 @@ class DraftModelTask:
     def _drafted(self, document: Document) -> Iterator[Drafted]:
         tokens = document.tokens[:MAX_LENGTH].long()
         out = self._outputs(self._embedding[tokens], [document], [len(tokens)])
-        guesses = torch.cat([F.linear(some, self._embedding).argmax(-1) for some in torch.split(out, ROWS)])
+        guesses = torch.cat(
+            [F.linear(some, self._embedding).argmax(-1) for some in torch.split(out, self._rows_at_once)]
+        )
         found = compared(guesses, tokens, torch.arange(document.response_start - 1, len(tokens)))
         for j in range(len(guesses)):
             yield Drafted(found.right[j:], found.known[j:])
