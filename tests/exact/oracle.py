@@ -28,7 +28,7 @@ from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, te
 from tests.models.tiny import save_tiny
 
 CONFIG = EngineConfig(
-    kv_memory="192KiB", max_model_len=192, max_step_tokens=48, max_requests=6, strict="off", threads=2, proposers=()
+    kv_memory="192KiB", max_model_len=192, max_step_tokens=48, max_requests=6, strict="off", threads=1, proposers=()
 )
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=70, ignore_eos=True),
@@ -42,11 +42,11 @@ HIDDEN = 64
 
 
 @cache
-def target() -> LoadedModel:
+def target(threads: int = 1) -> LoadedModel:
     with TemporaryDirectory() as folder:
         save_tiny(Path(folder), "llama", {"head_dim": 32})
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
-        model = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=2)
+        model = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads)
     return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny")
 
 

@@ -44,7 +44,7 @@ def target() -> LoadedModel:
                 weights[f"model.layers.2.{name}.weight"] *= 0.2
         model.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
-        native = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=2)
+        native = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=1)
     return LoadedModel(native, cast(Tokenizer, Letters()), "tiny", "tiny")
 
 

@@ -6,6 +6,7 @@ the paged cache. The yardstick is the same request alone, without speculation, i
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -47,13 +48,20 @@ PARAMS = {
 PROMPT = tuple((7 * i) % VOCAB for i in range(45))
 
 
+def without_prediction(name: str, request_id: str, prompt: Sequence[int], n: int) -> GenerateRequest:
+    return GenerateRequest(request_id, tuple(prompt), PARAMS[name], n=n)
+
+
+@cache
+def plain_texts() -> dict[str, list[int]]:
+    """Return what plain decoding answers to each set of parameters."""
+    return {name: serve(room(), SpecPlan(), without_prediction(name, "r", PROMPT, 1))["r", 0] for name in PARAMS}
+
+
 def ask(name: str, request_id: str = "r", prompt: Sequence[int] = PROMPT, n: int = 1) -> GenerateRequest:
-    return GenerateRequest(request_id, tuple(prompt), PARAMS[name], n=n, prediction_token_ids=PLAIN_TEXT)
-
-
-PLAIN_TEXT: tuple[int, ...] = ()
-PLAIN = {name: serve(room(), SpecPlan(), ask(name))["r", 0] for name in PARAMS}
-PLAIN_TEXT = tuple(PLAIN["greedy"])
+    """Return a request whose prediction is the greedy answer."""
+    source = without_prediction(name, request_id, prompt, n)
+    return replace(source, prediction_token_ids=tuple(plain_texts()["greedy"]))
 
 
 def oracle(kind: str, *, free: bool = True) -> Scripted:
@@ -62,7 +70,7 @@ def oracle(kind: str, *, free: bool = True) -> Scripted:
     def script(sequence: SequenceView, limit: int) -> Draft | None:
         name = next(name for name, params in PARAMS.items() if params == sequence.params)
         done = len(sequence.tokens) - sequence.num_prompt_tokens
-        right = PLAIN[name][done : done + limit]
+        right = plain_texts()[name][done : done + limit]
         return flawed(kind, right, limit)
 
     return Scripted(script, free=free)
@@ -81,15 +89,15 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
 
 def test_yardstick_equals_the_table_where_sampling_is_plain() -> None:
     source = ask("greedy")
-    assert PLAIN["greedy"] == reference(source, noise_key(0, 0))
-    assert len({tuple(text) for text in PLAIN.values()}) == len(PLAIN)
+    assert plain_texts()["greedy"] == reference(source, noise_key(0, 0))
+    assert len({tuple(text) for text in plain_texts().values()}) == len(plain_texts())
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
     for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
-        assert serve(room(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == PLAIN[name]
+        assert serve(room(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == plain_texts()[name]
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
@@ -97,8 +105,8 @@ def test_shadow_is_plain_decoding_beside_others_that_speculate(proposer: str) ->
     for plan in (SpecPlan(fixed_depth=3), SpecPlan()):
         shadows = [replace(ask(name, name), speculation=SpeculationChoice("shadow")) for name in PARAMS]
         texts = serve(room(proposers=[PROPOSERS[proposer]()]), plan, *shadows, ask("sampled"))
-        assert {name: texts[name, 0] for name in PARAMS} == PLAIN
-        assert texts["r", 0] == PLAIN["sampled"]
+        assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
+        assert texts["r", 0] == plain_texts()["sampled"]
 
 
 def test_right_drafts_are_accepted() -> None:
@@ -117,7 +125,7 @@ def test_merged_drafts(name: str, kind: str) -> None:
     engine = build(room(proposers=proposers))
     submit(engine, ask(name), ask("sampled", "other", [4] * 20))
     events = drain(engine)
-    assert outputs(events)["r", 0] == PLAIN[name]
+    assert outputs(events)["r", 0] == plain_texts()[name]
     counts = engine.speculation.proposers.counts
     of_requests = [end.stats for end in terminals(events).values()]
     assert sum(c.num_accepted for c in counts.values()) == sum(stats.num_accepted for stats in of_requests)
@@ -130,7 +138,7 @@ def test_any_mix_of_neighbours(depth: int | None) -> None:
     sources = [ask(name, name) for name in PARAMS]
     sources += [ask("sampled", f"other {i}", [i] * (10 * i + 1)) for i in range(4)]
     texts = serve(room(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
-    assert {name: texts[name, 0] for name in PARAMS} == PLAIN
+    assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
 
 
 def test_preemption_and_chunked_prefill() -> None:
@@ -139,7 +147,7 @@ def test_preemption_and_chunked_prefill() -> None:
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     submit(engine, *(ask(name, name) for name in PARAMS))
     events = drain(engine)
-    assert {name: outputs(events)[name, 0] for name in PARAMS} == PLAIN
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
     assert sum(end.stats.num_preemptions for end in terminals(events).values()) > 0
 
 
@@ -148,7 +156,7 @@ def test_prefix_cache_hits() -> None:
     for i, name in enumerate(PARAMS):
         submit(engine, ask(name, name))
         events = drain(engine)
-        assert outputs(events)[name, 0] == PLAIN[name]
+        assert outputs(events)[name, 0] == plain_texts()[name]
         assert terminals(events)[name].stats.num_cached_tokens == (32 if i else 0)
 
 
@@ -161,14 +169,14 @@ def test_aborts_of_neighbours() -> None:
         events += engine.step()
         engine.send(Abort(f"victim {name}"))
     events += drain(engine)
-    assert {name: outputs(events)[name, 0] for name in PARAMS} == PLAIN
+    assert {name: outputs(events)[name, 0] for name in PARAMS} == plain_texts()
 
 
 @pytest.mark.parametrize("num_pages", [64, 9])
 def test_sequences_of_one_request(num_pages: int) -> None:
     plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
     for name in PARAMS:
-        assert plain[name]["r", 0] == PLAIN[name]
+        assert plain[name]["r", 0] == plain_texts()[name]
         setup = room(num_pages=num_pages, max_model_len=128, proposers=[Suffix(), PromptLookup(min_match=1)])
         assert serve(setup, SpecPlan(fixed_depth=4), ask(name, n=3)) == plain[name]
 

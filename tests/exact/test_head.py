@@ -20,8 +20,8 @@ from tests.models.random_heads import random_head, random_levels
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 
 
-def with_head(head: DraftHead, **changes: object) -> Engine:
-    return assemble(CONFIG.model_copy(update=changes), target(), head=head)
+def with_head(head: DraftHead, threads: int = 1, **changes: object) -> Engine:
+    return assemble(CONFIG.model_copy(update={"threads": threads, **changes}), target(threads), head=head)
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -46,8 +46,8 @@ def test_prefix_hits_go_on_from_the_features_of_the_page_before() -> None:
     assert end.stats.num_cached_tokens >= 64, "the second request found the first one's pages"
 
 
-def heads() -> dict[str, DraftHead]:
-    model = target().model
+def heads(threads: int) -> dict[str, DraftHead]:
+    model = target(threads).model
     assert isinstance(model, NativeModel)
     config, weights = random_head(model.shape)
     return {  # the second is sure of itself, so that it drafts deep trees
@@ -59,10 +59,12 @@ def heads() -> dict[str, DraftHead]:
     }
 
 
-@pytest.mark.parametrize(("kind", "memory"), [("random", "1MiB"), ("peaked", "192KiB"), ("levelled", "192KiB")])
-def test_any_head_beside_any_neighbours_changes_nothing(kind: str, memory: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "memory", "threads"), [("random", "1MiB", 1), ("peaked", "192KiB", 1), ("levelled", "192KiB", 2)]
+)
+def test_any_head_beside_any_neighbours_changes_nothing(kind: str, memory: str, threads: int) -> None:
     for plan in (SpecPlan(fixed_depth=6), SpecPlan()):
-        engine = with_head(heads()[kind], kv_memory=memory)
+        engine = with_head(heads(threads)[kind], threads, kv_memory=memory)
         sources = [ask(name) for name in PARAMS]
         texts = outputs(serve(engine, *sources, ask("sampled", "three", n=3), plan=plan))
         assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
