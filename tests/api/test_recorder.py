@@ -118,7 +118,7 @@ async def test_of_a_whole_answer_that_fails_nothing_is_recorded_as_delivered(
     await client.post("/v1/completions", json={**BODY, "stream": stream})
     [record] = recorded(store)
     assert record.proposers["suffix"]["num_delivered"] == delivered
-    [counted] = (await client.get("/admin/contract")).json()["delivered"]
+    [counted] = (await client.get("/admin/delivery")).json()["delivered"]
     assert counted["num_delivered"] == delivered
 
 

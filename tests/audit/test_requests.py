@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import forget_tenant

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit

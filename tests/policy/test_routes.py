@@ -9,10 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.openai.facts import KNOWN
+from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig

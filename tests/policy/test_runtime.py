@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import StartedEngine, serve
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice

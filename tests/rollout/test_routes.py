@@ -6,9 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.plan import SpecPlan

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from prolepsis.api.app import Gateway
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.protocol import Batch, KVCache

@@ -14,7 +14,7 @@ from prolepsis.api.openai.usage import summed
 from prolepsis.api.output.contract import Contract
 from prolepsis.api.output.policy import AnswerFacts
 from prolepsis.api.pacing import Paced
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
@@ -26,15 +26,15 @@ from prolepsis.web.feature import announce_end, most_kept
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
-async def answer(http: HTTPConnection, prepared: PreparedRequest, room: Room) -> Parts:
+async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Services) -> Parts:
     """Yield the deltas of all samples, last the stats of the whole request; ending it early aborts the request.
 
     Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
     once.
     """
     account = RequestAccount(about(http.scope["path"], prepared), whole=not prepared.stream)
-    answering, stats = _Answering(prepared, room, account), list[RequestStats]()
-    with room.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
+    answering, stats = _Answering(prepared, services, account), list[RequestStats]()
+    with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
         parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
         try:
             async for part in parts:
@@ -49,7 +49,7 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, room: Room) ->
             raise
         finally:
             await parts.aclose()
-            announce_end(room.features, account.ended())
+            announce_end(services.features.all, account.ended())
     yield summed(stats)
 
 
@@ -73,13 +73,13 @@ class _Answering:
     """One HTTP request that is answered."""
 
     prepared: PreparedRequest
-    room: Room
+    services: Services
     account: RequestAccount
 
     async def prompt(self, group: RequestGroup, number: int) -> Parts:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
-        client = self.room.client
-        async with self.room.admission.start(group, number) as entry:
+        client = self.services.client
+        async with self.services.admission.start(group, number) as entry:
             request, prompt = entry.request, self.account.begin(entry)
             samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit_tokens
             events = self._events(request, prompt, paced=paced)
@@ -107,11 +107,11 @@ class _Answering:
                 await close(events)
 
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
-        room, first, samples = self.room, number * request.n, list[_Sample]()
+        services, first, samples = self.services, number * request.n, list[_Sample]()
         for index in range(first, first + request.n):
-            chain = room.output.chain(self._facts(request, index)) if room.output.loaded else None
+            chain = services.output.chain(self._facts(request, index)) if services.output.loaded else None
             contract = Contract(chain, prompt.delivery.lost)
-            samples.append(_Sample(Choice(index, request, room.tokenizer, self.prepared.options), contract))
+            samples.append(_Sample(Choice(index, request, services.tokenizer, self.prepared.options), contract))
         return samples
 
     def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
@@ -129,11 +129,13 @@ class _Answering:
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:
         """Return the engine's events, or those of the stored answer; what is paced is observed when it arrives."""
-        stored, room = prompt.progress.stored, self.room
+        stored, services = prompt.progress.stored, self.services
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
-            events = room.client.generate(prompt.keep(most_kept(room.features, self.account.about, request)))
+            events = services.client.generate(
+                prompt.keep(most_kept(services.features.all, self.account.about, request))
+            )
         return Paced(events, prompt.see) if paced else events
 
 

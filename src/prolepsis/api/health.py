@@ -13,7 +13,7 @@ from pydantic import Field
 
 from prolepsis import __version__
 from prolepsis.api.openai.usage import Json
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
@@ -140,29 +140,29 @@ class Version(Reply):
     version: str
 
 
-def status_routes(room: Room, metrics: Metrics) -> Sequence[Route]:
+def status_routes(services: Services, metrics: Metrics) -> Sequence[Route]:
     routes = Routes()
-    deep_check = DeepCheck(room.client)
+    deep_check = DeepCheck(services.client)
 
     @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models")
     async def models(caller: SignedIn) -> ModelList:
-        names = [name for name in room.model_names if caller.may_use(name)]
-        return ModelList(object="list", data=[_model(name, room) for name in names])
+        names = [name for name in services.model_names if caller.may_use(name)]
+        return ModelList(object="list", data=[_model(name, services) for name in names])
 
     @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model")
     async def model(name: str, caller: SignedIn) -> Model:
-        room.check_model(name, caller)
-        return _model(name, room)
+        services.check_model(name, caller)
+        return _model(name, services)
 
     @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", reply=Live, may_fail=True)
     async def live() -> JSONResponse:
-        health = room.client.health()
+        health = services.client.health()
         return JSONResponse({"live": health.alive, "detail": health.detail}, 200 if health.alive else 503)
 
     @routes.get("/health", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
     @routes.get("/health/ready", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
     async def ready() -> JSONResponse:
-        ready = _readiness(room)
+        ready = _readiness(services)
         return JSONResponse(ready, 200 if ready["ready"] else 503)
 
     @routes.get(
@@ -179,7 +179,7 @@ def status_routes(room: Room, metrics: Metrics) -> Sequence[Route]:
 
     @routes.get("/metrics", roles=WATCHERS, summary="Metrics for Prometheus", reply=str)
     async def scrape() -> Response:
-        health = room.client.health()
+        health = services.client.health()
         metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
         return Response(metrics.exposition(), media_type=CONTENT_TYPE)
 
@@ -190,12 +190,12 @@ def status_routes(room: Room, metrics: Metrics) -> Sequence[Route]:
     return routes.all
 
 
-def _model(name: str, room: Room) -> Model:
-    info = room.client.info
+def _model(name: str, services: Services) -> Model:
+    info = services.client.info
     return Model(
         id=name,
         object="model",
-        created=room.started,
+        created=services.started,
         owned_by="prolepsis",
         root=info.model,
         max_model_len=info.max_model_len,
@@ -203,11 +203,11 @@ def _model(name: str, room: Room) -> Model:
     )
 
 
-def _readiness(room: Room) -> Json:
-    health, info = room.client.health(), room.client.info
+def _readiness(services: Services) -> Json:
+    health, info = services.client.health(), services.client.info
     return {
-        "ready": health.alive and health.ready and not room.admission.draining,
-        "detail": "shutting down" if room.admission.draining else health.detail,
+        "ready": health.alive and health.ready and not services.admission.draining,
+        "detail": "shutting down" if services.admission.draining else health.detail,
         "model": info.model,
         "forward": info.forward,
         "exactness": info.exactness,
@@ -217,6 +217,6 @@ def _readiness(room: Room) -> Json:
         "num_running": health.num_running,
         "num_waiting": health.num_waiting,
         "kv_usage": health.kv_usage,
-        "store": room.recorder.readiness(),
-        "killed_by": room.kill_switch.status.sources,
+        "store": services.features.recorder.readiness(),
+        "killed_by": services.features.safety.kill_switch.status.sources,
     }

@@ -15,12 +15,13 @@ import uvicorn
 from fastapi import FastAPI
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import announce, check_exposure, check_tls, gateway_protocol
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
+from prolepsis.api.services import Gateway
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit

@@ -229,7 +229,7 @@ correctness = command(
 contract = command(
     Verb(
         "contract",
-        "GET /admin/contract",
+        "GET /admin/delivery",
         "Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
         columns={
             "policies": ("name", "on_fault", "timeout_ms", "max_held"),

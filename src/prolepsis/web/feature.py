@@ -1,7 +1,8 @@
 """The interface between the application and a feature: its routes, its clock, and the requests that have ended."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 
@@ -39,6 +40,23 @@ class Feature:
 
     async def close(self) -> None:
         """Release what the feature holds; the application shuts down."""
+
+
+@asynccontextmanager
+async def running(
+    features: Sequence[Feature], others: Sequence[Coroutine[object, object, None]]
+) -> AsyncIterator[None]:
+    """Run the features beside the block, after a first tick of each; `others` run beside them. Close them at the end."""
+    for feature in features:
+        await contained_tick(feature)
+    tasks = [asyncio.create_task(work) for work in (*(feature.run() for feature in features), *others)]
+    yield
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    for feature in features:
+        await feature.close()
 
 
 async def contained_tick(feature: Feature) -> None:

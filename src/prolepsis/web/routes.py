@@ -16,7 +16,7 @@ from starlette.types import StatelessLifespan
 from prolepsis import __version__
 from prolepsis.web.body_reader import BodyReader, Reader
 from prolepsis.web.caller import ROLES, Role
-from prolepsis.web.errors import ERROR_SCHEMA
+from prolepsis.web.errors import ERROR_SCHEMA, install_error_handlers
 
 Roles = frozenset[Role]
 """Any of these roles may use a route; `admin` has every role."""
@@ -145,7 +145,13 @@ def _responses(reply: Any, errors: Sequence[int], *, may_fail: bool, streams: bo
 class Application(FastAPI):
     """Serves declared routes; `openapi` makes the document from them."""
 
-    def __init__(self, routes: Iterable[Route], lifespan: StatelessLifespan["Application"]) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        lifespan: StatelessLifespan["Application"],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        """`on_error` sees every exception that becomes a reply."""
         super().__init__(
             title="Prolepsis",
             version=__version__,
@@ -154,6 +160,7 @@ class Application(FastAPI):
             openapi_url=None,
             redirect_slashes=False,
         )
+        install_error_handlers(self, on_error)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document, version 3.1."""

@@ -4,9 +4,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics

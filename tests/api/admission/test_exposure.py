@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.api.app import Gateway, build
+from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import check_tls, is_loopback
 from prolepsis.api.run import StartedEngine, serve
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.telemetry.metrics import Metrics

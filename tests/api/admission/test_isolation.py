@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prolepsis.api.app import Gateway
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.spec.proposers.suffix import Continuation, SharedIndex, Suffix
 from tests.api.admission.conftest import bearer

@@ -66,7 +66,7 @@ EXPECTED: dict[str, Roles | None] = {
     "PUT /admin/kill": OPERATORS,
     "GET /admin/breakers": WATCHERS,
     "PUT /admin/breakers": OPERATORS,
-    "GET /admin/contract": READERS,
+    "GET /admin/delivery": READERS,
     "GET /admin/drift": READERS,
     "GET /admin/shadow": READERS,
     "POST /admin/drift/reset": OPERATORS,

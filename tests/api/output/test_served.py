@@ -11,9 +11,9 @@ import httpx
 import pytest
 from torch import Tensor
 
-from prolepsis.api.app import Gateway
 from prolepsis.api.output.built_in import Patterns
 from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.protocol import Batch, KVCache
@@ -136,7 +136,7 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
         assert part["num_verified_draft_tokens"] == part["num_delivered_draft_tokens"] + lost
         assert 0 < part["num_delivered_draft_tokens"] <= cut
         assert part["lost"]["stop_string"] >= 2, "of three tokens one at most was the target's own"
-        shown = httpx.get(f"{house.url}/admin/contract").json()
+        shown = httpx.get(f"{house.url}/admin/delivery").json()
         [one] = shown["delivered"]
         assert (one["proposer"], one["traffic_class"]) == ("first", "completions/standard/free/short")
         verified = whole["num_verified_draft_tokens"] + part["num_verified_draft_tokens"]
@@ -159,7 +159,7 @@ def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
         contract = metrics["contract"]
         assert contract["num_verified_draft_tokens"] > contract["num_delivered_draft_tokens"]
         assert contract["lost"]["policy"] >= 4
-        assert httpx.get(f"{house.url}/admin/contract").json()["policies"] == [
+        assert httpx.get(f"{house.url}/admin/delivery").json()["policies"] == [
             {"name": "words", "on_fault": "closed", "timeout_ms": 1000.0, "max_held": 4096}
         ]
 

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Counting, Format, Json, metrics, usage
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import off_loop
 from prolepsis.core.stats import RequestStats
 
@@ -15,7 +15,7 @@ Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
 async def whole_completion(
-    parts: Parts, prepared: PreparedRequest, room: Room, form: Format
+    parts: Parts, prepared: PreparedRequest, services: Services, form: Format
 ) -> tuple[Json, RequestStats]:
     """Return the document and the request's stats."""
     deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
@@ -27,15 +27,15 @@ async def whole_completion(
             else:
                 stats = part
     choices = [form.choice(sample) for sample in deltas]
-    reply = {**_envelope(prepared, room, form.object), "choices": choices, **_prompts(prepared)}
-    return {**reply, **await _accounts(prepared, room, stats, form)}, stats
+    reply = {**_envelope(prepared, services, form.object), "choices": choices, **_prompts(prepared)}
+    return {**reply, **await _accounts(prepared, services, stats, form)}, stats
 
 
 async def completion_chunks(
-    parts: Parts, prepared: PreparedRequest, room: Room, form: Format
+    parts: Parts, prepared: PreparedRequest, services: Services, form: Format
 ) -> AsyncGenerator[Json, None]:
     """Yield a chunk per delta; the last one has no choices but the usage and metrics that were asked for."""
-    envelope = _envelope(prepared, room, form.chunk_object)
+    envelope = _envelope(prepared, services, form.chunk_object)
     showing = prepared.options
     ending: Json = {"usage": None} if showing.usage else {}
     opening, running = _prompts(prepared), _RunningUsage(prepared)
@@ -49,7 +49,7 @@ async def completion_chunks(
                     yield {**envelope, "choices": [choice], **opening, **ending}
                     opening = {}
             elif showing.usage or prepared.speculation.metrics:
-                accounts = await _accounts(prepared, room, part, form)
+                accounts = await _accounts(prepared, services, part, form)
                 if not showing.usage:
                     del accounts["usage"]
                 yield {**envelope, "choices": [], **accounts}
@@ -71,13 +71,13 @@ class _RunningUsage:
         }
 
 
-def _envelope(prepared: PreparedRequest, room: Room, kind: str) -> Json:
+def _envelope(prepared: PreparedRequest, services: Services, kind: str) -> Json:
     return {
         "id": prepared.answer_id,
         "object": kind,
         "created": int(time.time()),
         "model": prepared.model,
-        "system_fingerprint": room.client.info.fingerprint,
+        "system_fingerprint": services.client.info.fingerprint,
     }
 
 
@@ -86,21 +86,21 @@ def _prompts(prepared: PreparedRequest) -> Json:
     return {"prompt_token_ids": prepared.requests[0].prompt_token_ids} if prepared.options.token_ids else {}
 
 
-async def _accounts(prepared: PreparedRequest, room: Room, stats: RequestStats, form: Format) -> Json:
+async def _accounts(prepared: PreparedRequest, services: Services, stats: RequestStats, form: Format) -> Json:
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
-    shown: Json = {"usage": usage(stats, await counting(prepared, room, form.reasoning))}
+    shown: Json = {"usage": usage(stats, await counting(prepared, services, form.reasoning))}
     if prepared.speculation.metrics:
         asked = prepared.speculation
         shown["metrics"] = metrics(stats, asked.ruling, asked.flag) if prepared.num_choices == 1 else None
     return shown
 
 
-async def counting(prepared: PreparedRequest, room: Room, reasoning: str) -> Counting:
+async def counting(prepared: PreparedRequest, services: Services, reasoning: str) -> Counting:
     """Return what is counted of an answer that thought `reasoning`."""
-    thought = await _num_tokens(reasoning, room) if reasoning else None
+    thought = await _num_tokens(reasoning, services) if reasoning else None
     has_prediction = prepared.options.has_prediction
-    return Counting(has_prediction, room.config.count_rejected_prediction_tokens, thought)
+    return Counting(has_prediction, services.config.count_rejected_prediction_tokens, thought)
 
 
-async def _num_tokens(text: str, room: Room) -> int:
-    return await off_loop(len(text), lambda: len(room.tokenizer.encode(text, add_special_tokens=False)))
+async def _num_tokens(text: str, services: Services) -> int:
+    return await off_loop(len(text), lambda: len(services.tokenizer.encode(text, add_special_tokens=False)))

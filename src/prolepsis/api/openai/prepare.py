@@ -11,7 +11,7 @@ from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thi
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.api.openai.prepared import OutputOptions, PreparedRequest
 from prolepsis.api.openai.speculation import RequestedSpeculation, requested_speculation, under_flag, under_policy
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import RequestFacts, traffic_class_of
@@ -41,28 +41,28 @@ class _Prompts:
 
 
 async def prepare_chat(
-    body: ChatBody, context: RequestContext, room: Room, *, field: str = "messages"
+    body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages"
 ) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
-    speculation = _check_common(body, context, room)
+    speculation = _check_common(body, context, services)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
     params = sampling_params(
-        body, room.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
+        body, services.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
     )
     max_tokens = _chat_max_tokens(body)
-    _check_params(params, max_tokens, room.client.info)
+    _check_params(params, max_tokens, services.client.info)
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = asked_form(body)
     characters = size(body.messages, body.chat_template_kwargs) if not tools.shown else INLINE_CHARACTERS + 1
     token_ids = await off_loop(
         characters,
-        lambda: prompt_tokens(body.messages, tools.shown, room.tokenizer, body.chat_template_kwargs),
+        lambda: prompt_tokens(body.messages, tools.shown, services.tokenizer, body.chat_template_kwargs),
     )
-    thinking = thinking_of(room.config.reasoning, token_ids, room.tokenizer)
-    prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, room))
+    thinking = thinking_of(services.config.reasoning, token_ids, services.tokenizer)
+    prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, services))
     prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
-    prepared = await _admit(body, prompts, context, speculation, room)
+    prepared = await _admit(body, prompts, context, speculation, services)
     options = replace(
         prepared.options,
         thinking=thinking,
@@ -73,30 +73,30 @@ async def prepare_chat(
     return replace(prepared, options=options, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
 
 
-async def prepare_completion(body: CompletionBody, context: RequestContext, room: Room) -> PreparedRequest:
+async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`."""
-    speculation = _check_common(body, context, room)
+    speculation = _check_common(body, context, services)
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
         raise InvalidParameter(message, param="n")
-    info = room.client.info
+    info = services.client.info
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
     form = constraint(asked_form(body))
     prompts = []
     characters = sum(len(text) for text in body.prompt if isinstance(text, str))
     for text in body.prompt:
-        token_ids = await _completion_tokens(text, characters, room)
+        token_ids = await _completion_tokens(text, characters, services)
         prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
-    prepared = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, room)
+    prepared = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, services)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
 
 
-async def _completion_tokens(text: str | list[int], characters: int, room: Room) -> list[int]:
+async def _completion_tokens(text: str | list[int], characters: int, services: Services) -> list[int]:
     """Return one prompt's tokens; all prompts of the request have `characters` together."""
     if isinstance(text, str):
-        return await off_loop(characters, lambda: room.tokenizer.encode(text))
-    return _checked_ids(text, room.client.info.vocab_size)
+        return await off_loop(characters, lambda: services.tokenizer.encode(text))
+    return _checked_ids(text, services.client.info.vocab_size)
 
 
 def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
@@ -105,19 +105,21 @@ def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) 
     return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
 
 
-async def _predicted_tokens(body: ChatBody, room: Room) -> tuple[int, ...]:
+async def _predicted_tokens(body: ChatBody, services: Services) -> tuple[int, ...]:
     if body.prediction is None:
         return ()
     text = body.prediction.content
-    return tuple(await off_loop(len(text), lambda: room.tokenizer.encode(text, add_special_tokens=False)))
+    return tuple(await off_loop(len(text), lambda: services.tokenizer.encode(text, add_special_tokens=False)))
 
 
-def _check_common(body: GenerationBody, context: RequestContext, room: Room) -> RequestedSpeculation:
-    room.check_model(body.model, context.caller)
+def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> RequestedSpeculation:
+    services.check_model(body.model, context.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
-    speculation = requested_speculation(body.speculation, context.spec_mode, context.caller, room.client.info.proposers)
-    room.admission.check_open(context.caller)
+    speculation = requested_speculation(
+        body.speculation, context.spec_mode, context.caller, services.client.info.proposers
+    )
+    services.admission.check_open(context.caller)
     return speculation
 
 
@@ -151,19 +153,23 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
 
 
 async def _admit(
-    body: GenerationBody, asked: _Prompts, context: RequestContext, speculation: RequestedSpeculation, room: Room
+    body: GenerationBody,
+    asked: _Prompts,
+    context: RequestContext,
+    speculation: RequestedSpeculation,
+    services: Services,
 ) -> PreparedRequest:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
-    params, length = asked.params, room.client.info.max_model_len
+    params, length = asked.params, services.client.info.max_model_len
     lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
-    now = room.policies.now() if room.policies is not None else datetime.now(UTC)
+    now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
     facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
-    ruling = await _ruling(facts, room)
+    ruling = await _ruling(facts, services)
     if ruling is not None:
         speculation = under_policy(speculation, ruling, own)
-    if room.flags is not None:
-        speculation = under_flag(speculation, await room.flags.enabled(facts))
+    if services.features.safety.flags is not None:
+        speculation = under_flag(speculation, await services.features.safety.flags.enabled(facts))
     requests = tuple(
         GenerateRequest(
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
@@ -191,13 +197,13 @@ async def _admit(
     )
 
 
-async def _ruling(facts: RequestFacts, room: Room) -> Ruling | None:
+async def _ruling(facts: RequestFacts, services: Services) -> Ruling | None:
     """Return what the policy says, once the flags have been asked that its rules name; None without a policy."""
-    if room.policies is None:
+    if services.features.policies is None:
         return None
-    names, flags = room.policies.flag_names, room.flags
+    names, flags = services.features.policies.flag_names, services.features.safety.flags
     said = await flags.named(names, facts) if names and flags is not None else ()
-    return room.policies.ruling(facts, said)
+    return services.features.policies.ruling(facts, said)
 
 
 def scope(tenant: str, salt: str | None) -> str:

@@ -14,7 +14,7 @@ from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.response_items import ResponseItems
 from prolepsis.api.openai.responses_bodies import ResponsesBody, renamed, to_chat
 from prolepsis.api.openai.usage import Json, metrics
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.errors import describe_error
@@ -23,10 +23,10 @@ _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """Finish reasons of answers that are not complete, as this endpoint calls them."""
 
 
-async def prepare_response(body: ResponsesBody, context: RequestContext, room: Room) -> PreparedRequest:
+async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
     try:
-        prepared = await prepare_chat(to_chat(body), context, room, field="input")
+        prepared = await prepare_chat(to_chat(body), context, services, field="input")
     except UserError as error:
         raise renamed(error) from None
     field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
@@ -36,10 +36,10 @@ async def prepare_response(body: ResponsesBody, context: RequestContext, room: R
 class ResponseShape:
     """The response object of one request, as far as it is known."""
 
-    def __init__(self, body: ResponsesBody, prepared: PreparedRequest, room: Room) -> None:
+    def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
         self.items = ResponseItems(prepared.options)
         self._admitted = prepared
-        self._room = room
+        self._room = services
         params = prepared.requests[0].params
         self._frame: Json = {
             "id": prepared.answer_id,

@@ -15,8 +15,9 @@ from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
 from prolepsis.api.openai.responses import ResponseShape, prepare_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
+from prolepsis.api.openai.tokenization import tokenization_routes
 from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
@@ -29,8 +30,8 @@ _HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}}
 """Headers that these routes read, with their schemas."""
 
 
-def generation_routes(room: Room) -> Sequence[Route]:
-    """Return the routes that generate."""
+def openai_routes(services: Services) -> Sequence[Route]:
+    """Return the routes that generate, and those that tokenize."""
     routes = Routes()
 
     @routes.post(
@@ -43,7 +44,7 @@ def generation_routes(room: Room) -> Sequence[Route]:
         headers=_HEADERS,
     )
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        return await _completion(request, await prepare_chat(body, context_of(request), room), room, ChatFormat)
+        return await _completion(request, await prepare_chat(body, context_of(request), services), services, ChatFormat)
 
     @routes.post(
         "/v1/completions",
@@ -56,7 +57,7 @@ def generation_routes(room: Room) -> Sequence[Route]:
     )
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
         return await _completion(
-            request, await prepare_completion(body, context_of(request), room), room, CompletionFormat
+            request, await prepare_completion(body, context_of(request), services), services, CompletionFormat
         )
 
     @routes.post(
@@ -69,26 +70,28 @@ def generation_routes(room: Room) -> Sequence[Route]:
         headers=_HEADERS,
     )
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
-        prepared = await prepare_response(body, context_of(request), room)
-        shape = ResponseShape(body, prepared, room)
+        prepared = await prepare_response(body, context_of(request), services)
+        shape = ResponseShape(body, prepared, services)
         if prepared.stream:
-            events = response_events(answer(request, prepared, room), shape)
+            events = response_events(answer(request, prepared, services), shape)
             return EventStream(events, headers=_at_start(prepared), named=True)
-        return await _whole(request, prepared, whole_response(answer(request, prepared, room), shape))
+        return await _whole(request, prepared, whole_response(answer(request, prepared, services), shape))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
         message = "Embeddings are not served here; this server generates text."
         raise RequestRefused(message, code="not_implemented", status=501)
 
-    return routes.all
+    return [*routes.all, *tokenization_routes(services)]
 
 
-async def _completion(request: Request, prepared: PreparedRequest, room: Room, make_form: MakeFormat) -> Response:
-    parts, form = answer(request, prepared, room), make_form(prepared.options)
+async def _completion(
+    request: Request, prepared: PreparedRequest, services: Services, make_form: MakeFormat
+) -> Response:
+    parts, form = answer(request, prepared, services), make_form(prepared.options)
     if prepared.stream:
-        return EventStream(completion_chunks(parts, prepared, room, form), headers=_at_start(prepared))
-    return await _whole(request, prepared, whole_completion(parts, prepared, room, form))
+        return EventStream(completion_chunks(parts, prepared, services, form), headers=_at_start(prepared))
+    return await _whole(request, prepared, whole_completion(parts, prepared, services, form))
 
 
 async def _whole(

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from prolepsis.api.openai.bodies import Message, Tools
 from prolepsis.api.openai.conversation import prompt_tokens
 from prolepsis.api.openai.usage import Json
-from prolepsis.api.room import Room
+from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import in_thread
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.web.body_reader import read_body
@@ -55,34 +55,34 @@ class Detokenized(Reply):
     prompt: str
 
 
-def tokenization_routes(room: Room) -> Sequence[Route]:
+def tokenization_routes(services: Services) -> Sequence[Route]:
     routes = Routes()
 
     @routes.post("/tokenize", roles=CLIENTS, summary="Convert text or messages to tokens", reply=Tokenized)
     async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
         if body.model is not None:
-            room.check_model(body.model, caller_of(request))
-        room.admission.admit_small(request)
-        return JSONResponse(await in_thread(lambda: _tokenized(body, room)))
+            services.check_model(body.model, caller_of(request))
+        services.admission.admit_small(request)
+        return JSONResponse(await in_thread(lambda: _tokenized(body, services)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
     async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
         if body.model is not None:
-            room.check_model(body.model, caller_of(request))
-        largest = room.client.info.vocab_size - 1
+            services.check_model(body.model, caller_of(request))
+        largest = services.client.info.vocab_size - 1
         wrong = next((token for token in body.tokens if token > largest), None)
         if wrong is not None:
             raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
-        room.admission.admit_small(request)
-        text = await in_thread(lambda: room.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        services.admission.admit_small(request)
+        text = await in_thread(lambda: services.tokenizer.decode(body.tokens, skip_special_tokens=False))
         return JSONResponse({"prompt": text})
 
     return routes.all
 
 
-def _tokenized(body: TokenizeBody, room: Room) -> Json:
+def _tokenized(body: TokenizeBody, services: Services) -> Json:
     if body.prompt is not None:
-        tokens = room.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        tokens = services.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
         if body.add_special_tokens:
             message = "add_special_tokens is true with messages; allowed: false, as the chat template has them"
@@ -90,12 +90,12 @@ def _tokenized(body: TokenizeBody, room: Room) -> Json:
         tokens = prompt_tokens(
             body.messages or [],
             [tool.function for tool in body.tools or ()],
-            room.tokenizer,
+            services.tokenizer,
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
         )
     texts = None
     if body.return_token_strs:
-        texts = [room.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
-    length = room.client.info.max_model_len
+        texts = [services.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    length = services.client.info.max_model_len
     return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": texts}

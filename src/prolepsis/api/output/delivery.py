@@ -1,17 +1,20 @@
 """Delivery accounting: how many accepted draft tokens reach the client, and why the others do not."""
 
 from collections import Counter as Tally
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry, Counter
 
 from prolepsis.api.deltas import Delta
+from prolepsis.api.output.chain import OutputPolicies
 from prolepsis.api.output.contract import Lost
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
 from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
 from prolepsis.web.feature import Feature
+from prolepsis.web.fields import Reply
+from prolepsis.web.routes import READERS, Route, Routes
 
 
 @dataclass(slots=True)
@@ -121,3 +124,62 @@ class DeliveryFeature(Feature):
         self._metrics.delivered.labels(*key).inc(drafts.num_delivered)
         for reason, number in drafts.lost.items():
             self._metrics.lost.labels(*key, reason).inc(number)
+
+
+class OutputPolicyReply(Reply):
+    name: str
+    on_fault: str
+    timeout_ms: float
+    max_held: int
+
+
+class DeliveredReply(Reply):
+    """Drafted tokens of ended requests, by proposer and traffic class."""
+
+    proposer: str
+    traffic_class: str
+    num_verified: int
+    num_delivered: int
+    lost: dict[LossReason, int]
+
+
+class DeliveryReply(Reply):
+    policies: list[OutputPolicyReply]
+    """In the order in which they read."""
+    delivered: list[DeliveredReply]
+
+
+def delivery_reply(delivery: DeliveryFeature, output: OutputPolicies) -> DeliveryReply:
+    """Return what is configured, and what came of drafted tokens since the server started."""
+    return DeliveryReply(
+        policies=[
+            OutputPolicyReply(
+                name=one.name,
+                on_fault="open" if one.fails_open else "closed",
+                timeout_ms=1000.0 * one.timeout_s,
+                max_held=one.max_held,
+            )
+            for one in output.loaded
+        ],
+        delivered=[
+            DeliveredReply(
+                proposer=proposer,
+                traffic_class=traffic_class,
+                num_verified=counts.verified,
+                num_delivered=counts.delivered,
+                lost={reason: number for reason, number in counts.lost.items() if number},
+            )
+            for (proposer, traffic_class), counts in sorted(delivery.counts.items())
+        ],
+    )
+
+
+def delivery_routes(delivery: DeliveryFeature, output: OutputPolicies) -> Sequence[Route]:
+    """Return the route that shows delivery and the output policies."""
+    routes = Routes()
+
+    @routes.get("/admin/delivery", roles=READERS, summary="Accepted and delivered draft tokens; output policies")
+    async def shown() -> DeliveryReply:
+        return delivery_reply(delivery, output)
+
+    return routes.all

@@ -1,46 +1,41 @@
-"""What the HTTP routes share: the engine's client, its tokenizer, the configuration."""
+"""What the HTTP routes share: the engine's client, its tokenizer, admission and the features."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Features
 from prolepsis.api.output.chain import OutputPolicies
-from prolepsis.api.output.delivery import DeliveryFeature
-from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
-from prolepsis.correctness.runtime import ReplayFeature
+from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
-from prolepsis.policy.runtime import Policies
-from prolepsis.safety.flags_runtime import FlagsFeature
-from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.web.caller import Caller
-from prolepsis.web.feature import Feature
 from prolepsis.web.refusals import model_not_allowed
 
 
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """Keys and the plan that load shedding starts from; without keys, callers on this machine are the developer."""
+
+    keys: Keys = field(default_factory=lambda: Keys(None))
+    base_plan: SpecPlan = field(default_factory=SpecPlan)
+    """The engine's plan at the lowest level of load shedding."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Services:
+    """What serves requests: the engine, admission, the output policies and the features."""
+
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
     admission: AdmissionController
     started: int
     """Unix time in seconds."""
-    kill_switch: KillSwitch
-    flags: FlagsFeature | None
-    """None: none are configured."""
-    policies: Policies | None
-    """None: callers decide alone, as their roles allow."""
-    recorder: Recorder
-    emit: Emit
     output: OutputPolicies
-    delivery: DeliveryFeature
-    replays: ReplayFeature
-    features: Sequence[Feature]
-    """All of them, for what every request tells them."""
+    features: Features
 
     @property
     def model_names(self) -> tuple[str, ...]:

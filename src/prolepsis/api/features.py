@@ -1,0 +1,151 @@
+"""The one list of features, each built from what the server has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from openfeature.provider import FeatureProvider
+from prometheus_client import CollectorRegistry
+
+from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.output.chain import OutputPolicies
+from prolepsis.api.output.delivery import DeliveryFeature, delivery_routes
+from prolepsis.api.recorder import Recorder
+from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.log import AuditLog
+from prolepsis.audit.requests import AuditFeature
+from prolepsis.core.audit_event import Emit
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.ended import Assignment
+from prolepsis.correctness.runtime import ReplayFeature, ReplaySettings
+from prolepsis.cost.prices import PriceFile
+from prolepsis.cost.runtime import CostFeature
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.routes import policy_routes
+from prolepsis.policy.runtime import Policies
+from prolepsis.rollout.routes import rollout_routes
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.rollout.shadow_runtime import ShadowFeature
+from prolepsis.safety.effective_plan import EffectivePlan
+from prolepsis.safety.features import Safety, safety_features
+from prolepsis.store.store import Store
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.feature import Feature
+from prolepsis.web.routes import Route
+
+REPLAYS = "replays"
+"""The actor that engages the kill switch for replays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What an operator configured besides settings; None or empty: the feature does without."""
+
+    policies: Policies | None = None
+    rollouts: Rollouts | None = None
+    flags: FeatureProvider | None = None
+    prices: PriceFile | None = None
+    store: Store | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """The features by name, for those that need a particular one, and `all` of them."""
+
+    all: Sequence[Feature]
+    safety: Safety
+    policies: Policies | None
+    recorder: Recorder
+    routes: Sequence[Route]
+
+
+def features_of(
+    config: ServerConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    sources: Sources,
+    *,
+    plan: EffectivePlan,
+    admission: AdmissionController,
+    output: OutputPolicies,
+) -> Features:
+    """Return the features of a server; `plan` is what they change of the engine's."""
+    store, policies, registry = sources.store, sources.policies, metrics.registry
+    emit = AuditLog(store.writer if store else None).record
+    version_of = partial(_version_of, client, policies)
+    safety = safety_features(config, client, plan, registry, flags=sources.flags, version_of=version_of, emit=emit)
+    costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
+    recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
+    replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
+    listed = (
+        safety.kill_switch,
+        safety.flags,
+        recorder,
+        _audit(config, client, tokenizer, store, replays, emit=emit),
+        costs,
+        policies,
+        sources.rollouts,
+        ShadowFeature(partial(version_of, DRAFT_HEAD)),
+        replays,
+        delivery := DeliveryFeature(registry),
+        safety.breaker,
+        safety.drift,
+    )
+    features = [feature for feature in listed if feature is not None]
+    routes = (
+        *(route for feature in features for route in feature.routes),
+        *policy_routes(policies),
+        *rollout_routes(sources.rollouts),
+        *delivery_routes(delivery, output),
+    )
+    return Features(all=features, safety=safety, policies=policies, recorder=recorder, routes=routes)
+
+
+def _audit(
+    config: ServerConfig,
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    store: Store | None,
+    replays: ReplayFeature,
+    *,
+    emit: Emit,
+) -> AuditFeature:
+    def decode(tokens: Sequence[int]) -> str:
+        return tokenizer.decode(tokens, skip_special_tokens=False)
+
+    sample, content = config.audit_sample, config.audit_content
+    return AuditFeature(store, decode, lambda: client.info, replays.replay_now, emit, sample=sample, content=content)
+
+
+def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
+    """Return the version that a proposer's figures belong to; a new head, model or policy is another one."""
+    info = client.info
+    weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    return f"{weights} {policies.version}" if policies else weights
+
+
+def _replays(
+    config: ServerConfig,
+    client: EngineClient,
+    registry: CollectorRegistry,
+    admission: AdmissionController,
+    rollouts: Rollouts | None,
+    *,
+    safety: Safety,
+    emit: Emit,
+) -> ReplayFeature:
+    """Return the replays; their outcomes count for rollouts and may engage the kill switch."""
+    kill_switch = safety.kill_switch
+
+    def trip(reason: str) -> None:
+        if not kill_switch.status.operator.on:
+            kill_switch.turn(on=True, by=REPLAYS, reason=reason)
+
+    def count(assignment: Assignment, right: bool) -> None:
+        if rollouts is not None:
+            rollouts.observe(assignment, {"correctness": float(right)}, late=True)
+
+    settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
+    has_room = partial(admission.has_room, config.replay_beside)
+    return ReplayFeature(client, settings, registry, has_room, emit=emit, count=count, trip=trip)

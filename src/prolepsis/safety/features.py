@@ -1,0 +1,71 @@
+"""The features of safety, put together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from openfeature.provider import FeatureProvider
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.audit_event import Emit
+from prolepsis.core.config import ServerConfig
+from prolepsis.engine.client import EngineClient
+from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
+from prolepsis.safety.drift import DriftStreams
+from prolepsis.safety.drift_runtime import DriftFeature
+from prolepsis.safety.effective_plan import EffectivePlan
+from prolepsis.safety.flags_runtime import FlagsFeature
+from prolepsis.safety.kill_switch import kill_file
+from prolepsis.safety.kill_switch_runtime import KillSwitch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Safety:
+    """Everything that may turn speculation off."""
+
+    kill_switch: KillSwitch
+    flags: FlagsFeature | None
+    """None: none are configured."""
+    breaker: BreakerFeature
+    drift: DriftFeature
+
+
+def safety_features(
+    config: ServerConfig,
+    client: EngineClient,
+    plan: EffectivePlan,
+    registry: CollectorRegistry,
+    *,
+    flags: FeatureProvider | None,
+    version_of: Callable[[str], str],
+    emit: Emit,
+) -> Safety:
+    """Return them for an engine; `version_of` names what a proposer drafts with."""
+    kill_switch = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), registry, emit=emit)
+    breaker = _breaker(config, client, plan, registry, emit)
+    streams = DriftStreams() if config.drift == "on" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    return Safety(
+        kill_switch=kill_switch,
+        flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow) if flags is not None else None,
+        breaker=breaker,
+        drift=DriftFeature(streams, client.proposer_counts, version_of, registry, emit=emit, on_cliff=on_cliff),
+    )
+
+
+def _breaker(
+    config: ServerConfig, client: EngineClient, plan: EffectivePlan, registry: CollectorRegistry, emit: Emit
+) -> BreakerFeature:
+    least = config.breaker_min_acceptance
+    settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
+    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only")
+    return BreakerFeature(
+        None if config.breaker == "off" else breakers,
+        client.proposer_counts,
+        plan.disable,
+        registry,
+        file=breaker_file(config.breaker_file),
+        proposers=lambda: client.info.proposers,
+        emit=emit,
+    )
