@@ -38,10 +38,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 def test_contract(run: Run) -> None:
-    shown = run("contract").stdout
+    shown = run("delivery").stdout
     assert "again" in shown
     assert "suffix" in shown
-    [one] = json.loads(run("contract", "--json").stdout)["delivered"]
+    [one] = json.loads(run("delivery", "--json").stdout)["delivered"]
     assert (one["num_verified"], one["num_delivered"], one["lost"]) == (3, 0, {"left": 3})
 
 

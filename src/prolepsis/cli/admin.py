@@ -226,9 +226,9 @@ correctness = command(
     )
 )
 
-contract = command(
+delivery = command(
     Verb(
-        "contract",
+        "delivery",
         "GET /admin/delivery",
         "Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
         columns={

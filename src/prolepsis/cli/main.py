@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
     "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
     "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
-    "contract": ("prolepsis.cli.admin:contract", "Show how many accepted draft tokens reached clients."),
+    "delivery": ("prolepsis.cli.admin:delivery", "Show how many accepted draft tokens reached clients."),
     "shadow": ("prolepsis.cli.admin:shadow", "Show what speculation would gain, from requests in shadow mode."),
     "drift": ("prolepsis.cli.admin:drift", "Show changes of the acceptance of proposers."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),

@@ -46,7 +46,7 @@ class Feature:
 async def running(
     features: Sequence[Feature], others: Sequence[Coroutine[object, object, None]]
 ) -> AsyncIterator[None]:
-    """Run the features beside the block, after a first tick of each; `others` run beside them. Close them at the end."""
+    """Run the features, after a first tick of each, and `others` beside the block; close the features at its end."""
     for feature in features:
         await contained_tick(feature)
     tasks = [asyncio.create_task(work) for work in (*(feature.run() for feature in features), *others)]

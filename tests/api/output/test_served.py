@@ -113,7 +113,7 @@ def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None)
     return made
 
 
-def contract_of(house: House, **body: Any) -> tuple[str, dict[str, Any]]:
+def metrics_of(house: House, **body: Any) -> tuple[str, dict[str, Any]]:
     asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 90, **body}
     asked["speculation"] = {"metrics": True}
     reply = httpx.post(f"{house.url}/v1/completions", json=asked, timeout=30)
@@ -123,15 +123,15 @@ def contract_of(house: House, **body: Any) -> tuple[str, dict[str, Any]]:
 
 def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) -> None:
     with serving(house_with(tmp_path)) as house:
-        text, metrics = contract_of(house)
-        whole = metrics["contract"]
+        text, metrics = metrics_of(house)
+        whole = metrics["delivery"]
         assert whole["num_verified_draft_tokens"] == metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 40
         assert whole["num_delivered_draft_tokens"] == whole["num_verified_draft_tokens"]
         assert whole["lost"] == {}
         stop = text[41:44]
         cut = text.index(stop)
-        _, metrics = contract_of(house, stop=[stop])
-        part = metrics["contract"]
+        _, metrics = metrics_of(house, stop=[stop])
+        part = metrics["delivery"]
         lost = sum(part["lost"].values())
         assert part["num_verified_draft_tokens"] == part["num_delivered_draft_tokens"] + lost
         assert 0 < part["num_delivered_draft_tokens"] <= cut
@@ -150,15 +150,15 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
 
 def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
     with serving(house_with(tmp_path)) as house:
-        text, _ = contract_of(house)
+        text, _ = metrics_of(house)
     word = text[30:36]
     policy = loaded(Patterns(patterns={"word": word}, stops=True), name="words")
     with serving(house_with(tmp_path, policy)) as house:
-        shorter, metrics = contract_of(house)
+        shorter, metrics = metrics_of(house)
         assert shorter == text[: text.index(word)]
-        contract = metrics["contract"]
-        assert contract["num_verified_draft_tokens"] > contract["num_delivered_draft_tokens"]
-        assert contract["lost"]["policy"] >= 4
+        delivery = metrics["delivery"]
+        assert delivery["num_verified_draft_tokens"] > delivery["num_delivered_draft_tokens"]
+        assert delivery["lost"]["policy"] >= 4
         assert httpx.get(f"{house.url}/admin/delivery").json()["policies"] == [
             {"name": "words", "on_fault": "closed", "timeout_ms": 1000.0, "max_held": 4096}
         ]

@@ -62,8 +62,8 @@ class Effective(Reply):
     """There where the server asks flags."""
 
 
-class Contract(Reply):
-    """Drafted tokens at the contract boundary: accepted by verification, delivered to the client, and lost by why."""
+class Delivery(Reply):
+    """Draft tokens accepted by verification, delivered to the client, and lost by reason."""
 
     num_verified_draft_tokens: int
     num_delivered_draft_tokens: int
@@ -81,7 +81,7 @@ class Metrics(Reply):
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None
     """What drafts would have brought that were only compared."""
-    contract: Contract
+    delivery: Delivery
     effective: Effective
 
 

@@ -234,7 +234,7 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
         "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
-        "contract": _contract(stats),
+        "delivery": _delivery(stats),
         "effective": {
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,
@@ -246,7 +246,7 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
     }
 
 
-def _contract(stats: RequestStats) -> Json:
+def _delivery(stats: RequestStats) -> Json:
     counts = stats.proposers.values()
     return {
         "num_verified_draft_tokens": sum(count.num_accepted + count.num_cut for count in counts),
