@@ -13,7 +13,7 @@ import uvicorn
 
 from prolepsis.api.app import build
 from prolepsis.api.connections import gateway_protocol
-from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile

@@ -13,7 +13,7 @@ import uvicorn
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import build
-from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal

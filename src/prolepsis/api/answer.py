@@ -11,7 +11,7 @@ from prolepsis.api.admission.response_cache import Answer, replayed
 from prolepsis.api.deltas import Choice, Delta
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import summed
-from prolepsis.api.output.contract import Contract
+from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.policy import AnswerFacts
 from prolepsis.api.pacing import Paced
 from prolepsis.api.services import Services
@@ -56,15 +56,15 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
 class _Sample:
     """One sample on its way to the client: its text, and what the output policies let through."""
 
-    def __init__(self, choice: Choice, contract: Contract) -> None:
+    def __init__(self, choice: Choice, filtered: FilteredSample) -> None:
         self.choice = choice
-        self.contract = contract
+        self.filtered = filtered
 
     async def take(self, event: Tokens) -> Delta | None:
         """Return what `event` adds for the client."""
         delta = self.choice.take(event)
-        shown = None if delta is None else await self.contract.take(delta)
-        self.choice.finished |= self.contract.stopped
+        shown = None if delta is None else await self.filtered.take(delta)
+        self.choice.finished |= self.filtered.stopped
         return shown
 
 
@@ -109,9 +109,9 @@ class _Answering:
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
         services, first, samples = self.services, number * request.n, list[_Sample]()
         for index in range(first, first + request.n):
-            chain = services.output.chain(self._facts(request, index)) if services.output.loaded else None
-            contract = Contract(chain, prompt.delivery.lost)
-            samples.append(_Sample(Choice(index, request, services.tokenizer, self.prepared.options), contract))
+            pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
+            filtered = FilteredSample(pipeline, prompt.delivery.lost)
+            samples.append(_Sample(Choice(index, request, services.tokenizer, self.prepared.options), filtered))
         return samples
 
     def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
@@ -146,7 +146,7 @@ async def _stored(answer: Answer, request_id: str) -> AsyncGenerator[Event, None
 
 def _is_over(samples: Sequence[_Sample], event: Tokens) -> bool:
     """Return whether the client has had all that it will get, after an event of which the engine does not say so."""
-    is_cut = event.finish_reason is None or any(sample.contract.stopped for sample in samples)
+    is_cut = event.finish_reason is None or any(sample.filtered.stopped for sample in samples)
     return is_cut and all(sample.choice.finished for sample in samples)
 
 
@@ -159,7 +159,7 @@ def _stats_of(event: Terminal, samples: Sequence[_Sample]) -> RequestStats:
         raise event.error
     if isinstance(event, Aborted) and not all(sample.choice.finished for sample in samples):
         raise RequestAborted(f"The request was aborted: {event.reason}.")
-    if not any(sample.contract.stopped for sample in samples):
+    if not any(sample.filtered.stopped for sample in samples):
         return event.stats
-    num_tokens = sum(sample.contract.num_tokens for sample in samples)
+    num_tokens = sum(sample.filtered.num_tokens for sample in samples)
     return replace(event.stats, num_output_tokens=min(event.stats.num_output_tokens, num_tokens))

@@ -15,7 +15,7 @@ from prolepsis.api.connections import check_exposure
 from prolepsis.api.features import Sources, features_of
 from prolepsis.api.health import status_routes
 from prolepsis.api.openai.routes import openai_routes
-from prolepsis.api.output.chain import LoadedPolicy, OutputMetrics, OutputPolicies
+from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.services import Gateway, Services
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware

@@ -48,7 +48,7 @@ class OutputToken(NamedTuple):  # there is one for every token served, and a dat
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one step adds to what the client sees of sample `index`."""
+    """The text that one step adds to sample `index`, as its client sees it."""
 
     index: int
     text: str
@@ -57,13 +57,13 @@ class Delta:
     finish_reason: ShownReason | None = None
     stop_reason: str | int | None = None
     token_ids: tuple[int, ...] = ()
-    said: tuple[OutputToken, ...] = ()
-    """The same tokens one by one; none once what is shown is no longer what they say (output policies)."""
+    tokens: tuple[OutputToken, ...] = ()
+    """The same tokens one by one; empty if an output policy changed the text."""
     num_tokens: int = 0
     """Tokens of the answer that this accounts for, those included that are not shown."""
     delivered: tuple[str, ...] = ()
-    """The proposers whose drafted tokens reach the client with this, a name for each token; before the contract
-    boundary, those of its tokens."""
+    """The proposers whose draft tokens reach the client with this, a name for each token; before the output policies,
+    those of its tokens."""
 
 
 class Choice:
@@ -84,7 +84,7 @@ class Choice:
     def take(self, event: Tokens) -> Delta | None:
         """Return what `event` adds, or None where there is nothing to show yet.
 
-        A stop string ends the sample here even where the engine has not said so.
+        A stop string ends the sample here even where the engine has not tokens so.
         """
         if self.finished:
             return None
@@ -98,11 +98,11 @@ class Choice:
         self.finished = reason is not None
         if not text and not self.finished:
             return None
-        said, self._held = tuple(self._held), []
-        logprobs = tuple(one.logprobs for one in said if one.logprobs) if self._with_logprobs else None
-        token_ids = tuple([one.token_id for one in said])
-        by = tuple([one.by for one in said if one.by])
-        delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, said, len(said), by)
+        tokens, self._held = tuple(self._held), []
+        logprobs = tuple(one.logprobs for one in tokens if one.logprobs) if self._with_logprobs else None
+        token_ids = tuple([one.token_id for one in tokens])
+        by = tuple([one.by for one in tokens if one.by])
+        delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, tokens, len(tokens), by)
         self._first = False
         return delta
 

@@ -8,8 +8,8 @@ from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.output.chain import OutputPolicies
 from prolepsis.api.output.delivery import DeliveryFeature, delivery_routes
+from prolepsis.api.output.pipeline import OutputPolicies
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.features import Features
-from prolepsis.api.output.chain import OutputPolicies
+from prolepsis.api.output.pipeline import OutputPolicies
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound

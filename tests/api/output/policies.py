@@ -1,13 +1,13 @@
-"""Output policies for tests, and an answer that goes through a chain in steps of any size."""
+"""Output policies for tests, and an answer that goes through a pipeline in steps of any size."""
 
 import asyncio
 from dataclasses import dataclass
 
 from prolepsis.api.deltas import Choice, Delta
 from prolepsis.api.openai.prepared import OutputOptions
-from prolepsis.api.output.chain import LoadedPolicy, OutputMetrics, OutputPolicies
-from prolepsis.api.output.contract import Contract
 from prolepsis.api.output.delivery import Delivery
+from prolepsis.api.output.filtered import FilteredSample
+from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -80,11 +80,11 @@ def tell(
 ) -> Told:
     """Return what a client gets of `text`, a token a byte, in steps of so many, all of them drafted and accepted."""
     delivery = Delivery()
-    contract = Contract(OutputPolicies(policies, metrics).chain(FACTS), delivery.lost)
-    return asyncio.run(_tell(text, step, stop, contract, delivery))
+    filtered = FilteredSample(OutputPolicies(policies, metrics).pipeline(FACTS), delivery.lost)
+    return asyncio.run(_tell(text, step, stop, filtered, delivery))
 
 
-async def _tell(text: str, step: int, stop: tuple[str, ...], contract: Contract, delivery: Delivery) -> Told:
+async def _tell(text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery) -> Told:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
     choice = Choice(0, request, ByteTokenizer(), OutputOptions())
     deltas = []
@@ -96,10 +96,10 @@ async def _tell(text: str, step: int, stop: tuple[str, ...], contract: Contract,
         event = Tokens("r", 0, ids, logprobs, reason, accepted_by=("suffix",) * len(ids))
         delivery.see(event)
         delta = choice.take(event)
-        shown = None if delta is None else await contract.take(delta)
+        shown = None if delta is None else await filtered.take(delta)
         if shown is not None:
             delivery.passed(shown)
             deltas.append(shown)
-        if contract.stopped or choice.finished:
+        if filtered.stopped or choice.finished:
             break
-    return Told(deltas, delivery, contract.num_tokens)
+    return Told(deltas, delivery, filtered.num_tokens)

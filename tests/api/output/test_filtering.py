@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prolepsis.api.output.chain import FAULTS, OutputMetrics, Workers
+from prolepsis.api.output.pipeline import FAULTS, OutputMetrics, Workers
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Reader, Rewrite, hold_back, rewrite, stop
 from tests.api.output.policies import Look, Says, loaded, tell
 
@@ -57,9 +57,9 @@ CHAINS = {
 
 
 @pytest.mark.parametrize("stops", [(), ("END",)])
-@pytest.mark.parametrize("chain", CHAINS)
-def test_the_answer_is_the_same_for_any_steps(chain: str, stops: tuple[str, ...]) -> None:
-    told = [tell(TEXT, *CHAINS[chain], step=step, stop=stops) for step in (1, 2, 3, 5, 8, 200)]
+@pytest.mark.parametrize("pipeline", CHAINS)
+def test_the_answer_is_the_same_for_any_steps(pipeline: str, stops: tuple[str, ...]) -> None:
+    told = [tell(TEXT, *CHAINS[pipeline], step=step, stop=stops) for step in (1, 2, 3, 5, 8, 200)]
     first = told[0]
     assert "[gone]" in first.text or "[Gone]" in first.text or "[GONE]" in first.text
     assert "SECRET" not in first.text

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from prolepsis.api.output.built_in import Patterns
-from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan

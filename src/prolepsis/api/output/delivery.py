@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from prometheus_client import CollectorRegistry, Counter
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.output.chain import OutputPolicies
-from prolepsis.api.output.contract import Lost
+from prolepsis.api.output.filtered import LostDrafts
+from prolepsis.api.output.pipeline import OutputPolicies
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
 from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
@@ -24,7 +24,7 @@ class Delivery:
     whole: bool = False
     """The answer goes out at its end, or not at all."""
     delivered: Tally[str] = field(default_factory=Tally)
-    lost: Lost = field(default_factory=Tally)
+    lost: LostDrafts = field(default_factory=Tally)
     emitted: Tally[str] = field(default_factory=Tally)
     """From the engine's events, for requests whose last event never comes."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.api.output.built_in import Patterns, Repetition
-from prolepsis.api.output.chain import LoadedPolicy
+from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.output.policy import OutputPolicy
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.yaml_document import read_yaml

@@ -1,11 +1,11 @@
-"""Which tokens of one sample are shown as a whole, from how far its text is."""
+"""One sample behind the output policies: the text and tokens that its client gets, and the drafts they deliver."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prolepsis.api.deltas import Delta, OutputToken
-from prolepsis.api.output.chain import FilterPipeline, Outcome, Piece, text_of
+from prolepsis.api.output.pipeline import FilterPipeline, FilterResult, SourceSpan, text_of
 from prolepsis.core.stats import LossReason
 
 Range = tuple[int, int]
@@ -74,93 +74,93 @@ def _touched(placed: _Placed, changed: Sequence[Range]) -> bool:
     return any(placed.start < end and start < placed.end for start, end in changed)
 
 
-Lost = Counter[tuple[str, LossReason]]
+LostDrafts = Counter[tuple[str, LossReason]]
 """Tokens by the proposer that drafted them and why they did not reach the client."""
 
 
-class Contract:
+class FilteredSample:
     """Takes a sample's deltas in their order. Ids and log-probabilities of a token go out with its whole text.
 
     Tokens whose text a policy changed or cut off are not shown in any form.
     """
 
-    def __init__(self, chain: FilterPipeline | None, lost: Lost) -> None:
+    def __init__(self, pipeline: FilterPipeline | None, lost: LostDrafts) -> None:
         self.stopped = False
         """A policy ended the answer."""
         self.num_tokens = 0
         """Tokens read so far."""
-        self._chain = chain
+        self._pipeline = pipeline
         self._lost = lost
-        self._coverage = TokenAlignment()
+        self._alignment = TokenAlignment()
         self._fed = 0
         self._up_to = 0
         self._changed: list[Range] = []
         self._ready: list[OutputToken] = []
         self._delivered: list[str] = []
-        self._unsaid = 0
+        self._unsent = 0
         self._first = True
 
     def count(self, delta: Delta) -> Delta:
         """Return a delta that no policy reads, with the names of those whose drafted tokens it delivers."""
         self._up_to += len(delta.text)
         self.num_tokens += delta.num_tokens
-        if delta.finish_reason is None and self._coverage.passes(delta.said, self._up_to):
+        if delta.finish_reason is None and self._alignment.passes(delta.tokens, self._up_to):
             return delta
-        self._coverage.add(delta.said)
-        shown, _ = self._coverage.shown(self._up_to)
+        self._alignment.add(delta.tokens)
+        shown, _ = self._alignment.shown(self._up_to)
         if delta.finish_reason is not None:
-            more, lost = self._coverage.rest(self._up_to)
+            more, lost = self._alignment.rest(self._up_to)
             shown += more
             self._lose(lost, "stop_string")
         return replace(delta, delivered=tuple(token.by for token in shown if token.by))
 
     async def take(self, delta: Delta) -> Delta | None:
         """Return what the policies let through by now, None where that is nothing."""
-        if self._chain is None:
+        if self._pipeline is None:
             return self.count(delta)
         ended = delta.finish_reason is not None
-        outcome = await self._chain.take(self._pieces(delta), ended=ended)
+        outcome = await self._pipeline.take(self._pieces(delta), ended=ended)
         self.stopped = outcome.stopped_by is not None
-        num_tokens = min(outcome.num_tokens, len(delta.said))
+        num_tokens = min(outcome.num_tokens, len(delta.tokens))
         self.num_tokens += num_tokens
-        self._unsaid += num_tokens
-        self._follow(delta.said[:num_tokens], outcome, ended=ended or self.stopped)
-        text = text_of(outcome.pieces)
+        self._unsent += num_tokens
+        self._follow(delta.tokens[:num_tokens], outcome, ended=ended or self.stopped)
+        text = text_of(outcome.spans)
         if not text and not ended and not self.stopped:
             return None
         return self._shown(delta, text, outcome.stopped_by)
 
-    def _pieces(self, delta: Delta) -> list[list[Piece]]:
+    def _pieces(self, delta: Delta) -> list[list[SourceSpan]]:
         """Return the delta's text token by token; what comes without a token, at the end, stands as one more."""
-        texts = [token.text for token in delta.said]
+        texts = [token.text for token in delta.tokens]
         rest = delta.text[sum(map(len, texts)) :]
         if rest or not texts:
             texts.append(rest)
-        pieces: list[list[Piece]] = []
+        spans: list[list[SourceSpan]] = []
         for text in texts:
-            pieces.append([Piece(text, self._fed, self._fed + len(text))] if text else [])
+            spans.append([SourceSpan(text, self._fed, self._fed + len(text))] if text else [])
             self._fed += len(text)
-        return pieces
+        return spans
 
-    def _follow(self, said: Sequence[OutputToken], outcome: Outcome, *, ended: bool) -> None:
+    def _follow(self, tokens: Sequence[OutputToken], outcome: FilterResult, *, ended: bool) -> None:
         """Find the tokens that are decided now."""
-        self._up_to = max([self._up_to, *(piece.end for piece in outcome.pieces)])
-        self._changed += [(piece.start, piece.end) for piece in outcome.pieces if not piece.verbatim]
-        self._coverage.add(said)
-        shown, lost = self._coverage.shown(self._up_to, self._changed)
+        self._up_to = max([self._up_to, *(span.end for span in outcome.spans)])
+        self._changed += [(span.start, span.end) for span in outcome.spans if not span.verbatim]
+        self._alignment.add(tokens)
+        shown, lost = self._alignment.shown(self._up_to, self._changed)
         self._lose(lost, "policy")
         if ended:
-            more, lost = self._coverage.rest(self._up_to, self._changed)
+            more, lost = self._alignment.rest(self._up_to, self._changed)
             shown += more
             self._lose(lost, "policy" if self.stopped else "stop_string")
-        self._changed = [(start, end) for start, end in self._changed if end > self._coverage.start]
+        self._changed = [(start, end) for start, end in self._changed if end > self._alignment.start]
         self._ready += shown
         self._delivered += [token.by for token in shown if token.by]
 
     def _shown(self, delta: Delta, text: str, stopped_by: str | None) -> Delta:
         ready, self._ready = self._ready, []
         delivered, self._delivered = tuple(self._delivered), []
-        unsaid, self._unsaid = self._unsaid, 0
+        unsent, self._unsent = self._unsent, 0
         first, self._first = self._first, False
         logprobs = tuple(token.logprobs for token in ready if token.logprobs) if delta.logprobs is not None else None
         return replace(
@@ -171,8 +171,8 @@ class Contract:
             finish_reason="content_filter" if stopped_by is not None else delta.finish_reason,
             stop_reason=stopped_by if stopped_by is not None else delta.stop_reason,
             token_ids=tuple(token.token_id for token in ready),
-            said=(),
-            num_tokens=unsaid,
+            tokens=(),
+            num_tokens=unsent,
             delivered=delivered,
         )
 

@@ -1,4 +1,4 @@
-"""Text on its way through output policies that remembers which characters of the answer it stands for."""
+"""The output policies over one answer, in their order; text remembers which characters of the answer it stands for."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SourceSpan:
     """Stands for the characters `start` to `end` of the answer's own text; `verbatim`: it is them."""
 
     text: str
@@ -27,42 +27,44 @@ class Piece:
     end: int
     verbatim: bool = True
 
-    def split(self, at: int) -> tuple["Piece", "Piece"]:
+    def split(self, at: int) -> tuple["SourceSpan", "SourceSpan"]:
         """Return its first `at` characters and the rest; a replacement stands whole for what it replaced."""
         if self.verbatim:
             middle = self.start + at
-            return Piece(self.text[:at], self.start, middle), Piece(self.text[at:], middle, self.end)
-        return Piece(self.text[:at], self.start, self.end, False), Piece(self.text[at:], self.end, self.end, False)
+            return SourceSpan(self.text[:at], self.start, middle), SourceSpan(self.text[at:], middle, self.end)
+        return SourceSpan(self.text[:at], self.start, self.end, False), SourceSpan(
+            self.text[at:], self.end, self.end, False
+        )
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
+def text_of(spans: Sequence[SourceSpan]) -> str:
+    return "".join(span.text for span in spans)
 
 
-def cut(pieces: Sequence[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
-    """Return the pieces before character `at` of their joined text, and those from there on."""
-    before: list[Piece] = []
-    for i, piece in enumerate(pieces):
-        if not at and piece.text:
-            return before, list(pieces[i:])
-        if at < len(piece.text):
-            first, second = piece.split(at)
-            return [*before, first], [second, *pieces[i + 1 :]]
-        before.append(piece)
-        at -= len(piece.text)
+def cut(spans: Sequence[SourceSpan], at: int) -> tuple[list[SourceSpan], list[SourceSpan]]:
+    """Return the spans before character `at` of their joined text, and those from there on."""
+    before: list[SourceSpan] = []
+    for i, span in enumerate(spans):
+        if not at and span.text:
+            return before, list(spans[i:])
+        if at < len(span.text):
+            first, second = span.split(at)
+            return [*before, first], [second, *spans[i + 1 :]]
+        before.append(span)
+        at -= len(span.text)
     return before, []
 
 
-def rewritten(pieces: Sequence[Piece], rewrites: Sequence[Rewrite]) -> list[Piece]:
-    """Return the pieces with parts of their joined text replaced; `rewrites` come one after another."""
-    done: list[Piece] = []
-    left, position = list(pieces), 0
+def rewritten(spans: Sequence[SourceSpan], rewrites: Sequence[Rewrite]) -> list[SourceSpan]:
+    """Return the spans with parts of their joined text replaced; `rewrites` come one after another."""
+    done: list[SourceSpan] = []
+    left, position = list(spans), 0
     for change in rewrites:
         before, left = cut(left, change.start - position)
         replaced, left = cut(left, change.end - change.start)
-        at = left[0].start if left else pieces[-1].end
+        at = left[0].start if left else spans[-1].end
         start, end = (replaced[0].start, replaced[-1].end) if replaced else (at, at)
-        done += [*before, Piece(change.text, start, end, verbatim=False)]
+        done += [*before, SourceSpan(change.text, start, end, verbatim=False)]
         position = change.end
     return [*done, *left]
 
@@ -133,9 +135,9 @@ FAULTS: tuple[Fault, ...] = ("raised", "late", "invalid", "held_too_much")
 class StageResult:
     """What a policy made of one step's tokens."""
 
-    tokens: list[list[Piece]]
+    tokens: list[list[SourceSpan]]
     """Let through, token by token."""
-    held: list[Piece]
+    held: list[SourceSpan]
     """What waits for more text."""
     stopped_by: str | None = None
     """It ended the answer with the last of `tokens`."""
@@ -161,22 +163,22 @@ class FilterStage:
         self._reader = reader
         self._fails_open = fails_open
         self._max_held = max_held
-        self._held: list[Piece] = []
+        self._held: list[SourceSpan] = []
 
     @property
     def reads(self) -> bool:
         return self._reader is not None
 
-    def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> StageResult:
-        """Take one step's tokens (at least one), each as pieces (maybe none); `ended`: nothing comes after the last."""
-        passed: list[list[Piece]] = []
+    def take(self, tokens: Sequence[Sequence[SourceSpan]], *, ended: bool) -> StageResult:
+        """Take one step's tokens (at least one), each as spans (maybe none); `ended`: nothing comes after the last."""
+        passed: list[list[SourceSpan]] = []
         held, num_rewrites = list(self._held), 0
-        for i, pieces in enumerate(tokens):
+        for i, spans in enumerate(tokens):
             last = ended and i == len(tokens) - 1
-            if self._reader is None or (not pieces and not last):
-                passed.append(list(pieces))
+            if self._reader is None or (not spans and not last):
+                passed.append(list(spans))
                 continue
-            held += pieces
+            held += spans
             try:
                 decision = self._decide(self._reader, held, ended=last)
             except PolicyFault as fault:
@@ -188,7 +190,7 @@ class FilterStage:
                 return StageResult(passed, [], decision.reason or "stopped", num_rewrites=num_rewrites)
         return StageResult(passed, held, num_rewrites=num_rewrites)
 
-    def fail(self, tokens: Sequence[Sequence[Piece]], kind: Fault) -> StageResult:
+    def fail(self, tokens: Sequence[Sequence[SourceSpan]], kind: Fault) -> StageResult:
         """Give up on the policy before it said anything of `tokens` (at least one)."""
         return self._failed([], [*self._held, *tokens[0]], tokens[1:], kind)
 
@@ -198,7 +200,7 @@ class FilterStage:
         if passed.fault is not None:
             self._reader = None
 
-    def _decide(self, reader: Reader, held: Sequence[Piece], *, ended: bool) -> Decision:
+    def _decide(self, reader: Reader, held: Sequence[SourceSpan], *, ended: bool) -> Decision:
         pending = text_of(held)
         try:
             decision = reader.look(pending, ended=ended)
@@ -213,16 +215,16 @@ class FilterStage:
         return decision
 
     def _failed(
-        self, passed: list[list[Piece]], held: list[Piece], left: Sequence[Sequence[Piece]], kind: Fault
+        self, passed: list[list[SourceSpan]], held: list[SourceSpan], left: Sequence[Sequence[SourceSpan]], kind: Fault
     ) -> StageResult:
         if self._fails_open:
-            return StageResult([*passed, held, *(list(pieces) for pieces in left)], [], fault=kind)
+            return StageResult([*passed, held, *(list(spans) for spans in left)], [], fault=kind)
         return StageResult([*passed, []], [], stopped_by=kind, fault=kind)
 
 
-def _released(held: Sequence[Piece], decision: Decision) -> tuple[list[Piece], list[Piece]]:
+def _released(held: Sequence[SourceSpan], decision: Decision) -> tuple[list[SourceSpan], list[SourceSpan]]:
     """Return what goes on and what waits."""
-    length = sum(len(piece.text) for piece in held)
+    length = sum(len(span.text) for span in held)
     at = length - decision.num_held if decision.stop_at is None else decision.stop_at
     out, kept = cut(held, at)
     return (rewritten(out, decision.rewrites) if decision.rewrites else out), kept
@@ -257,10 +259,10 @@ class LoadedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FilterResult:
     """What a step's tokens became. `num_tokens`: how many of them were read, the last where the answer was stopped."""
 
-    pieces: list[Piece]
+    spans: list[SourceSpan]
     num_tokens: int
     stopped_by: str | None = None
     """NAME: REASON of the policy that ended the answer."""
@@ -279,16 +281,16 @@ class OutputMetrics:
 
 
 class OutputPolicies:
-    """What is configured; makes a chain for each answer. Belongs to one event loop."""
+    """What is configured; makes a pipeline for each answer. Belongs to one event loop."""
 
     def __init__(self, loaded: Sequence[LoadedPolicy] = (), metrics: OutputMetrics | None = None) -> None:
         self.loaded = tuple(loaded)
         self._metrics = metrics
         self._workers = Workers()
 
-    def chain(self, answer: AnswerFacts) -> "FilterPipeline | None":
+    def pipeline(self, answer: AnswerFacts) -> "FilterPipeline | None":
         """Return what reads this answer; None where nobody does."""
-        links: list[tuple[LoadedPolicy, FilterStage]] = []
+        stages: list[tuple[LoadedPolicy, FilterStage]] = []
         for loaded in self.loaded:
             try:
                 reader = loaded.policy.begin(answer)
@@ -299,8 +301,8 @@ class OutputPolicies:
                     continue
                 reader = _Refusing()
             if reader is not None:
-                links.append((loaded, FilterStage(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
-        return FilterPipeline(links, self, self._workers) if links else None
+                stages.append((loaded, FilterStage(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
+        return FilterPipeline(stages, self, self._workers) if stages else None
 
     def count(self, loaded: LoadedPolicy, passed: StageResult, seconds: float) -> None:
         """Count what a policy did with a step's tokens."""
@@ -325,42 +327,42 @@ class FilterPipeline:
     """Reads one answer."""
 
     def __init__(
-        self, links: Sequence[tuple[LoadedPolicy, FilterStage]], told: OutputPolicies, workers: Workers
+        self, stages: Sequence[tuple[LoadedPolicy, FilterStage]], policies: OutputPolicies, workers: Workers
     ) -> None:
-        self._links = links
-        self._told = told
+        self._stages = stages
+        self._policies = policies
         self._workers = workers
 
-    async def take(self, tokens: Sequence[Sequence[Piece]], *, ended: bool) -> Outcome:
+    async def take(self, tokens: Sequence[Sequence[SourceSpan]], *, ended: bool) -> FilterResult:
         """Take one step's tokens (at least one) and return what goes to the client of the answer so far.
 
         Every policy sees them one by one, so that steps of several tokens make no difference.
         """
-        current: list[list[Piece]] = [list(pieces) for pieces in tokens]
+        current: list[list[SourceSpan]] = [list(spans) for spans in tokens]
         stopped_by: str | None = None
-        for loaded, link in self._links:
-            if not link.reads:
+        for loaded, stage in self._stages:
+            if not stage.reads:
                 continue
             began = time.perf_counter()
-            passed = await self._ask(loaded, link, current, ended=ended or stopped_by is not None)
-            self._told.count(loaded, passed, time.perf_counter() - began)
-            link.settle(passed)
+            passed = await self._ask(loaded, stage, current, ended=ended or stopped_by is not None)
+            self._policies.count(loaded, passed, time.perf_counter() - began)
+            stage.settle(passed)
             current = passed.tokens
             if passed.stopped_by is not None:
                 stopped_by = f"{loaded.name}: {passed.stopped_by}"
             if passed.fault is not None:
                 log.warning("output_policy_failed", policy=loaded.name, kind=passed.fault)
-        return Outcome([piece for pieces in current for piece in pieces], len(current), stopped_by)
+        return FilterResult([span for spans in current for span in spans], len(current), stopped_by)
 
     async def _ask(
-        self, loaded: LoadedPolicy, link: FilterStage, tokens: list[list[Piece]], *, ended: bool
+        self, loaded: LoadedPolicy, stage: FilterStage, tokens: list[list[SourceSpan]], *, ended: bool
     ) -> StageResult:
         if loaded.policy.inline:
-            return link.take(tokens, ended=ended)
+            return stage.take(tokens, ended=ended)
         try:
-            return await self._workers.run(lambda: link.take(tokens, ended=ended), loaded.timeout_s)
+            return await self._workers.run(lambda: stage.take(tokens, ended=ended), loaded.timeout_s)
         except TimeoutError:
-            return link.fail(tokens, "late")
+            return stage.fail(tokens, "late")
 
 
 class _Refusing:
