@@ -27,28 +27,28 @@ def test_a_good_edit_is_taken_and_a_bad_one_leaves_the_last_good(tmp_path: Path)
     path = tmp_path / "policy.yaml"
     write(path, OFF)
     file = PolicyFile(path)
-    assert not file.look().changed
+    assert not file.poll().changed
     assert mode(file) == "off"
 
     write(path, ON)
-    assert file.look().changed
+    assert file.poll().changed
     assert mode(file) == "on"
 
     write(path, BAD)
-    bad = file.look()
+    bad = file.poll()
     assert not bad.changed
     assert "policy.yaml:1: default.mode is 'maybe'" in str(bad.refused) == file.fault
     assert mode(file) == "on"
-    assert file.look().refused is None  # said once
+    assert file.poll().refused is None  # said once
     assert file.reload().refused is None
 
     path.unlink()
-    assert "No such file" in str(file.look().refused)
-    assert file.look().refused is None
+    assert "No such file" in str(file.poll().refused)
+    assert file.poll().refused is None
     assert mode(file) == "on"
 
     write(path, OFF)
-    assert file.look().changed
+    assert file.poll().changed
     assert (mode(file), file.fault) == ("off", "")
 
 
@@ -57,9 +57,9 @@ def test_what_takes_no_effect_is_no_change(tmp_path: Path) -> None:
     write(path, OFF)
     file = PolicyFile(path)
     write(path, f"# words\n{OFF}")
-    assert not file.look().changed
+    assert not file.poll().changed
     write(path, f"version: 2\n{OFF}")
-    assert file.look().changed
+    assert file.poll().changed
     assert file.policy.version == "2"
 
 

@@ -1,7 +1,7 @@
-"""What keys, tokens and passwords look like.
+"""Redaction of secrets and personal data, before an audit entry is stored.
 
-Shapes with a prefix of their own, as their issuers publish them, and what stands behind a name that says secret.
-Entropy is not looked at: digests and ids, of which audit entries are full, have as much of it as keys.
+Secrets are found by the prefixes that their issuers publish, and by names of fields such as password. Entropy is not
+used: audit entries are full of digests and ids, which have as much of it as keys.
 """
 
 import math
@@ -16,7 +16,7 @@ MARK = "[SECRET]"
 SHAPES = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     r"\bplps_[0-9a-f]{12}_[A-Za-z0-9_-]{43}",  # our own
-    r"\bsk-[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and those who do as they do
+    r"\bsk-[A-Za-z0-9_-]{20,}",  # OpenAI, Anthropic and others
     r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{16,}",  # Stripe
     r"\bwhsec_[A-Za-z0-9+/=]{24,}",
     r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",  # AWS
@@ -49,7 +49,7 @@ _NAME = re.compile(rf"(?i)(?:.*[_-])?(?:{_WORDS})")
 
 
 def without_secrets(text: str) -> str:
-    """Return the text with `MARK` in place of what looks like a secret."""
+    """Return the text with `MARK` in place of everything that looks like a secret."""
     text = _SHAPES.sub(MARK, text)
     text = _IN_URL.sub(rf"\1{MARK}\2", text)
     text = _HEADER.sub(rf"\1 {MARK}", text)
@@ -57,12 +57,12 @@ def without_secrets(text: str) -> str:
 
 
 def names_a_secret(name: str) -> bool:
-    """Return whether a field of this name holds a secret, whatever that looks like: `api_key`, not `max_tokens`."""
+    """Return whether a field of this name holds a secret: `api_key` does, `max_tokens` does not."""
     return _NAME.fullmatch(name) is not None
 
 
 PHONE_REGIONS = ("US", "GB", "DE", "FR")
-"""Whose national way of writing is known; numbers with a + are found wherever they are from."""
+"""Regions whose national formats are known; numbers with a + are found for every region."""
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
@@ -73,11 +73,11 @@ _IP = re.compile(
     r"|(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?!\w))"
 )
 _DIGITS = re.compile(r"\d(?:[\s().\-/]{0,3}\d){5}")
-"""Without so many digits there is no telephone number, and nothing to ask the library."""
+"""A text without this many digits has no telephone number, so the library is not called."""
 
 
 def without_personal_data(text: str) -> str:
-    """Return the text with a mark such as `[EMAIL]` in place of what looks like personal data."""
+    """Return the text with a mark such as `[EMAIL]` in place of everything that looks like personal data."""
     text = _EMAIL.sub("[EMAIL]", text)
     text = _IBAN.sub(_if(_is_iban, "[IBAN]"), text)
     text = _CARD.sub(_if(_is_card, "[CARD]"), text)
@@ -122,7 +122,7 @@ def _without_phones(text: str) -> str:
 def redacted(value: object) -> object:
     """Return plain JSON values with marks in place of secrets and personal data in every text, key and named secret.
 
-    What JSON cannot say becomes a text.
+    Other values become text.
     """
     if isinstance(value, Mapping):
         return _redacted_fields(value)
@@ -138,7 +138,7 @@ def redacted_text(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    """Return the text without what a database cannot hold: NUL and lone surrogates."""
+    """Return the text without the characters that a database cannot hold: NUL and lone surrogates."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
@@ -146,7 +146,7 @@ def _redacted_fields(fields: Mapping[object, object]) -> dict[str, object]:
     shown: dict[str, object] = {}
     for name, value in fields.items():
         key = redacted_text(str(name))
-        while key in shown:  # two names that differed in what was redacted
+        while key in shown:  # two names that became equal
             key += "'"
         secret = names_a_secret(str(name)) and value not in (None, "")
         shown[key] = MARK if secret else redacted(value)

@@ -1,4 +1,4 @@
-"""Whether the chain is as it was written."""
+"""Verification: is the chain as it was written?"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prolepsis.core.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Number and digest of an entry, noted down outside the store: what was before it cannot be rewritten unseen."""
+    """Number and digest of an entry, kept outside the store: earlier entries cannot be rewritten unnoticed."""
 
     seq: int
     digest: str
@@ -27,7 +27,7 @@ class Fault:
 @dataclass(frozen=True, slots=True)
 class Verified:
     head: Anchor
-    """The last entry that was read; (0, `START_OF_CHAIN`) where there is none."""
+    """The last entry that was read; (0, `START_OF_CHAIN`) if there is none."""
     num_entries: int
     num_erased: int
     faults: tuple[Fault, ...]
@@ -36,8 +36,8 @@ class Verified:
 def verify(entries: Iterable[AuditEntry], *, head: Anchor | None = None, anchor: Anchor | None = None) -> Verified:
     """Check all entries from the first on: every digest, every link, every erasure.
 
-    `head`: what the store holds to be the last entry. `anchor`: noted down before; without one, who can write the whole
-    store can write another chain, or cut off its end.
+    `head`: the last entry according to the store. `anchor`: kept from an earlier run; without one, a writer of the
+    whole store could replace the chain, or cut off its end.
     """
     faults: list[Fault] = []
     last, num_entries, num_erased = Anchor(0, START_OF_CHAIN), 0, 0

@@ -124,22 +124,22 @@ class JsonFile(Generic[Value]):
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What a look at a file, or wherever else something is kept, brought."""
+    """The result of polling a file, or another source."""
 
     changed: bool
     """Content of another version was taken over."""
     refused: ProlepsisError | None = None
-    """Why what is there now was not taken over; said once for each state of it."""
+    """Why the present content was not taken over; reported once for each state of it."""
 
 
 class LastGood(ABC, Generic[Value]):
-    """Holds the last good `value` of a file; it is replaced in one assignment, so readers need no lock."""
+    """Holds the last good `value` of a file. One assignment replaces it, so readers need no lock."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `ConfigError` where the file holds nothing usable."""
+        """Raises `ConfigError` if the file cannot be used."""
         self.path = path
         self.fault = ""
-        """Why the file as it was last seen is not what is held."""
+        """Why the file's present content is not the value."""
         self._stamp = stamp(path)
         text = self._read()
         self._seen = _digest(text)
@@ -151,21 +151,21 @@ class LastGood(ABC, Generic[Value]):
 
     @abstractmethod
     def _parse(self, text: str) -> Value:
-        """Return what the text stands for; raises `ConfigError` where it cannot be used."""
+        """Return the value of the text; raises `ConfigError` if it cannot be used."""
 
     @abstractmethod
     def _version(self, value: Value) -> str:
-        """Return what differs wherever the content does."""
+        """Return a text that differs if the content differs."""
 
-    def look(self) -> Reload:
-        """Take over the file if it changed; cheap where it did not. Never raises for what the file holds."""
+    def poll(self) -> Reload:
+        """Take over the file if it changed. Never raises for the file's content."""
         now = stamp(self.path)
         return Reload(changed=False) if now == self._stamp else self.reload(now)
 
     def reload(self, seen: Stamp | None = None) -> Reload:
-        """Read the file now, whatever its times say.
+        """Read the file now, regardless of its modification time.
 
-        `seen` is what the file looked like before this call; a write in between is seen by the next `look`.
+        `seen` is the file's stamp before this call; the next `poll` notices a write in between.
         """
         self._stamp = stamp(self.path) if seen is None else seen
         try:
@@ -189,7 +189,7 @@ class LastGood(ABC, Generic[Value]):
 
 
 def stamp(path: Path) -> Stamp:
-    """Return what changes when the file does; empty where it cannot be looked at."""
+    """Return a value that changes with the file; empty if it is not accessible."""
     try:
         stat = path.stat()
     except OSError:

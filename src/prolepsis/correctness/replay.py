@@ -1,4 +1,4 @@
-"""What is kept of a request so that it can be decoded again: as values, and as plain JSON."""
+"""Recordings of requests, and their replay: the request is decoded again without speculation and compared."""
 
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from prolepsis.engine.client import EngineClient
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request and what was emitted for it, sample by sample."""
+    """A request with the emitted tokens of each sample."""
 
     request: GenerateRequest
     tokens: tuple[tuple[int, ...], ...]
@@ -26,7 +26,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """All that the tokens of a request depend on, beside the model; and the tokens."""
+    """Everything besides the model on which the tokens of a request depend, and the tokens."""
 
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
@@ -38,7 +38,7 @@ _KEPT = TypeAdapter(_Kept)
 
 
 def recording(request: GenerateRequest, events: Iterable[Event]) -> Recording:
-    """Return what was emitted for a request so far."""
+    """Return the recording of a request's events so far."""
     tokens: list[list[int]] = [[] for _ in range(request.n)]
     for event in events:
         if isinstance(event, Tokens):
@@ -47,7 +47,7 @@ def recording(request: GenerateRequest, events: Iterable[Event]) -> Recording:
 
 
 def plain(recorded: Recording) -> dict[str, object]:
-    """Return a recording as plain JSON values; of the request all that its tokens depend on, and no names."""
+    """Return a recording as plain JSON values, without names of persons."""
     request = recorded.request
     kept = _Kept(request.prompt_token_ids, request.params, request.grammar, recorded.tokens)
     shown: dict[str, object] = _KEPT.dump_python(kept, mode="json")
@@ -55,7 +55,7 @@ def plain(recorded: Recording) -> dict[str, object]:
 
 
 def parse(value: object, request_id: str) -> Recording:
-    """Return the recording that plain JSON values are; raises `InvalidParameter` where they are none."""
+    """Return the recording of plain JSON values; raises `InvalidParameter` if they are damaged."""
     try:
         kept = _KEPT.validate_python(value)
     except ValidationError as error:
@@ -69,18 +69,18 @@ def parse(value: object, request_id: str) -> Recording:
 
 
 LAST = 2**31 - 1
-"""Priority of replays: everything else runs first, and takes their places."""
+"""Priority of replays: all other requests run first, and preempt them."""
 Outcome = Literal["match", "near_tie", "structural"]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay showed."""
+    """The result of a replay."""
 
     differences: Mapping[int, Difference]
-    """The first of each sample that has one."""
+    """The first difference of each sample that has one."""
     num_tokens: int
-    """Decoded."""
+    """Tokens decoded."""
 
     @property
     def outcome(self) -> Outcome:
@@ -89,16 +89,16 @@ class Replayed:
 
     @property
     def first(self) -> tuple[int, Difference] | None:
-        """Sample and difference that are to be looked at first: a structural one where there is one."""
+        """Sample and difference to report: a structural one if there is one."""
         found = sorted(self.differences.items(), key=lambda item: (item[1].kind != "structural", item[0]))
         return found[0] if found else None
 
 
 async def replay(client: EngineClient, recorded: Recording, request_id: str) -> Replayed:
-    """Decode a recorded request again without speculation, behind everything else, and compare token by token.
+    """Decode a recorded request again without speculation, at the lowest priority, and compare token by token.
 
-    The same prompt, seed, sampling, grammar and stops; nothing that was computed before is reused. Being cancelled
-    aborts it. Raises what the engine raises, `EngineError` where it was aborted.
+    The same prompt, seed, sampling, grammar and stops; no cached results are reused. A cancellation
+    aborts it. Raises the engine's errors, and `EngineError` if it was aborted.
     """
     source = replace(
         recorded.request,

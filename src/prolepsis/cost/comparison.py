@@ -1,6 +1,6 @@
 """The cost of a token with and without speculation: against random control requests, and against the prediction.
 
-The unit is the request: each finished one has its device seconds per output token, whatever its length.
+The unit is the request: each finished one has its device seconds per output token, regardless of its length.
 
 The cost of speculation on control requests (proposers learn from them if no other request pays for it) is left out:
 their cost is what it would have been without.

@@ -1,4 +1,4 @@
-"""Price books that were taken into use, so that what past requests cost can be told by the prices of their time."""
+"""The history of price books in the store, so that past requests keep the prices of their time."""
 
 import time
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ from prolepsis.store.tables import price_books
 
 @dataclass(frozen=True, slots=True)
 class StoredPrices:
-    """Numbers count up from 1; a version that is taken into use again gets a new one."""
+    """A book in the history. Numbers count up from 1; a version that comes into use again gets a new one."""
 
     number: int
     version: str
@@ -23,7 +23,7 @@ class StoredPrices:
 
 
 def put(connection: Connection, version: str, content: str) -> StoredPrices:
-    """Keep a book that is in use from now on; one that replicas or an earlier start kept last is there already."""
+    """Store a book that is in use from now on, unless it is the newest already."""
     while True:
         newest = next(iter(history(connection, 1)), None)
         if newest is not None and newest.version == version:
@@ -33,7 +33,7 @@ def put(connection: Connection, version: str, content: str) -> StoredPrices:
             with connection.begin_nested():
                 row = {field.name: getattr(stored, field.name) for field in fields(StoredPrices)}
                 connection.execute(insert(price_books), [row])
-        except IntegrityError:  # a replica was first
+        except IntegrityError:  # another replica was faster
             continue
         return stored
 

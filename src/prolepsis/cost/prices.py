@@ -1,4 +1,4 @@
-"""A price book: what an hour of a device costs, by device, region and term. Without one there is no money, anywhere."""
+"""Price books: the price of an hour of a device, by device, region and term. Without one there are no amounts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,23 +25,23 @@ Region = Annotated[str, spelt(r"[A-Za-z0-9._-]{0,64}", "at most 64 letters, digi
 
 
 class Price(Part):
-    """What one device costs, in the book's currency."""
+    """The price of one device, in the book's currency."""
 
     name: Name
     description: str = ""
     region: Region = ""
     term: Literal["on_demand", "reserved"] = "on_demand"
-    """Reserved: it is paid for whether or not it is used."""
+    """Reserved: it is paid for even if it is idle."""
     per_device_hour: Annotated[Number, Field(gt=0)]
-    """Of the whole device that one server runs on, its processors included."""
+    """Of the whole device on which one server runs, including its processors."""
     overheads: dict[Name, Amount] = Field(default_factory=dict)
-    """What else an hour of it costs, by what for: power, hosting, network, orchestration."""
+    """Other costs of an hour by purpose: power, hosting, network, orchestration."""
     memory_gib: Annotated[Number, Field(gt=0)] | None = None
-    """Memory of the device; a proposer's memory is charged its share of the hour. Not given: in bytes only."""
+    """Memory of the device: a proposer is charged for its share of it. None: its memory is shown in bytes only."""
 
     @property
     def per_hour(self) -> float:
-        """All of it."""
+        """The device with its overheads."""
         return self.per_device_hour + sum(self.overheads.values())
 
     @property
@@ -49,15 +49,15 @@ class Price(Part):
         return self.per_hour / 3600.0
 
     def memory_per_hour(self, num_bytes: int) -> float | None:
-        """Return what so much of the device's memory costs in an hour, None where its memory is not known."""
+        """Return the hourly cost of this much memory, None if the device's memory is not known."""
         return None if self.memory_gib is None else self.per_hour * num_bytes / (self.memory_gib * 2**30)
 
 
 class PriceBook(Part):
-    """What one file says."""
+    """The content of a file."""
 
     version: Annotated[Label, BeforeValidator(label_text)] = ""
-    """What people call this state of the file; nothing depends on it."""
+    """A name for this state of the file; nothing depends on it."""
     currency: Currency
     prices: Annotated[tuple[Price, ...], BeforeValidator(one_or_more), Field(min_length=1)]
 
@@ -77,16 +77,16 @@ class PriceBook(Part):
 
     @property
     def full_version(self) -> str:
-        """`version@digest`, or the digest alone where the file has no `version`."""
+        """`version@digest`, or the digest alone if the file has no `version`."""
         return f"{self.version}@{self.digest}" if self.version else self.digest
 
     def content(self) -> Mapping[str, object]:
-        """Return all that takes effect, in plain values."""
+        """Return everything that takes effect, as plain values."""
         prices = [price.model_dump(mode="json", exclude={"description"}) for price in self.prices]
         return {"currency": self.currency, "prices": sorted(prices, key=lambda price: str(price["name"]))}
 
     def price(self, name: str | None) -> Price:
-        """Return the price of that name, or the only one; raises `ConfigError` where it is not clear which is meant."""
+        """Return the price of that name, or the only one; raises `ConfigError` if there is no such price."""
         names = ", ".join(price.name for price in self.prices)
         if name is None:
             if len(self.prices) == 1:
@@ -102,7 +102,7 @@ _WHAT = "prices"
 
 
 class InvalidPrices(ConfigError):
-    """A file that is no usable price book."""
+    """A file that is not a usable price book."""
 
     def __init__(self, name: str, findings: Sequence[Finding]) -> None:
         first, *others = findings
@@ -112,7 +112,7 @@ class InvalidPrices(ConfigError):
 
 
 def parse_prices(text: str, name: str) -> PriceBook:
-    """Return the book that `text` holds; `name` is what errors call it. Raises `InvalidPrices`."""
+    """Return the book that `text` holds; `name` names it in errors. Raises `InvalidPrices`."""
     try:
         return read_shape(text, PriceBook)[0]
     except Malformed as error:
@@ -120,15 +120,15 @@ def parse_prices(text: str, name: str) -> PriceBook:
 
 
 def read_prices(file: Path) -> PriceBook:
-    """Return the book of a file; raises `InvalidPrices`, and `ConfigError` where there is nothing to read."""
+    """Return the book of a file; raises `InvalidPrices`, and `ConfigError` if it cannot be read."""
     return parse_prices(read_text(file, _WHAT), str(file))
 
 
 class PriceFile(LastGood[PriceBook]):
-    """Holds the last good book of a file, and which of its prices counts here."""
+    """Holds the last good book of a file, and the name of the price in use."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        """`name`: of the price; None: the book has one. Raises `ConfigError` where the file has no such price."""
+        """`name`: of the price; None: the book has only one. Raises `ConfigError` if the file has no such price."""
         self._name = name
         super().__init__(path)
 

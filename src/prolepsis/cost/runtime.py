@@ -152,7 +152,7 @@ class CostFeature(Feature):
 
     def _follow(self, prices: PriceFile) -> None:
         before = prices.value
-        reload = prices.look()
+        reload = prices.poll()
         if reload.refused is not None:
             self._metrics.refused.inc()
             log.error("prices_not_reloaded", error=str(reload.refused), in_use=before.full_version)

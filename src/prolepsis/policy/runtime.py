@@ -108,7 +108,7 @@ class Policies(Feature):
     async def tick(self) -> None:
         """Take over new content of the source; the last good policy stays if that cannot be used."""
         async with self._lock:
-            seen = await asyncio.to_thread(self.source.look)
+            seen = await asyncio.to_thread(self.source.poll)
             if seen.refused is not None:
                 in_use = self.policy.full_version if self.policy else None
                 log.error("policy_not_reloaded", error=str(seen.refused), in_use=in_use)

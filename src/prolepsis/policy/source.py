@@ -36,7 +36,7 @@ class PolicySource(Protocol):
     def fault(self) -> str:
         """Why the source's present content is not in use; empty if it is."""
 
-    def look(self) -> Reload:
+    def poll(self) -> Reload:
         """Take over new content; may block, and raises nothing."""
 
 
@@ -95,7 +95,7 @@ class StoredPolicy:
         self._refused: int | None = None
         self._applied: tuple[int, Policy] | None = None
         """The version that was applied here last: it is parsed and checked already."""
-        self.look()
+        self.poll()
 
     @property
     def name(self) -> str:
@@ -130,7 +130,7 @@ class StoredPolicy:
         with self._database.read() as connection:
             return versions.get(connection, version)
 
-    def look(self) -> Reload:
+    def poll(self) -> Reload:
         """Take over the version in use if it is another one; raises nothing, and one thread at a time may call it.
 
         The last version stays if the store cannot be read, has lost its versions or has one that is unusable here.

@@ -166,7 +166,7 @@ class FlagFileProvider(AbstractProvider):
 
     def poll(self) -> Reload:
         """Take over the file if it changed, and notify the provider's listeners."""
-        reload = self.file.look()
+        reload = self.file.poll()
         if reload.changed:
             self.emit_provider_configuration_changed(ProviderEventDetails(sorted(self.file.value.keys)))
         return reload

@@ -22,7 +22,7 @@ FILE_NAME = "store.sqlite"
 
 
 def store_url(setting: str) -> URL | None:
-    """Return the database of a `store` setting, None for none; raises `ConfigError` naming what is allowed."""
+    """Return the database of a `store` setting, None for none; raises `ConfigError` with the allowed ones."""
     if setting == NONE:
         return None
     if setting == AUTO:
@@ -51,7 +51,7 @@ class Database:
     """Opens a connection when one is needed; safe to share between threads."""
 
     def __init__(self, url: URL) -> None:
-        """Nothing is opened yet. Raises `ConfigError` where the driver of PostgreSQL is not installed."""
+        """Nothing is opened yet. Raises `ConfigError` if the PostgreSQL driver is not installed."""
         is_sqlite = url.get_backend_name() == "sqlite"
         self.file = Path(url.database) if is_sqlite and url.database else None
         """Of SQLite; None: PostgreSQL, or SQLite in memory."""
@@ -76,7 +76,7 @@ class Database:
             yield connection
 
     def make_file(self) -> None:
-        """Make the file of SQLite where it is missing, for its owner only; raises `StoreUnavailable`."""
+        """Create a missing SQLite file, readable by its owner only; raises `StoreUnavailable`."""
         if self.file is None or self.file.exists():
             return
         try:
@@ -100,30 +100,30 @@ def _failures(name: str) -> Iterator[None]:
     """Name the database and what its driver says; never the statement, whose values are not for logs."""
     try:
         yield
-    except (IntegrityError, DataError):  # the fault of what was to be written
+    except (IntegrityError, DataError):  # the fault of the item
         raise
     except DBAPIError as error:
-        said = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
-        raise StoreUnavailable(f"store {name}: {said[0]}") from error
+        lines = str(error.orig).strip().splitlines() or [type(error.orig).__name__]
+        raise StoreUnavailable(f"store {name}: {lines[0]}") from error
     except PoolTimeout as error:
         raise StoreUnavailable(f"store {name}: all connections are in use") from error
 
 
 def _sqlite(file: Path) -> Engine:
-    """A connection a transaction, so that a file that was moved away or replaced is noticed."""
+    """One connection per transaction, so that a moved or replaced file is noticed."""
 
     def connect() -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(file))}?mode=rw",  # what is missing is not made here
+            f"file:{quote(str(file))}?mode=rw",  # a missing file is not created here
             uri=True,
             timeout=LOCK_WAIT_S,
-            isolation_level=None,  # transactions begin below, not when the driver sees fit
+            isolation_level=None,  # transactions begin below, not in the driver
             check_same_thread=False,
         )
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA secure_delete=ON")  # what is erased is overwritten
+            connection.execute("PRAGMA secure_delete=ON")  # erased data is overwritten
         except sqlite3.Error:
             connection.close()
             raise
@@ -154,7 +154,7 @@ def _beginning(engine: Engine) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    """Connections with bounds on everything that could wait for ever: connecting, statements, locks, a dead network."""
+    """Connections with time limits for connecting, statements, locks and a dead network."""
     if find_spec("psycopg") is None:
         raise ConfigError("store is on PostgreSQL, which needs psycopg: install prolepsis[postgres]", param="store")
     bounds = {

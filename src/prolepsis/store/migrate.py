@@ -1,4 +1,4 @@
-"""Brings a database to the schema of this version; replicas that start at once take turns."""
+"""Upgrades a database to the schema of this version; replicas that start together take turns."""
 
 from pathlib import Path
 
@@ -13,18 +13,18 @@ from prolepsis.store.database import Database
 
 _FOLDER = Path(__file__).parent / "migrations"
 _LOCK = 0x70726F6C
-"""Of migrations, among PostgreSQL's advisory locks."""
+"""The number of the migrations' advisory lock in PostgreSQL."""
 
 
 def upgrade(database: Database) -> None:
-    """Apply what migrations are missing, all or none, under a lock.
+    """Apply the missing migrations, all or none, under a lock.
 
-    Raises `StoreUnavailable`, and `ConfigError` for a schema that a newer version has made.
+    Raises `StoreUnavailable`, and `ConfigError` for the schema of a newer version.
     """
     if revision(database) == newest_revision():
         return
     database.make_file()
-    with database.write() as connection:  # of SQLite, this is the lock
+    with database.write() as connection:  # in SQLite this is the lock
         if connection.dialect.name == "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
         _check_known(_revision(connection), database)
@@ -34,7 +34,7 @@ def upgrade(database: Database) -> None:
 
 
 def revision(database: Database) -> str | None:
-    """Return the revision of the database's schema, None where it has none; raises `StoreUnavailable`."""
+    """Return the revision of the database's schema, None if it has none; raises `StoreUnavailable`."""
     if database.file is not None and not database.file.exists():
         return None
     with database.read() as connection:

@@ -83,7 +83,7 @@ audit_head = Table(
     Column("seq", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
 )
-"""One row: the end of the chain; whoever appends holds it."""
+"""One row: the end of the chain; a writer locks it while it appends."""
 
 policy_versions = Table(
     "policy_versions",

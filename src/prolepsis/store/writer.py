@@ -39,7 +39,7 @@ class WriterSettings:
 class Writer:
     """A bounded queue and a thread that empties it in batches, each in one transaction.
 
-    A batch that the database cannot take is tried again until it can; an item that it refuses is dropped alone.
+    A batch is retried while the database is unavailable; an item that the database refuses is dropped alone.
     """
 
     def __init__(self, database: Database, registry: CollectorRegistry, settings: WriterSettings | None = None) -> None:
@@ -143,13 +143,13 @@ class Writer:
         return len(self._queue) >= self._settings.max_batch or self._closing or self._num_flushes > 0
 
     def _write(self, batch: Sequence[QueueItem]) -> None:
-        """Write a batch, however long that takes; only closing ends it early."""
+        """Write a batch; retry until that succeeds or the writer closes."""
         groups = deque([batch] if batch else [])
         wait_s = self._settings.first_retry_s
         while groups:
             try:
                 self._put(groups[0])
-            except ProlepsisError as error:  # time may help
+            except ProlepsisError as error:  # a later attempt may succeed
                 self._failed(error)
                 if self._gives_up_within(wait_s):
                     self._drop([item for group in groups for item in group], "closed")
@@ -161,7 +161,7 @@ class Writer:
             groups.popleft()
 
     def _gives_up_within(self, wait_s: float) -> bool:
-        """Wait before the next attempt; closing makes that early, and the ones after it quick."""
+        """Wait before the next attempt; closing ends the wait and shortens the next ones."""
         with self._changed:
             closing = self._closing
             longest_s = min(wait_s, self._settings.first_retry_s) if closing else wait_s
@@ -209,7 +209,7 @@ class Writer:
             log.info("store_is_back", store=self._database.name)
 
     def _failed(self, error: ProlepsisError) -> None:
-        self._schema_is_known = False  # it may be another file or server by the time it is back
+        self._schema_is_known = False  # another file or server may replace it
         self._metrics.failures.inc()
         self._metrics.up.set(0)
         with self._changed:

@@ -179,7 +179,7 @@ async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: Ke
 def test_a_file_that_is_broken_at_start_is_an_error(file: KeyFile, content: str) -> None:
     file.path.parent.mkdir()
     file.path.write_text(content)
-    with pytest.raises(ConfigError, match=r"keys\.json is not usable") as caught:
+    with pytest.raises(ConfigError, match=r"keys\.json is damaged") as caught:
         Keys(file)
     assert caught.value.param == "keys_file"
 

@@ -1,7 +1,6 @@
 """API keys at rest: a JSON file of hashes that only its owner may read. Secrets are shown once and never stored."""
 
 import fcntl
-import json
 import os
 import re
 import secrets
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 from argon2 import PasswordHasher
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import write_whole
+from prolepsis.core.files import JsonFile
 from prolepsis.web.caller import Caller, Role
 
 PREFIX = "plps"
@@ -65,21 +64,11 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._file = JsonFile(path, TypeAdapter(_Stored), absent=_Stored(), param="keys_file")
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys, none where there is no file; raises `ConfigError` for a file that cannot be used."""
-        try:
-            text = self.path.read_bytes()
-        except FileNotFoundError:
-            return ()
-        except OSError as error:
-            raise ConfigError(f"key file {self.path} cannot be read: {error.strerror}", param="keys_file") from None
-        try:
-            return _Stored.model_validate_json(text).keys
-        except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the file"
-            message = f"key file {self.path} is not usable: {where}: {error.errors()[0]['msg'].lower()}"
-            raise ConfigError(message, param="keys_file") from None
+        """Return the keys, none without a file; raises `ConfigError` for a file that cannot be used."""
+        return self._file.read().keys
 
     def version(self) -> tuple[int, ...] | None:
         """Return what changes when the file does, empty where it cannot be looked at; None without a file."""
@@ -119,8 +108,7 @@ class KeyFile:
             raise ConfigError(f"key file {self.path} cannot be written: {error.strerror}", param="keys_file") from None
 
     def _write(self, keys: Sequence[KeyRecord]) -> None:
-        text = json.dumps({"keys": [key.model_dump(mode="json") for key in keys]}, indent=2) + "\n"
-        write_whole(self.path, text.encode())
+        self._file.write(_Stored(keys=tuple(keys)))
 
 
 def _private(path: str, flags: int) -> int:
