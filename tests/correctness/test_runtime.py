@@ -94,7 +94,7 @@ async def serving(
     client: EngineClient, folder: Path, *, policy: str = "", store: Store | None = None, **settings: Any
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"replay_sample": 1.0, "kill_file": folder / "kill.json", **settings})
-    metrics, policies = Metrics(), None
+    metrics, policies, rollouts = Metrics(), None, None
     if policy:
         (folder / "policy.yaml").write_text(policy)
         rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="table")
