@@ -1,7 +1,17 @@
 from pathlib import Path
 
+from prolepsis.api.app import build
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.safety.flag_file import FlagFileProvider
+from prolepsis.store.store import opened_store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
+from tests.safety.flag_files import flag, write
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -114,8 +124,22 @@ def test_a_replay_is_no_request() -> None:
     assert changed == {b"prolepsis_replay_tokens_total 7.0"}
 
 
-def test_every_metric_is_in_the_documents() -> None:
+def test_every_metric_is_in_the_documents(tmp_path: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md") if path.name != "log.md"]
     named = "\n".join(texts)
     assert len(texts) > 10
-    assert [family.name for family in Metrics().registry.collect() if family.name not in named] == []
+    metrics, engine = Metrics(), FakeEngine()
+    config = ServerConfig(
+        store=f"sqlite:///{tmp_path / 'store.sqlite'}",
+        kill_file=tmp_path / "kill.json",
+        breaker_file=tmp_path / "breakers.json",
+    )
+    (tmp_path / "policy.yaml").write_text("default: {mode: on}\n")
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), engine.info.proposers, rollouts)
+    flags = FlagFileProvider(write(tmp_path / "flags.json", flag()))
+    with opened_store(config, metrics.registry) as store:
+        build(config, engine, ByteTokenizer(), metrics, policies=policies, flags=flags, store=store)
+        families = [family.name for family in metrics.registry.collect()]
+    assert len(families) > 60
+    assert [name for name in families if name not in named] == []
