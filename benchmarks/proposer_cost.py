@@ -24,10 +24,10 @@ from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.choose import DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.proposer import Proposer
-from prolepsis.spec.proposers.prediction import Prediction
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.window import Window
+from prolepsis.spec.proposers.prediction import PredictionProposer
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.window import DraftWindow
 
 CONTEXTS = (256, 1024, 2048)
 VOCAB = 49_152
@@ -63,7 +63,7 @@ def text(length: int, rng: random.Random) -> list[int]:
 
 def warmed_suffix() -> Suffix:
     """Return a suffix proposer that has seen 200 outputs."""
-    rng, suffix = random.Random(1), Suffix()
+    rng, suffix = random.Random(1), SuffixProposer()
     for i in range(200):
         suffix.forget(PlainSequence([0, *text(256, rng)], 1, f"past{i}"))
     return suffix
@@ -94,13 +94,13 @@ def microseconds(proposer: Proposer | ProposerSet, context: int, steps: int, see
 
 def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
     def everything() -> ProposerSet:
-        proposers: list[Proposer] = [warmed_suffix(), PromptLookup(), Prediction()]
-        return ProposerSet(proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
+        proposers: list[Proposer] = [warmed_suffix(), PromptLookupProposer(), PredictionProposer()]
+        return ProposerSet(proposers, DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
 
     makers: dict[str, Callable[[], Proposer | ProposerSet]] = {
-        "prompt_lookup": PromptLookup,
+        "prompt_lookup": PromptLookupProposer,
         "suffix": warmed_suffix,
-        "prediction": Prediction,
+        "prediction": PredictionProposer,
         "set": everything,
     }
     results: dict[str, dict[str, dict[str, float]]] = {}

@@ -24,7 +24,7 @@ from prolepsis.spec.choose import DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.window import StepLoad, Window
+from prolepsis.spec.window import StepLoad, DraftWindow
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152
@@ -73,7 +73,7 @@ def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[
     """Return medians of a step's `propose` and `commit`, less what was spent in the proposers."""
     rng = random.Random(seed)
     samples: list[SequenceView] = [PlainSequence([0], 1, f"r{i}") for i in range(num_sequences)]
-    proposers = ProposerSet(scripted(kind), Window(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
+    proposers = ProposerSet(scripted(kind), DraftWindow(flat_cost(8.0, 0.2)), AcceptanceEstimator(), VOCAB)
     proposed, committed = [], []
     for _ in range(steps):
         started, inside = time.perf_counter(), sum(proposers.seconds.values())

@@ -34,7 +34,7 @@ from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer, SequenceView
-from prolepsis.spec.window import Window
+from prolepsis.spec.window import DraftWindow
 
 VOCAB = 24
 EOS = 0
@@ -190,7 +190,7 @@ def build(room: Room) -> Engine:
     limits = SchedulerLimits(
         room.max_sequences, room.max_step_tokens, room.max_model_len, VOCAB, model.info.eos_token_ids
     )
-    proposers = ProposerSet(room.proposers, Window(flat_cost()), AcceptanceEstimator(), VOCAB)
+    proposers = ProposerSet(room.proposers, DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
     info = EngineInfo("table", "table", VOCAB, room.max_model_len, "fp", "strict", "table", proposers.names)
     plan = AppliedPlan()
     parts = EngineParts(

@@ -17,9 +17,9 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.prediction import Prediction
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.spec.proposers.prediction import PredictionProposer
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
 from tests.exact.serving import flawed, room, serve
 from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, Room, build, drain, outputs, reference, submit, terminals
@@ -81,9 +81,9 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "wrong": lambda: oracle("wrong"),
     "tree": lambda: oracle("tree"),
     "nonsense": lambda: Scripted(lambda sequence, limit: chain((VOCAB + 1,) * limit, "scripted")),
-    "prompt_lookup": lambda: PromptLookup(min_match=1),
-    "suffix": Suffix,
-    "prediction": Prediction,
+    "prompt_lookup": lambda: PromptLookupProposer(min_match=1),
+    "suffix": SuffixProposer,
+    "prediction": PredictionProposer,
 }
 
 
@@ -121,7 +121,7 @@ def test_right_drafts_are_accepted() -> None:
 @pytest.mark.parametrize("kind", ["right", "wrong", "tree"])
 @pytest.mark.parametrize("name", PARAMS)
 def test_merged_drafts(name: str, kind: str) -> None:
-    proposers: list[Proposer] = [oracle(kind, free=False), PromptLookup(min_match=1), Suffix()]
+    proposers: list[Proposer] = [oracle(kind, free=False), PromptLookupProposer(min_match=1), SuffixProposer()]
     engine = build(room(proposers=proposers))
     submit(engine, ask(name), ask("sampled", "other", [4] * 20))
     events = drain(engine)
@@ -134,7 +134,7 @@ def test_merged_drafts(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("depth", [None, 0, 5])
 def test_any_mix_of_neighbours(depth: int | None) -> None:
-    proposers: list[Proposer] = [oracle("tree"), PromptLookup(min_match=1), Suffix()]
+    proposers: list[Proposer] = [oracle("tree"), PromptLookupProposer(min_match=1), SuffixProposer()]
     sources = [ask(name, name) for name in PARAMS]
     sources += [ask("sampled", f"other {i}", [i] * (10 * i + 1)) for i in range(4)]
     texts = serve(room(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
@@ -177,7 +177,7 @@ def test_sequences_of_one_request(num_pages: int) -> None:
     plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
     for name in PARAMS:
         assert plain[name]["r", 0] == plain_texts()[name]
-        setup = room(num_pages=num_pages, max_model_len=128, proposers=[Suffix(), PromptLookup(min_match=1)])
+        setup = room(num_pages=num_pages, max_model_len=128, proposers=[SuffixProposer(), PromptLookupProposer(min_match=1)])
         assert serve(setup, SpecPlan(fixed_depth=4), ask(name, n=3)) == plain[name]
 
 
@@ -195,4 +195,4 @@ def test_logprobs_are_those_of_plain_decoding() -> None:
     plain = logprobs(room())
     assert len(plain) == 30
     assert all(len(entry.top) == 3 and entry.top[0][1] >= entry.logprob for entry in plain)
-    assert logprobs(room(proposers=[PromptLookup(min_match=1)])) == plain
+    assert logprobs(room(proposers=[PromptLookupProposer(min_match=1)])) == plain

@@ -31,11 +31,11 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.draft_model import DraftModel
-from prolepsis.spec.proposers.grammar import Grammar
-from prolepsis.spec.proposers.prediction import Prediction
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.spec.proposers.draft_model import DraftModelProposer
+from prolepsis.spec.proposers.grammar import GrammarProposer
+from prolepsis.spec.proposers.prediction import PredictionProposer
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import room as plain_room
 from tests.fake_proposer import Scripted
@@ -122,10 +122,10 @@ PROPOSERS: dict[str, Callable[[], Sequence[Proposer]]] = {
     "right": lambda: [oracle("right")],
     "wrong": lambda: [oracle("wrong")],
     "tree": lambda: [oracle("tree")],
-    "grammar": lambda: [Grammar()],
-    "suffix": lambda: [Suffix()],
-    "prompt_lookup": lambda: [PromptLookup(min_match=1)],
-    "all": lambda: [Grammar(), Suffix(), PromptLookup(min_match=1), Prediction()],
+    "grammar": lambda: [GrammarProposer()],
+    "suffix": lambda: [SuffixProposer()],
+    "prompt_lookup": lambda: [PromptLookupProposer(min_match=1)],
+    "all": lambda: [GrammarProposer(), SuffixProposer(), PromptLookupProposer(min_match=1), PredictionProposer()],
 }
 
 
@@ -157,13 +157,13 @@ def draft_targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TargetM
     return {"random": llama, "table": TableModel()}
 
 
-@pytest.mark.parametrize("beside", [(), (Grammar,)])
+@pytest.mark.parametrize("beside", [(), (GrammarProposer,)])
 @pytest.mark.parametrize("kind", ["random", "table"])
 def test_a_draft_model_knows_no_grammar_and_changes_nothing(
     draft_targets: dict[str, TargetModel], kind: str, beside: tuple[Callable[[], Proposer], ...]
 ) -> None:
     for plan in (SpecPlan(fixed_depth=4), SpecPlan()):
-        drafting = DraftModel(draft_targets[kind], FewTokens(), FewTokens(), num_pages=40)
+        drafting = DraftModelProposer(draft_targets[kind], FewTokens(), FewTokens(), num_pages=40)
         engine = build(room(proposers=[drafting, *(make() for make in beside)]))
         engine.send(ApplyPlan(plan))
         submit(engine, *(ask(spec, name, f"{spec}:{name}") for spec, name in CASES))
@@ -203,7 +203,7 @@ def test_answers_are_in_the_language_and_end_by_themselves() -> None:
 
 
 def test_drafts_help_and_those_outside_the_grammar_are_not_counted() -> None:
-    engine = build(room(proposers=[Grammar()]))
+    engine = build(room(proposers=[GrammarProposer()]))
     submit(engine, ask("record", "sampled"))
     (end,) = terminals(drain(engine)).values()
     assert end.stats.num_steps <= 0.8 * end.stats.num_output_tokens

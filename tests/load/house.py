@@ -20,8 +20,8 @@ from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
 from tests.fakes import EOS, VOCAB, Letters, Room
 from tests.fakes import build as build_engine
@@ -88,7 +88,7 @@ class House:
         """The server's, in its own thread."""
         self.metrics = Metrics()
         self.room.observer = self.metrics
-        self.room.proposers = self.room.proposers or (Suffix(1 << 20), PromptLookup())
+        self.room.proposers = self.room.proposers or (SuffixProposer(1 << 20), PromptLookupProposer())
         self.engine = build_engine(self.room)
         self.client = CountingClient(self.engine)
         self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door, output=self.output)

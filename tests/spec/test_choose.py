@@ -9,10 +9,10 @@ from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.prediction import Prediction
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.window import StepLoad, Window
+from prolepsis.spec.proposers.prediction import PredictionProposer
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.window import StepLoad, DraftWindow
 from tests.fake_proposer import Script, Scripted
 from tests.spec.sequences import VOCAB, FakeSequence, accepted, choose, drafts_of
 
@@ -20,7 +20,7 @@ PLAN = SpecPlan()
 
 
 def _set(*proposers: Proposer, ms_per_token: float = 0.1) -> ProposerSet:
-    return ProposerSet(proposers, Window(flat_cost(10.0, ms_per_token)), AcceptanceEstimator(), VOCAB)
+    return ProposerSet(proposers, DraftWindow(flat_cost(10.0, ms_per_token)), AcceptanceEstimator(), VOCAB)
 
 
 def _always(tokens: tuple[int, ...], name: str) -> Script:
@@ -132,7 +132,7 @@ def test_a_costly_proposer_that_never_hits_is_left_then_probed() -> None:
     ticks = iter(range(10**9))
     proposers = ProposerSet(
         [Scripted(script, "slow", free=False)],
-        Window(flat_cost()),
+        DraftWindow(flat_cost()),
         AcceptanceEstimator(),
         VOCAB,
         clock=lambda: next(ticks) / 200.0,  # each call takes 5 ms
@@ -154,8 +154,8 @@ def test_counts_follow_verification() -> None:
 
 
 def test_memory_is_told_of_those_that_take_some() -> None:
-    suffix = Suffix(1 << 16)
-    found = _set(suffix, PromptLookup()).memory()
+    suffix = SuffixProposer(1 << 16)
+    found = _set(suffix, PromptLookupProposer()).memory()
     assert found == (ProposerMemory("suffix", index=suffix.shared.num_bytes), ProposerMemory("prompt_lookup"))
     assert 0 < found[0].total <= 1 << 16
 
@@ -173,7 +173,7 @@ def test_every_verb_reaches_the_proposers() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=120), st.integers(1, 16))
 def test_free_proposers_never_change_the_text_and_always_move(truth: list[int], limit: int) -> None:
-    proposers = _set(Suffix(1 << 16), PromptLookup(), Prediction())
+    proposers = _set(SuffixProposer(1 << 16), PromptLookupProposer(), PredictionProposer())
     sequence = FakeSequence([truth[0]], num_prompt_tokens=1, prediction=tuple(truth[1::2]))
     while len(sequence.tokens) < len(truth):
         draft = _step(proposers, sequence, truth[len(sequence.tokens) :])
@@ -199,7 +199,7 @@ def test_each_sequence_learns_why_it_got_no_draft() -> None:
     slow = Scripted(_always((2,), "slow"), "slow", free=False)
     proposers = ProposerSet(
         [Scripted(_raise, "bad"), Scripted(lambda sequence, limit: None, "mute"), slow],
-        Window(flat_cost()),
+        DraftWindow(flat_cost()),
         AcceptanceEstimator(),
         VOCAB,
         clock=lambda: next(ticks) / 20.0,  # each call takes 50 ms
@@ -238,7 +238,7 @@ def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> 
 def test_each_part_of_a_merged_draft_is_judged_by_itself() -> None:
     acceptance = AcceptanceEstimator()
     free, slow = Scripted(_always((1, 1), "free"), "free"), Scripted(_always((2,), "slow"), "slow", free=False)
-    proposers = ProposerSet([free, slow], Window(flat_cost(10.0, 0.01)), acceptance, VOCAB)
+    proposers = ProposerSet([free, slow], DraftWindow(flat_cost(10.0, 0.01)), acceptance, VOCAB)
     sequence = FakeSequence([0])
     for _ in range(30):
         _step(proposers, sequence, [1, 1, 3])
@@ -262,7 +262,7 @@ def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[
         after = truth[len(sequence.tokens) : len(sequence.tokens) + limit]
         return chain((*after[:-1], wrong), "slow") if after else None
 
-    proposers = _set(Suffix(1 << 16), Scripted(script, "slow", free=False))
+    proposers = _set(SuffixProposer(1 << 16), Scripted(script, "slow", free=False))
     sequence = FakeSequence([truth[0]], num_prompt_tokens=1)
     while len(sequence.tokens) < len(truth):
         draft = _step(proposers, sequence, truth[len(sequence.tokens) :])

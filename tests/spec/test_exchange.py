@@ -9,7 +9,7 @@ from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.window import Window
+from prolepsis.spec.window import DraftWindow
 from tests.spec.sequences import FakeSequence
 
 
@@ -31,7 +31,7 @@ class Costly(Proposer):
 
 def test_counters_go_on_and_estimates_start_over() -> None:
     acceptance = AcceptanceEstimator()
-    proposers = ProposerSet([Costly(broken=True)], Window(flat_cost()), acceptance, 24)
+    proposers = ProposerSet([Costly(broken=True)], DraftWindow(flat_cost()), acceptance, 24)
     draft = chain((1, 2), "costly")
     acceptance.record(draft, 0, 0, hit=False)
     proposers.observe(draft, (0,))
@@ -48,6 +48,6 @@ def test_counters_go_on_and_estimates_start_over() -> None:
 
 
 def test_a_proposer_is_exchanged_for_one_of_its_name() -> None:
-    proposers = ProposerSet([], Window(flat_cost()), AcceptanceEstimator(), 24)
+    proposers = ProposerSet([], DraftWindow(flat_cost()), AcceptanceEstimator(), 24)
     with pytest.raises(AssertionError, match="of its name"):
         proposers.exchange("other", Costly())

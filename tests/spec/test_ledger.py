@@ -12,7 +12,7 @@ from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.effort import MarginalCost
 from prolepsis.spec.ledger import DisabledProposers, Ledger
-from prolepsis.spec.window import Window
+from prolepsis.spec.window import DraftWindow
 from tests.fake_proposer import Scripted
 from tests.spec.sequences import VOCAB, FakeSequence, drafts_of
 
@@ -80,7 +80,7 @@ def test_another_proposer_of_the_name_is_counted_anew() -> None:
 def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
     """Rows so dear that nothing is verified: what is right is counted all the same, by traffic class."""
     proposers = ProposerSet(
-        [Scripted(lambda s, n: chain((7,), "scripted"))], Window(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
+        [Scripted(lambda s, n: chain((7,), "scripted"))], DraftWindow(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
     )
     sequences = [
         FakeSequence([1, 2], key="a", traffic_class="chat"),
@@ -102,7 +102,7 @@ def test_a_fault_is_counted_with_the_traffic_class_whose_sequence_it_was() -> No
             raise ValueError("not this one")
         return chain((7,), "scripted")
 
-    proposers = ProposerSet([Scripted(script)], Window(flat_cost()), AcceptanceEstimator(), VOCAB)
+    proposers = ProposerSet([Scripted(script)], DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
     sequences = [
         FakeSequence([1, 2], key="a", traffic_class="chat"),
         FakeSequence([1, 2], key="b", traffic_class="code"),

@@ -9,7 +9,7 @@ from prolepsis.spec.acceptance import survivals
 from prolepsis.spec.candidate import ScoredDraft, merge
 from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.window import StepLoad, Window
+from prolepsis.spec.window import StepLoad, DraftWindow
 from tests.spec.drafts import rates, trees
 from tests.spec.reference import best_pace, closed_sets, pace
 
@@ -50,7 +50,7 @@ def test_finds_the_best_of_all_choices(
     drafts, alive = batch
     cost = CostCurve(range(1, 26), (0,), [[m] for m in accumulate([10.0, *increments])])
     load = StepLoad(len(drafts) + num_prefill, 0, budget)
-    cut = Window(cost, overhead_ms=0.7, min_gain=0.0).cut(alive, load, spent_ms)
+    cut = DraftWindow(cost, overhead_ms=0.7, min_gain=0.0).cut(alive, load, spent_ms)
     for draft, kept in zip(drafts, cut.nodes, strict=True):
         assert draft is None or tuple(kept) in set(closed_sets(draft)), "a node comes with its parent"
     assert sum(map(len, cut.nodes)) <= budget
@@ -61,32 +61,32 @@ def test_finds_the_best_of_all_choices(
 
 def test_the_nodes_of_a_tree_are_kept_with_their_parents() -> None:
     alive, parents = (0.6, 0.1, 0.3, 0.25, 0.25), (-1, 0, -1, 2, 3)
-    cut = Window(flat_cost(10.0, 0.8)).cut([alive], _load(1))
+    cut = DraftWindow(flat_cost(10.0, 0.8)).cut([alive], _load(1))
     kept = cut.nodes[0]
     assert kept == [0, 2, 3, 4]
     assert all(parents[node] in (-1, *kept) for node in kept)
 
 
 def test_no_drafts_no_rows() -> None:
-    cut = Window(flat_cost()).cut([(), ()], _load(2))
+    cut = DraftWindow(flat_cost()).cut([(), ()], _load(2))
     assert cut.nodes == [[], []]
     assert cut.tokens == 2.0
 
 
 def test_likely_slots_of_one_sequence_go_before_unlikely_ones_of_another() -> None:
-    cut = Window(flat_cost(10.0, 0.1)).cut([(0.9, 0.8, 0.7), (0.2, 0.1)], _load(2, budget=3))
+    cut = DraftWindow(flat_cost(10.0, 0.1)).cut([(0.9, 0.8, 0.7), (0.2, 0.1)], _load(2, budget=3))
     assert cut.nodes == [[0, 1, 2], []]
 
 
 def test_a_step_in_the_curve_is_not_climbed_for_little_but_for_much() -> None:
-    window = Window(CostCurve((1, 4, 5, 16), (0,), ((10.0,), (10.0,), (16.0,), (16.0,))))
+    window = DraftWindow(CostCurve((1, 4, 5, 16), (0,), ((10.0,), (10.0,), (16.0,), (16.0,))))
     assert [len(n) for n in window.cut([(0.5, 0.4, 0.3, 0.2, 0.1)], _load(1)).nodes] == [3]
     assert [len(n) for n in window.cut([(0.95,) * 12], _load(1)).nodes] == [12]
 
 
 def test_cuts_end_where_a_shape_ends() -> None:
     """Rows of a captured shape are paid in any case: a draft fills the shape or stays below the step."""
-    window = Window(profile_cost(lambda rows, context: 5.0 + 2.0 * math.ceil(math.log2(rows)), contexts=(64,)))
+    window = DraftWindow(profile_cost(lambda rows, context: 5.0 + 2.0 * math.ceil(math.log2(rows)), contexts=(64,)))
     for best in (0.9, 0.8, 0.7, 0.6, 0.5):
         drafts = [tuple(best**depth for depth in range(1, 40))]
         rows = 1 + len(window.cut(drafts, _load(1)).nodes[0])
@@ -94,20 +94,20 @@ def test_cuts_end_where_a_shape_ends() -> None:
 
 
 def test_gains_too_small_to_trust_are_left() -> None:
-    window = Window(flat_cost(10.0, 0.0), min_gain=0.05)
+    window = DraftWindow(flat_cost(10.0, 0.0), min_gain=0.05)
     assert window.cut([(0.04,)], _load(1)).nodes == [[]]
     assert window.cut([(0.06,)], _load(1)).nodes == [[0]]
 
 
 def test_speculation_stops_when_the_machine_is_full() -> None:
     """Where a pass costs in proportion to its rows, only near-certain tokens pay."""
-    cut = Window(flat_cost(0.01, 1.0), overhead_ms=0.0).cut([(0.7, 0.5)] * 16, _load(16))
+    cut = DraftWindow(flat_cost(0.01, 1.0), overhead_ms=0.0).cut([(0.7, 0.5)] * 16, _load(16))
     assert cut.nodes == [[]] * 16
 
 
 def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
     """A draft that does not pay among 16 decoding sequences does not pay beside a prefill chunk either."""
-    window = Window(flat_cost(2.0, 1.0))
+    window = DraftWindow(flat_cost(2.0, 1.0))
     drafts = [(0.8, 0.6)] * 16
     assert window.cut(drafts, StepLoad(16, 0, 1000)).nodes == [[]] * 16
     beside = window.cut(drafts, StepLoad(16 + 400, 0, 1000))
@@ -119,7 +119,7 @@ def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
 
 def test_time_spent_on_drafts_is_paid_whatever_is_verified() -> None:
     """A step made dear by drafting makes rows of it relatively cheap: b * G falls with G."""
-    window, drafts = Window(flat_cost(10.0, 2.0)), [(0.3, 0.25, 0.2, 0.15)]
+    window, drafts = DraftWindow(flat_cost(10.0, 2.0)), [(0.3, 0.25, 0.2, 0.15)]
     few, more = window.cut(drafts, _load(1)), window.cut(drafts, _load(1), spent_ms=8.0)
     assert len(few.nodes[0]) < len(more.nodes[0])
     assert more.ms == pytest.approx(window.cost.ms(1 + len(more.nodes[0]), 0) + 0.7 + 8.0)

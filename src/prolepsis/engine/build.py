@@ -35,22 +35,22 @@ from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import CostCurve, flat_cost
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
-from prolepsis.spec.proposers.draft_model import DraftModel
+from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
-from prolepsis.spec.proposers.grammar import Grammar
-from prolepsis.spec.proposers.head import Head
-from prolepsis.spec.proposers.prediction import Prediction
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
-from prolepsis.spec.proposers.suffix import Suffix
-from prolepsis.spec.window import Window
+from prolepsis.spec.proposers.grammar import GrammarProposer
+from prolepsis.spec.proposers.head import HeadProposer
+from prolepsis.spec.proposers.prediction import PredictionProposer
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.window import DraftWindow
 
 log = structlog.get_logger(__name__)
 
 FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
-    "grammar": lambda config: Grammar(),
-    "suffix": lambda config: Suffix(parse_bytes(config.suffix_memory, name="suffix_memory")),
-    "prompt_lookup": lambda config: PromptLookup(),
-    "prediction": lambda config: Prediction(),
+    "grammar": lambda config: GrammarProposer(),
+    "suffix": lambda config: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory")),
+    "prompt_lookup": lambda config: PromptLookupProposer(),
+    "prediction": lambda config: PredictionProposer(),
 }
 """Proposers that need nothing but the configuration."""
 
@@ -133,7 +133,7 @@ def _draft_head_slot(
     find: Callable[[str], DraftHead | None] | None,
     num_pages: int,
 ) -> DraftHeadSlot:
-    proposer = partial(Head, num_pages=num_pages, max_sequences=config.max_requests)
+    proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests)
     find = find or partial(head_for, target=target, root=config.model_dir)
     return DraftHeadSlot(
         lambda name: proposer(found) if (found := find(name)) else None, target.model, proposer(head) if head else None
@@ -143,7 +143,7 @@ def _draft_head_slot(
 def _speculation(
     config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
 ) -> Speculation:
-    window = Window(_cost(config, target, speculates=bool(proposers)))
+    window = DraftWindow(_cost(config, target, speculates=bool(proposers)))
     return Speculation(
         ProposerSet(proposers, window, AcceptanceEstimator(), target.model.info.vocab_size),
         max_step_tokens=config.max_step_tokens,
@@ -210,7 +210,7 @@ def make_proposers(
             proposers.append(FREE_PROPOSERS[name](config))
         elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded where its proposer is asked for"
-            proposers.append(DraftModel(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
+            proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     return proposers
 
 

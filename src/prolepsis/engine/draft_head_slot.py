@@ -21,21 +21,21 @@ from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.runner import require_features
 from prolepsis.models.protocol import TargetModel
 from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.proposers.head import Head
+from prolepsis.spec.proposers.head import HeadProposer
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    head: Head | None
+    head: HeadProposer | None
     done: Future[HeadSwapped]
 
 
 class DraftHeadSlot:
     """The head of one engine. `load` and `close` may be called from any thread, the rest from the engine's only."""
 
-    def __init__(self, find: Callable[[str], Head | None], model: TargetModel, head: Head | None = None) -> None:
+    def __init__(self, find: Callable[[str], HeadProposer | None], model: TargetModel, head: HeadProposer | None = None) -> None:
         """`find` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
         self.head = head
         self._find = find
@@ -79,7 +79,7 @@ class DraftHeadSlot:
         if loaded is None or not loaded.done.set_running_or_notify_cancel():
             return None
         previous, old, self.head = self.label, self.head, loaded.head
-        proposers.exchange(Head.name, loaded.head)
+        proposers.exchange(HeadProposer.name, loaded.head)
         hidden_states.exchange(old, loaded.head)
         log.info("draft_head_swapped", previous=previous, current=self.label, step=step)
         return partial(loaded.done.set_result, HeadSwapped(previous, self.label, step))

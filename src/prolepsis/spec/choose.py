@@ -16,7 +16,7 @@ from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, ExpectedDraft, MarginalCost, StepBaseline
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.window import Cut, StepLoad, Window
+from prolepsis.spec.window import Cut, StepLoad, DraftWindow
 
 ShadowCost = tuple[tuple[str, float, float], ...]
 """Proposer, what drafting cost and what verifying would cost, in tokens that plain decoding emits in that time."""
@@ -65,7 +65,7 @@ class ProposerSet:
     def __init__(
         self,
         proposers: Sequence[Proposer],
-        window: Window,
+        window: DraftWindow,
         acceptance: AcceptanceEstimator,
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,

@@ -43,7 +43,7 @@ class Cut:
         return self.tokens / self.ms
 
 
-class Window:
+class DraftWindow:
     """Decides by a cost curve; `overhead_ms` is the time of a step outside the pass.
 
     Drafts are verified only where that gains at least the share `min_gain` of tokens per millisecond over none.

@@ -10,7 +10,7 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
-from prolepsis.spec.proposers.suffix import Continuation, SharedIndex, Suffix
+from prolepsis.spec.proposers.suffix import Continuation, SharedIndex, SuffixProposer
 from tests.api.admission.conftest import bearer
 from tests.fakes import Room
 from tests.load.house import House, serving
@@ -57,7 +57,7 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
     for tenant in ("ann", "bob"):
         record, keys[tenant] = new_key(tenant)
         file.add(record)
-    suffix = Suffix()
+    suffix = SuffixProposer()
     suffix.shared = index = Watched()
     room = Room(max_model_len=512, num_pages=256, proposers=(suffix,))
     with serving(House(config, room, Gateway(Keys(file)))) as house:

@@ -9,7 +9,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.protocol import PAGE_SIZE, Batch, ModelInfo
 from prolepsis.sampling.noise import gumbel
-from prolepsis.spec.proposers.draft_model import DraftModel
+from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from tests.spec.sequences import FakeSequence
 
 VOCAB = 50
@@ -72,13 +72,13 @@ class FakeVocabulary:
 
 
 def _proposer(model: HistoryModel, num_pages: int = 64) -> DraftModel:
-    return DraftModel(model, FakeVocabulary(), FakeVocabulary(), num_pages=num_pages)  # type: ignore[arg-type]
+    return DraftModelProposer(model, FakeVocabulary(), FakeVocabulary(), num_pages=num_pages)  # type: ignore[arg-type]
 
 
 def test_another_vocabulary_is_refused_at_construction() -> None:
     other = FakeVocabulary("other", {"a": 0})
     with pytest.raises(VocabularyMismatch, match="do not share a vocabulary"):
-        DraftModel(HistoryModel(), FakeVocabulary(), other, num_pages=4)  # type: ignore[arg-type]
+        DraftModelProposer(HistoryModel(), FakeVocabulary(), other, num_pages=4)  # type: ignore[arg-type]
 
 
 def test_its_memory_is_weights_and_pages() -> None:

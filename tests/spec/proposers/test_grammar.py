@@ -1,6 +1,6 @@
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.spec.proposers.grammar import Grammar
+from prolepsis.spec.proposers.grammar import GrammarProposer
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 from tests.spec.sequences import FakeSequence
 
@@ -18,23 +18,23 @@ def sequence(spec: GrammarSpec, output: str, prompt: str = "") -> FakeSequence:
 
 def test_forced_tokens_are_proposed_up_to_the_limit() -> None:
     asked = sequence(json_schema(RECORD), "")
-    (draft,) = Grammar().propose([asked], [8])
+    (draft,) = GrammarProposer().propose([asked], [8])
     assert draft is not None
     assert text_of(TOKENIZER, draft.tokens) in '{"a": ['
     assert draft.tokens == asked.matcher.forced() if asked.matcher else False
     assert draft.survival[-1] > 0.97
-    (short,) = Grammar().propose([asked], [2])
+    (short,) = GrammarProposer().propose([asked], [2])
     assert short == draft.cut(2)
 
 
 def test_nothing_where_nothing_is_forced_or_there_is_no_grammar() -> None:
     free = sequence(GrammarSpec("regex", "[01]*"), "01")
-    assert Grammar().propose([free, FakeSequence([1, 2])], [8, 8]) == [None, None]
+    assert GrammarProposer().propose([free, FakeSequence([1, 2])], [8, 8]) == [None, None]
 
 
 def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
     asked = sequence(GrammarSpec("regex", '(a|b)0": [01]*'), "a", prompt='b0": 0101, ')
-    (draft,) = Grammar().propose([asked], [6])
+    (draft,) = GrammarProposer().propose([asked], [6])
     assert draft is not None
     assert text_of(TOKENIZER, draft.tokens).startswith('0": 0101')
     assert draft.buckets == (0, 0, 0, 3, 3, 3)
@@ -42,7 +42,7 @@ def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
 
 
 def test_what_it_knows_of_a_sequence_is_freed() -> None:
-    proposer, asked = Grammar(), sequence(json_schema(RECORD), "")
+    proposer, asked = GrammarProposer(), sequence(json_schema(RECORD), "")
     proposer.propose([asked], [8])
     assert proposer._indexes._indexes
     proposer.forget(asked)

@@ -12,7 +12,7 @@ from prolepsis.models.heads.base import Candidates, HeadInfo, Outlook
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposer import HiddenStates
-from prolepsis.spec.proposers.head import Head
+from prolepsis.spec.proposers.head import HeadProposer
 from prolepsis.spec.proposers.head_tree import GROWTH
 from tests.fakes import TableCache
 from tests.spec.sequences import FakeSequence
@@ -67,7 +67,7 @@ class LevelledHead:
         return Candidates(tokens, chances.log(), torch.zeros(len(known), 1))
 
 
-def shown(head: Head, *sequences: FakeSequence) -> None:
+def shown(head: HeadProposer, *sequences: FakeSequence) -> None:
     for sequence in sequences:
         seen = sequence.tokens[:-1]
         head.take([HiddenStates(sequence, 0, seen, torch.zeros(len(seen), 2, dtype=torch.bfloat16))])
@@ -92,7 +92,7 @@ def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], f
 @pytest.mark.parametrize("depth", [1, 2, 3, 6])
 def test_a_tree_is_what_a_plain_search_finds_from_one_pass(depth: int) -> None:
     model = LevelledHead()
-    head = Head(model, num_pages=8, max_sequences=4)
+    head = HeadProposer(model, num_pages=8, max_sequences=4)
     sequences = [FakeSequence([5, 6, 7 + i], key=f"r{i}/0", pages=[i]) for i in range(2)]
     shown(head, *sequences)
     drafts = head.propose_trees(sequences, [depth, depth], [9, 5], 0.0)
@@ -110,7 +110,7 @@ def test_a_tree_is_what_a_plain_search_finds_from_one_pass(depth: int) -> None:
 def test_a_sampled_chain_is_ranked_with_the_sequences_own_noise() -> None:
     params = SamplingParams(temperature=0.9)
     sequence = FakeSequence([5, 6, 7], num_prompt_tokens=1, pages=[0], params=params, noise_key=77)
-    head = Head(LevelledHead(), num_pages=8, max_sequences=4)
+    head = HeadProposer(LevelledHead(), num_pages=8, max_sequences=4)
     shown(head, sequence)
     [draft] = head.propose_trees([sequence], [3], [24], 0.0)
     assert draft is not None
@@ -133,7 +133,7 @@ def test_a_sampled_chain_is_ranked_with_the_sequences_own_noise() -> None:
 
 def test_neighbours_of_other_depths_share_the_pass() -> None:
     model = LevelledHead()
-    head = Head(model, num_pages=8, max_sequences=4)
+    head = HeadProposer(model, num_pages=8, max_sequences=4)
     sequences = [FakeSequence([5, 6, 7], key=f"r{i}/0", pages=[i]) for i in range(3)]
     shown(head, *sequences)
     drafts = head.propose_trees(sequences, [1, 3, 2], [4, 12, 6], 0.0)
@@ -143,6 +143,6 @@ def test_neighbours_of_other_depths_share_the_pass() -> None:
 
 
 def test_its_memory_is_weights_pages_and_the_hidden_states_kept_beside() -> None:
-    few, many = (Head(LevelledHead(), num_pages=size, max_sequences=4).memory() for size in (8, 108))
+    few, many = (HeadProposer(LevelledHead(), num_pages=size, max_sequences=4).memory() for size in (8, 108))
     assert (few.proposer, few.weights) == ("draft_head", 0)
     assert many.kv - few.kv == 100 * (8 + 2 * 2 + 8 + 1)  # K/V; features of a page's last token, bfloat16; its marks

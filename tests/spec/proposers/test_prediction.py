@@ -1,43 +1,43 @@
 import random
 
-from prolepsis.spec.proposers.prediction import START_BUCKET, Prediction
+from prolepsis.spec.proposers.prediction import START_BUCKET, PredictionProposer
 from tests.spec.sequences import FakeSequence, accepted
 
 TEXT = tuple(random.Random(0).sample(range(1000), 200))
 
 
-def _draft(proposer: Prediction, sequence: FakeSequence, limit: int = 4) -> tuple[int, ...]:
+def _draft(proposer: PredictionProposer, sequence: FakeSequence, limit: int = 4) -> tuple[int, ...]:
     draft = proposer.propose([sequence], [limit])[0]
     return draft.tokens if draft else ()
 
 
 def test_right_from_the_start_of_the_output() -> None:
     sequence = FakeSequence([1, 2], num_prompt_tokens=2, prediction=TEXT)
-    draft = Prediction().propose([sequence], [4])[0]
+    draft = PredictionProposer().propose([sequence], [4])[0]
     assert draft is not None
     assert (draft.tokens, draft.bucket) == (TEXT[:4], START_BUCKET)
 
 
 def test_nothing_without_a_prediction_or_beyond_its_end() -> None:
-    assert Prediction().propose([FakeSequence([1, 2])], [4]) == [None]
+    assert PredictionProposer().propose([FakeSequence([1, 2])], [4]) == [None]
     ended = FakeSequence(list(TEXT), prediction=TEXT)
-    assert Prediction().propose([ended], [4]) == [None]
+    assert PredictionProposer().propose([ended], [4]) == [None]
 
 
 def test_follows_what_is_committed_in_steps() -> None:
-    proposer, sequence = Prediction(), FakeSequence([], prediction=TEXT)
+    proposer, sequence = PredictionProposer(), FakeSequence([], prediction=TEXT)
     for num_tokens in (1, 4, 2, 7):
         sequence.tokens += TEXT[len(sequence.tokens) : len(sequence.tokens) + num_tokens]
         assert _draft(proposer, sequence) == TEXT[len(sequence.tokens) : len(sequence.tokens) + 4]
 
 
 def test_goes_on_behind_a_substituted_token() -> None:
-    proposer, sequence = Prediction(), FakeSequence([*TEXT[:10], 5000], prediction=TEXT)
+    proposer, sequence = PredictionProposer(), FakeSequence([*TEXT[:10], 5000], prediction=TEXT)
     assert _draft(proposer, sequence) == TEXT[11:15]
 
 
 def test_finds_its_place_after_an_insertion_and_after_a_deletion() -> None:
-    proposer, sequence = Prediction(), FakeSequence([*TEXT[:10], 5000, 5001, 5002, 5003], prediction=TEXT)
+    proposer, sequence = PredictionProposer(), FakeSequence([*TEXT[:10], 5000, 5001, 5002, 5003], prediction=TEXT)
     _draft(proposer, sequence)
     sequence.tokens += TEXT[10:12]
     assert _draft(proposer, sequence) == TEXT[12:16]
@@ -48,7 +48,7 @@ def test_finds_its_place_after_an_insertion_and_after_a_deletion() -> None:
 def test_repeated_text_resumes_at_the_occurrence_ahead() -> None:
     text = (1, 2, 3, 10, 1, 2, 3, 20, 1, 2, 3, 30)
     sequence = FakeSequence([1, 2, 3, 10, 99, 1, 2, 3], prediction=text)
-    assert _draft(Prediction(), sequence, 1) == (20,)
+    assert _draft(PredictionProposer(), sequence, 1) == (20,)
 
 
 def test_edits_cost_few_extra_passes() -> None:
@@ -56,7 +56,7 @@ def test_edits_cost_few_extra_passes() -> None:
     for token in TEXT:
         kind = rng.random()
         output += [] if kind < 0.03 else [token, 7000 + token] if kind < 0.06 else [token]
-    proposer, sequence, passes = Prediction(), FakeSequence([], prediction=TEXT), 0
+    proposer, sequence, passes = PredictionProposer(), FakeSequence([], prediction=TEXT), 0
     while len(sequence.tokens) < len(output):
         draft = proposer.propose([sequence], [8])[0]
         truth = output[len(sequence.tokens) :]

@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.proposers.prompt_lookup import PromptLookup
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from tests.spec.sequences import FakeSequence
 
 
@@ -19,7 +19,7 @@ def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | N
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.lists(st.integers(1, 5), max_size=6), st.integers(1, 8))
 def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit: int) -> None:
-    proposer, sequence = PromptLookup(), FakeSequence([])
+    proposer, sequence = PromptLookupProposer(), FakeSequence([])
     for step in [*steps, len(tokens)]:
         sequence.tokens += tokens[len(sequence.tokens) : len(sequence.tokens) + step]
         draft = proposer.propose([sequence], [limit])[0]
@@ -28,7 +28,7 @@ def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit
 
 
 def test_sequences_are_apart_and_forgotten() -> None:
-    proposer = PromptLookup()
+    proposer = PromptLookupProposer()
     one, two = FakeSequence([1, 2, 3, 1, 2], key="one"), FakeSequence([4, 5, 1, 2], key="two")
     drafts = proposer.propose([one, two], [4, 4])
     assert drafts[0] is not None

@@ -35,7 +35,7 @@ class _Chain:
     drafted: list[int]
 
 
-class DraftModel(Proposer):
+class DraftModelProposer(Proposer):
     """Proposes chains of `model`; memory is `num_pages` pages of it. Sequences without room get no draft.
 
     Raises `VocabularyMismatch` at construction where token ids differ.

@@ -18,7 +18,7 @@ _FORCED_BUCKET = 0  # those behind the run: the length of the match
 _FOUND_PRIOR = 0.4
 
 
-class Grammar(Proposer):
+class GrammarProposer(Proposer):
     """Proposes chains for sequences with a grammar, where it forces a token."""
 
     name = "grammar"

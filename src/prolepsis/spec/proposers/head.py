@@ -24,7 +24,7 @@ MAX_NODES = 24
 """Nodes of a draft at most."""
 
 
-class Head(Proposer):
+class HeadProposer(Proposer):
     """Proposes trees of a draft head; `num_pages` are those of the target's pool, whose numbers it shares."""
 
     name = DRAFT_HEAD

@@ -59,7 +59,7 @@ class _Follower:
             self.pointer, self.bucket = min(self.pointer + 1, len(self._prediction)), 0
 
 
-class Prediction(Proposer):
+class PredictionProposer(Proposer):
     """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched."""
 
     name = "prediction"

@@ -63,7 +63,7 @@ def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ..
     return tuple(copied)
 
 
-class PromptLookup(Proposer):
+class PromptLookupProposer(Proposer):
     """Proposes a chain copied from the most recent earlier occurrence; the bucket is the match length."""
 
     name = "prompt_lookup"

@@ -209,7 +209,7 @@ _SHARED_WEIGHT = 0.5
 _Group = list[tuple[Continuation, float]]  # continuations with their weights
 
 
-class Suffix(Proposer):
+class SuffixProposer(Proposer):
     """Proposes trees from a per-sequence index and one shared per cache salt; `max_bytes` bounds the shared one."""
 
     name = "suffix"
