@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads.base import SHORTLIST, Outlook, TreeGrowing
+from prolepsis.models.heads.base import SHORTLIST, Lookahead, TreeHead
 from prolepsis.models.heads.format import HeadWeights
 from prolepsis.models.heads.lean import LeanHead
 from prolepsis.models.heads.levels import LevelWeights
@@ -20,7 +20,7 @@ from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from prolepsis.spec.proposers.head_tree import GROWTH, HeadPass, HeadTree, NativeGrower, OutlookGrower
+from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, NativeGrower, LookaheadGrower
 from tests.models.kernels import why_not
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.tiny import save_tiny
@@ -84,9 +84,9 @@ def room(forward: str) -> Room:
     return Room(forward)
 
 
-def looked(r: Room) -> Outlook:
+def looked(r: Room) -> Lookahead:
     batch, features = r.batch()
-    return r.head.outlook(batch, r.head.make_cache(4), features, 6)
+    return r.head.look_ahead(batch, r.head.make_cache(4), features, 6)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -151,22 +151,22 @@ def test_what_follows_a_drafted_token(forward: str) -> None:
 def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: SamplingParams, threshold: float) -> None:
     r = room("native")
     head = r.head
-    assert isinstance(head, TreeGrowing)
+    assert isinstance(head, TreeHead)
     batch, features = r.batch()
     first, second = batch.token_ids.tolist()[:LENGTH], batch.token_ids.tolist()[LENGTH:]
     sequences = [
         FakeSequence(first, 15, "r0/0", params=params, noise_key=77),
         FakeSequence(second, 12, "r1/0", params=params, noise_key=2**64 - 5),
     ]
-    growth = replace(GROWTH, floor=0.001)  # a random head is sure of nothing
+    tree_params = replace(TREE_PARAMS, floor=0.001)  # a random head is sure of nothing
     shapes = [(4, 14), (3, 5)]
     first_pass = HeadPass([], batch, head.make_cache(4), features)
 
     def trees() -> list[HeadTree]:
-        return [HeadTree(s, *shape, threshold, growth) for s, shape in zip(sequences, shapes, strict=True)]
+        return [HeadTree(s, *shape, threshold, tree_params) for s, shape in zip(sequences, shapes, strict=True)]
 
     grown = NativeGrower(head).grow(trees(), first_pass)
-    expected = OutlookGrower(head).grow(trees(), replace(first_pass, cache=head.make_cache(4)))
+    expected = LookaheadGrower(head).grow(trees(), replace(first_pass, cache=head.make_cache(4)))
     for found, draft in zip(grown, expected, strict=True):
         assert draft is not None
         assert found is not None

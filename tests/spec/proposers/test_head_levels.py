@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.models.heads.base import Candidates, HeadInfo, Outlook
+from prolepsis.models.heads.base import Candidates, HeadInfo, Lookahead
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposer import HiddenStates
 from prolepsis.spec.proposers.head import HeadProposer
-from prolepsis.spec.proposers.head_tree import GROWTH
+from prolepsis.spec.proposers.head_tree import TREE_PARAMS
 from tests.fakes import TableCache
 from tests.spec.sequences import FakeSequence
 
@@ -29,7 +29,7 @@ def says(last: int, level: int, count: int = 12) -> list[tuple[int, float]]:
 
 
 class LevelledHead:
-    """Says `says`; rows of an outlook know the tokens they stand after."""
+    """Says `says`; rows of a lookahead know the tokens they stand after."""
 
     info = HeadInfo("levelled", (0,), 2, VOCAB, page_bytes=8, weight_bytes=0, levels=LEVELS)
 
@@ -47,15 +47,15 @@ class LevelledHead:
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
         raise AssertionError("all levels come from one pass")
 
-    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+    def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
         first = self.committed(batch, cache, features, count)
         none = torch.zeros(LEVELS * len(first.tokens), 1)
-        return Outlook(first, none, none, none)
+        return Lookahead(first, none, none, none)
 
     def follow(
-        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+        self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        rows = len(outlook.first.tokens)
+        rows = len(lookahead.first.tokens)
         self.asked.append(len(tokens))
         found = self._candidates([(t, 1 + place // rows) for place, t in zip(places, tokens, strict=True)], count)
         return found.tokens, found.logprobs
@@ -81,11 +81,11 @@ def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], f
         found = [
             ((*path, token), alive * chance)
             for path, alive in growing
-            for token, chance in says(path[-1] if path else last, level)[: GROWTH.children]
-            if alive * chance >= GROWTH.floor
+            for token, chance in says(path[-1] if path else last, level)[: TREE_PARAMS.children]
+            if alive * chance >= TREE_PARAMS.floor
         ]
         kept += found
-        growing = sorted(found, key=lambda node: -node[1])[: GROWTH.width]
+        growing = sorted(found, key=lambda node: -node[1])[: TREE_PARAMS.width]
     return sorted(kept, key=lambda node: -node[1])[:limit]
 
 

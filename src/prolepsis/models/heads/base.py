@@ -33,7 +33,7 @@ class HeadInfo:
     """Memory of one of its KV pages, in bytes."""
     weight_bytes: int
     levels: int = 0
-    """Number of levels: further tokens that a pass over committed tokens predicts (`LookingAhead`)."""
+    """Number of levels: further tokens that a pass over committed tokens predicts (`LookaheadHead`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """A head's predictions after each of L rows and for n levels (`LookingAhead.follow` makes candidates of these)."""
+class Lookahead:
+    """A head's predictions after each of L rows and for n levels (`LookaheadHead.follow` makes candidates of these)."""
 
     first: Candidates
     ahead: Tensor  # [n * L, hidden] float32: states before the drafted token is known (`levels`), level by level
@@ -56,7 +56,7 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TreeParams:
     """Parameters of draft trees, the same for all sequences."""
 
     candidates: int
@@ -70,7 +70,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeWish:
+class TreeSpec:
     """The limits of one sequence's tree, and its sampling."""
 
     depth: int
@@ -115,14 +115,14 @@ class DraftHead(Protocol):
 
 
 @runtime_checkable
-class LookingAhead(DraftHead, Protocol):
+class LookaheadHead(DraftHead, Protocol):
     """A head that can draft `info.levels` further tokens with one pass over committed tokens."""
 
-    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
+    def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
         """Do `committed`, and predict the levels too."""
 
     def follow(
-        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+        self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
         """Return candidates after drafted `tokens`: ids [m, k] int64 and log-probabilities [m, k] float32.
 
@@ -132,10 +132,10 @@ class LookingAhead(DraftHead, Protocol):
 
 
 @runtime_checkable
-class TreeGrowing(LookingAhead, Protocol):
+class TreeHead(LookaheadHead, Protocol):
     """A head that grows whole trees over its levels in one call, as `spec.proposers.head_tree` does level by level."""
 
     def trees(
-        self, batch: Batch, cache: KVCache, features: Tensor, growth: Growth, wishes: Sequence[TreeWish]
+        self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
     ) -> list[GrownTree]:
-        """Do `outlook` and return a tree for each sequence of `batch`, which keeps the logits of its last row."""
+        """Do `look_ahead` and return a tree for each sequence of `batch`, which keeps the logits of its last row."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.heads.base import SHORTLIST, Candidates, HeadInfo, Outlook
+from prolepsis.models.heads.base import SHORTLIST, Candidates, HeadInfo, Lookahead
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import HeadLevels, LevelWeights
 from prolepsis.models.protocol import Batch, KVCache
@@ -120,8 +120,8 @@ class LeanHead:
         return self._candidates(self.logits(batch, cache, None, states), count)
 
     @torch.no_grad()
-    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
-        """Run a pass over committed tokens that predicts the levels too (`LookingAhead.outlook`)."""
+    def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
+        """Run a pass over committed tokens that predicts the levels too (`LookaheadHead.look_ahead`)."""
         levels = self._known_levels()
         hidden = self._hidden(batch, cache, features, None)
         out, after = self._layer.ends(hidden)
@@ -129,20 +129,20 @@ class LeanHead:
         logits = F.linear(torch.cat([out, levels.normed(ahead)]), self._layer.weights.lm_head).float()
         first = self._candidates((logits[: len(out)], after.float()), count)
         shortlist = logits[len(out) :].topk(self._shortlist).indices
-        return Outlook(first, ahead.float(), shortlist, levels.entered(ahead).float())
+        return Lookahead(first, ahead.float(), shortlist, levels.entered(ahead).float())
 
     @torch.no_grad()
     def follow(
-        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+        self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        """Return candidates after drafted tokens (`LookingAhead.follow`)."""
+        """Return candidates after drafted tokens (`LookaheadHead.follow`)."""
         levels, dtype = self._known_levels(), self._target.dtype
         rows = list(places)
         drafted = self._target.ends.embedding[torch.tensor(tokens, device=self._target.device)]
         states = levels.conditioned(
-            outlook.ahead[rows].to(dtype), outlook.entered[rows].to(dtype), levels.of_tokens(drafted)
+            lookahead.ahead[rows].to(dtype), lookahead.entered[rows].to(dtype), levels.of_tokens(drafted)
         )
-        shortlist = outlook.shortlist[rows]
+        shortlist = lookahead.shortlist[rows]
         chosen = self._layer.weights.lm_head[shortlist]  # [m, k, hidden]
         logits = torch.matmul(chosen, levels.normed(states)[..., None])[..., 0].float()
         logprobs, order = logits.log_softmax(-1).topk(min(count, self._shortlist))

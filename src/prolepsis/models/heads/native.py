@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, Growth, HeadInfo, Outlook, TreeWish
+from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, TreeParams, HeadInfo, Lookahead, TreeSpec
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
@@ -80,42 +80,42 @@ class NativeHead:
         """Run a pass over drafted tokens (`DraftHead.drafted`)."""
         return self._candidates(batch, cache, None, states, count)
 
-    def outlook(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Outlook:
-        """Run a pass over committed tokens that predicts the levels too (`LookingAhead.outlook`)."""
+    def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
+        """Run a pass over committed tokens that predicts the levels too (`LookaheadHead.look_ahead`)."""
         logits, after, ahead, entered = self._decoder.outlook(*operands(batch, cache), features)
         ids, logprobs = self._module.likeliest(logits, self._shortlist)
         rows = len(after)
         first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
-        return Outlook(first, ahead, ids[rows:], entered)
+        return Lookahead(first, ahead, ids[rows:], entered)
 
     def follow(
-        self, outlook: Outlook, places: Sequence[int], tokens: Sequence[int], count: int
+        self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        """Return candidates after drafted tokens (`LookingAhead.follow`)."""
+        """Return candidates after drafted tokens (`LookaheadHead.follow`)."""
         drafted = [(place, self._draft_ids[token]) for place, token in zip(places, tokens, strict=True)]
         count = min(count, self._shortlist)
-        ids, logprobs = self._decoder.follow(outlook.ahead, outlook.entered, outlook.shortlist, drafted, count)
+        ids, logprobs = self._decoder.follow(lookahead.ahead, lookahead.entered, lookahead.shortlist, drafted, count)
         return self._target_ids[ids.long()], logprobs
 
     def trees(
-        self, batch: Batch, cache: KVCache, features: Tensor, growth: Growth, wishes: Sequence[TreeWish]
+        self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
     ) -> list[GrownTree]:
-        """Return a draft tree for each sequence (`TreeGrowing.trees`)."""
+        """Return a draft tree for each sequence (`TreeHead.trees`)."""
         module = self._module
         native_wishes = [
             module.Wish(
-                w.depth,
-                w.limit,
-                w.threshold,
-                w.params.temperature,
-                w.params.top_k,
-                w.params.top_p,
-                w.noise_key,
-                w.position,
+                spec.depth,
+                spec.limit,
+                spec.threshold,
+                spec.params.temperature,
+                spec.params.top_k,
+                spec.params.top_p,
+                spec.noise_key,
+                spec.position,
             )
-            for w in wishes
+            for spec in specs
         ]
-        native_growth = module.Growth(growth.candidates, growth.children, growth.width, growth.floor)
+        native_growth = module.Growth(tree_params.candidates, tree_params.children, tree_params.width, tree_params.floor)
         found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_growth, native_wishes)
         return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
 

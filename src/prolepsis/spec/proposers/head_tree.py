@@ -2,7 +2,7 @@
 
 Confidence-guided as in EAGLE-2 (arXiv 2406.16858): a node's survival is the product of the head's probabilities on its
 path, and the likeliest nodes of a level get children. `tree_grower` selects the way for a head once, when it is loaded;
-`OutlookGrower` is the reference of `NativeGrower`.
+`LookaheadGrower` is the reference of `NativeGrower`.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.config import DRAFT_HEAD
-from prolepsis.models.heads.base import DraftHead, GrownTree, Growth, LookingAhead, TreeGrowing, TreeWish
+from prolepsis.models.heads.base import DraftHead, GrownTree, TreeParams, LookaheadHead, TreeHead, TreeSpec
 from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
 from prolepsis.spec.proposers.scratch import Scratch
 
-GROWTH = Growth(candidates=CANDIDATES, children=4, width=3, floor=0.02)
+TREE_PARAMS = TreeParams(candidates=CANDIDATES, children=4, width=3, floor=0.02)
 """How far trees branch, also those that a head grows itself."""
 
 
@@ -45,7 +45,7 @@ class HeadTree:
     limit: int
     threshold: float
     """A level is drafted only below nodes that survive more often: what one costs, in tokens."""
-    growth: Growth = GROWTH
+    tree_params: TreeParams = TREE_PARAMS
     nodes: list[Node] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     num_new: int = 0
@@ -59,7 +59,7 @@ class HeadTree:
         if self.level >= self.depth:
             return False
         last = [i for i, node in enumerate(self.nodes) if node.depth == self.level and node.alive > self.threshold]
-        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[: self.growth.width])
+        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[: self.tree_params.width])
         self.asked += new
         self.num_new = len(new)
         return bool(new)
@@ -83,17 +83,17 @@ class HeadTree:
             parent = parents[row]
             alive = 1.0 if parent == ROOT else self.nodes[parent].alive
             given = None if states is None else states[row]
-            for token, chance in found[: self.growth.children]:
-                if alive * chance >= self.growth.floor:
+            for token, chance in found[: self.tree_params.children]:
+                if alive * chance >= self.tree_params.floor:
                     bucket = confidence_bucket(self.sequence, chance)
                     self.nodes.append(Node(token, parent, self.level + 1, alive * chance, bucket, given))
 
     @property
-    def wish(self) -> TreeWish:
+    def spec(self) -> TreeSpec:
         """What a head that grows the whole tree is asked for."""
         sequence = self.sequence
         position = len(sequence.tokens) - sequence.num_prompt_tokens
-        return TreeWish(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)
+        return TreeSpec(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)
 
     def draft(self) -> Draft | None:
         """Return the likeliest `limit` nodes as a draft."""
@@ -128,10 +128,10 @@ class TreeGrower(Protocol):
 
 def tree_grower(head: DraftHead, scratch: Scratch) -> TreeGrower:
     """Return the fastest way to grow trees over `head`."""
-    if head.info.levels and isinstance(head, TreeGrowing):
+    if head.info.levels and isinstance(head, TreeHead):
         return NativeGrower(head)
-    if head.info.levels and isinstance(head, LookingAhead):
-        return OutlookGrower(head)
+    if head.info.levels and isinstance(head, LookaheadHead):
+        return LookaheadGrower(head)
     return LevelGrower(head, scratch)
 
 
@@ -140,25 +140,25 @@ class NativeGrower:
 
     one_pass = True
 
-    def __init__(self, head: TreeGrowing) -> None:
+    def __init__(self, head: TreeHead) -> None:
         self._head = head
 
     def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        wishes, growth = [tree.wish for tree in trees], trees[0].growth
-        grown = self._head.trees(first.batch, first.cache, first.features, growth, wishes)
+        specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
+        grown = self._head.trees(first.batch, first.cache, first.features, tree_params, specs)
         return [_as_draft(tree.sequence, found) for tree, found in zip(trees, grown, strict=True)]
 
 
-class OutlookGrower:
+class LookaheadGrower:
     """All levels of a tree come from one pass of a head with further levels."""
 
     one_pass = True
 
-    def __init__(self, head: LookingAhead) -> None:
+    def __init__(self, head: LookaheadHead) -> None:
         self._head = head
 
     def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        found = self._head.outlook(first.batch, first.cache, first.features, CANDIDATES)
+        found = self._head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
         _grow(trees, found.first.tokens, found.first.logprobs)
         while growing := [(row, tree) for row, tree in enumerate(trees) if tree.ask()]:
             places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_new)]
