@@ -61,7 +61,7 @@ def text(length: int, rng: random.Random) -> list[int]:
     return tokens[:length]
 
 
-def warmed_suffix() -> Suffix:
+def warmed_suffix() -> SuffixProposer:
     """Return a suffix proposer that has seen 200 outputs."""
     rng, suffix = random.Random(1), SuffixProposer()
     for i in range(200):

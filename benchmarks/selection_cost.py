@@ -24,7 +24,7 @@ from prolepsis.spec.choose import DraftRequest, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.window import StepLoad, DraftWindow
+from prolepsis.spec.window import DraftWindow, StepLoad
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152

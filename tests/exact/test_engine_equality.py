@@ -177,7 +177,9 @@ def test_sequences_of_one_request(num_pages: int) -> None:
     plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
     for name in PARAMS:
         assert plain[name]["r", 0] == plain_texts()[name]
-        setup = room(num_pages=num_pages, max_model_len=128, proposers=[SuffixProposer(), PromptLookupProposer(min_match=1)])
+        setup = room(
+            num_pages=num_pages, max_model_len=128, proposers=[SuffixProposer(), PromptLookupProposer(min_match=1)]
+        )
         assert serve(setup, SpecPlan(fixed_depth=4), ask(name, n=3)) == plain[name]
 
 

@@ -20,7 +20,7 @@ from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, NativeGrower, LookaheadGrower
+from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, LookaheadGrower, NativeGrower
 from tests.models.kernels import why_not
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.tiny import save_tiny

@@ -12,7 +12,7 @@ from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prediction import PredictionProposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.window import StepLoad, DraftWindow
+from prolepsis.spec.window import DraftWindow, StepLoad
 from tests.fake_proposer import Script, Scripted
 from tests.spec.sequences import VOCAB, FakeSequence, accepted, choose, drafts_of
 

@@ -80,7 +80,10 @@ def test_another_proposer_of_the_name_is_counted_anew() -> None:
 def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
     """Rows so dear that nothing is verified: what is right is counted all the same, by traffic class."""
     proposers = ProposerSet(
-        [Scripted(lambda s, n: chain((7,), "scripted"))], DraftWindow(flat_cost(1.0, 50.0)), AcceptanceEstimator(), VOCAB
+        [Scripted(lambda s, n: chain((7,), "scripted"))],
+        DraftWindow(flat_cost(1.0, 50.0)),
+        AcceptanceEstimator(),
+        VOCAB,
     )
     sequences = [
         FakeSequence([1, 2], key="a", traffic_class="chat"),

@@ -9,7 +9,7 @@ from prolepsis.spec.acceptance import survivals
 from prolepsis.spec.candidate import ScoredDraft, merge
 from prolepsis.spec.cost import CostCurve, flat_cost, profile_cost
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.window import StepLoad, DraftWindow
+from prolepsis.spec.window import DraftWindow, StepLoad
 from tests.spec.drafts import rates, trees
 from tests.spec.reference import best_pace, closed_sets, pace
 

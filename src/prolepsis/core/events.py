@@ -1,4 +1,4 @@
-"""What the engine room says about a request. Each accepted request gets one terminal event, the last it gets."""
+"""Events of a request. Each accepted request gets exactly one terminal event, its last."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -31,7 +31,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first token at which a replay leaves what was emitted before, and how that is to be read."""
+    """The first token at which a replay differs from the recorded tokens, and the kind of difference."""
 
     position: int
     """Output position, from 0."""
@@ -42,7 +42,7 @@ class Difference:
     kind: Literal["near_tie", "structural"]
     """near_tie: rounding explains it (`spec.divergence`)."""
     margin: float | None = None
-    """Distance of the two tokens' scores, in logits; None where one of the runs had ended, or its token is banned."""
+    """Distance of the two tokens' scores, in logits; None if one of the runs had ended, or its token is banned."""
     tolerance: float | None = None
     """Largest margin that rounding explains, in logits."""
 
@@ -59,7 +59,7 @@ class Tokens:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the sample; None for end of sequence and length."""
     proposed: Proposed | None = None
-    """The draft that was verified, where there was one and the request asks to be told."""
+    """The draft that was verified, if there was one and the request reports drafts."""
     difference: Difference | None = None
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
     accepted_by: tuple[str, ...] = ()

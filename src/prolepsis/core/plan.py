@@ -13,7 +13,7 @@ class DisabledProposer:
     proposer: str
     traffic_class: str
     probes: int = 0
-    """Drafts it may still be asked for, to judge it again."""
+    """Drafts that it may still make, to judge it again."""
     probe_round: int = 0
     """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
 

@@ -10,7 +10,7 @@ DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
 
 @dataclass(slots=True)
 class DeviceSeconds:
-    """Wall seconds of engine steps, a request's share of each (`engine.charging`), by what they went into."""
+    """Wall seconds of engine steps, a request's share of each (`engine.accounting`), by kind of work."""
 
     prefill: float = 0.0
     """Passes over its prompt, and over tokens computed again after a preemption."""

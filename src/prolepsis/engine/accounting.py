@@ -133,9 +133,9 @@ def count_stopped(request: Request, now: float) -> None:
 
 
 def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now: float) -> tuple[str, ...]:
-    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer where the sequence ended.
+    """A pass accepted the nodes `accepted` of the row's draft and emitted `tokens`, fewer if the sequence ended.
 
-    Return whom each of the drafted ones among them counts for.
+    Return the proposer that each drafted token among them counts for.
     """
     request, stats = row.sequence.request, row.sequence.request.stats
     stats.num_steps += 1
@@ -171,7 +171,7 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
 
 
 def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
-    """Fill in what is known only at the end."""
+    """Fill in the counts that are known only at the end."""
     stats = request.stats
     stats.total_s = now - request.arrival
     if request.queued_since is not None:

@@ -209,7 +209,7 @@ def make_proposers(
         if name in FREE_PROPOSERS:
             proposers.append(FREE_PROPOSERS[name](config))
         elif name == DRAFT_MODEL:
-            assert draft is not None, "the draft model is loaded where its proposer is asked for"
+            assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     return proposers
 

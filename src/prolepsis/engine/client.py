@@ -42,7 +42,7 @@ class EngineHealth:
     alive: bool
     ready: bool
     detail: str
-    """Why it is not alive or not ready, or what it still does in the background."""
+    """Why it is not alive or not ready; empty if it is."""
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
@@ -68,7 +68,7 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
         """Yield the request's events, the last one terminal; closing the iterator early aborts the request.
 
-        Raises `UserError` before the first event where the request cannot be served, `EngineDead` where nothing can.
+        Raises `UserError` before the first event if the request cannot be served, `EngineDead` if nothing can.
         """
 
     def abort(self, request_id: str) -> None:
@@ -83,8 +83,8 @@ class EngineClient(Protocol):
     async def swap_head(self, name: str) -> HeadSwapped:
         """Load a draft head ("none", "auto", NAME, NAME@VERSION or a folder) and put it in between two steps.
 
-        Requests in flight go on with the same tokens, and without the head. Raises `ModelError` where it cannot be used
-        and `InvalidParameter` where the engine takes none; the old one stays.
+        Requests in flight go on with the same tokens, and without the head. Raises `ModelError` if it cannot be used
+        and `InvalidParameter` if the engine takes none; the old one stays.
         """
 
     def health(self) -> EngineHealth: ...

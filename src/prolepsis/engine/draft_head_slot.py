@@ -35,7 +35,9 @@ class _Loaded:
 class DraftHeadSlot:
     """The head of one engine. `load` and `close` may be called from any thread, the rest from the engine's only."""
 
-    def __init__(self, find: Callable[[str], HeadProposer | None], model: TargetModel, head: HeadProposer | None = None) -> None:
+    def __init__(
+        self, find: Callable[[str], HeadProposer | None], model: TargetModel, head: HeadProposer | None = None
+    ) -> None:
         """`find` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
         self.head = head
         self._find = find

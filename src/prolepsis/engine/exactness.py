@@ -47,7 +47,7 @@ def decide(model: TargetModel, wish: Literal["auto", "on", "off"]) -> Exactness:
 
 @torch.no_grad()
 def invariance_fault(model: TargetModel) -> str | None:
-    """Say where a row's logits depend on what else is in the pass, or None.
+    """Return where a row's logits depend on the rest of the pass, or None.
 
     Compares decoding token by token with chunks of `ROW_COUNTS` rows, with a neighbour in the batch, with the branches
     of a tree and with a cache filled by other chunks, on random tokens at `CONTEXTS`.
@@ -76,7 +76,7 @@ def _tested_contexts(model: TargetModel) -> list[int]:
 def _comparisons(
     model: TargetModel, cache: KVCache, text: _Text, context: int, spare: list[int]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield what was compared with decoding one by one, and whether it was bitwise the same."""
+    """Yield each comparison with decoding one by one, and whether it was bitwise the same."""
     _run(model, cache, SequenceInput(text.tokens[:context], 0, text.pages))
     rows = text.tokens[context : context + max(ROW_COUNTS)]
     alone = torch.cat([_run(model, cache, _part([row], context + i, text)) for i, row in enumerate(rows)])

@@ -47,7 +47,7 @@ class NoObserver:
 
 
 class Reporter:
-    """Turns what a step leaves behind into calls of an observer."""
+    """Reports each step and ended request to an observer."""
 
     def __init__(self, observer: EngineObserver, proposers: ProposerSet) -> None:
         self._observer = observer

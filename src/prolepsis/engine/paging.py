@@ -1,4 +1,4 @@
-"""Pages of sequences: what a sequence holds, shares, publishes and gives back."""
+"""Gives pages to sequences, shares and publishes them, and takes them back."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ class Paging:
         self._copy_page = copy_page
 
     def start(self, sequence: SequenceState, reserve: int) -> bool:
-        """Give a sequence without pages all that its tokens need, computed ones where the index has them.
+        """Give a sequence without pages all that its tokens need, computed ones if the index has them.
 
-        At least one token is left to compute. Returns False, with nothing changed, where fewer than `reserve` pages
+        At least one token is left to compute. Returns False, with nothing changed, if fewer than `reserve` pages
         would stay available.
         """
         size, pool = self.pool.page_size, self.pool
@@ -52,7 +52,7 @@ class Paging:
         return True
 
     def fork(self, first: SequenceState, sibling: SequenceState) -> None:
-        """Let `sibling`, of the same prompt, stand where it only has to compute the prompt's last token again."""
+        """Share the prompt's pages with `sibling`, which then computes only the prompt's last token again."""
         assert not sibling.pages, "a sibling is forked once"
         assert first.num_computed >= sibling.num_prompt_tokens, "the prompt is computed before it is shared"
         sibling.pages = first.pages[: self.pool.pages_for(sibling.num_prompt_tokens)]

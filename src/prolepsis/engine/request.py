@@ -1,4 +1,4 @@
-"""What the engine knows of a request while it lives. Only the scheduler writes it."""
+"""The state of a live request in the engine. Only the scheduler writes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -65,7 +65,7 @@ class SequenceState:
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.replays = source.emitted[index] if source.is_replay else None
-        """Where the request is a replay: what this sequence is held against."""
+        """In a replay: the tokens that this sequence is compared with."""
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)
@@ -73,17 +73,17 @@ class SequenceState:
         self.end_ids = end_ids
         """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
         self.text = text
-        """Where the request has stop strings: finds the token that completes one."""
+        """Finds the token that completes a stop string, if the request has any."""
         self.matcher = matcher
-        """Where the request has a grammar: what it allows after `tokens`; preemption does not touch it."""
+        """The state of the request's grammar after `tokens`, if it has one; preemption does not touch it."""
         self.num_computed = 0
         self.num_published = 0
         """Pages at the front that were offered to the prefix index."""
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
-        """Of the full pages at the front of `tokens`, as far as anybody asked."""
+        """Of the full pages at the front of `tokens`, as far as they were needed."""
         self.shadow: ShadowDraft | None = None
-        """Where the request speculates in shadow: the draft that is being compared."""
+        """In shadow: the draft that is being compared."""
         self.running = False
         self.ended = False
 

@@ -23,7 +23,7 @@ class Computed:
     logits: Tensor  # [sum of kept, vocab] float32
     features: Tensor | None = None  # [tokens of all rows, taps * hidden] bfloat16; None without taps
     argmax: Sequence[int] | None = None
-    """The lowest id of each row's largest logit, where the pass found it."""
+    """The lowest id of each row's largest logit, if the pass found it."""
 
 
 class Runner:

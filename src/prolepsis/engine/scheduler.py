@@ -65,7 +65,7 @@ class _Step:
 
 
 class Scheduler:
-    """Owns every live request. `schedule` picks rows, `commit` is what changes requests by what the target said."""
+    """Owns every live request. `schedule` picks rows; `commit` changes requests by the sampled tokens."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Scheduler:
             raise InvalidParameter(message, param="emitted")
 
     def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
-        """Return the request's grammar compiled, None where it has none; raises `InvalidGrammar`.
+        """Return the request's compiled grammar, None if it has none; raises `InvalidGrammar`.
 
         It may be slow, so threads call it before `submit`, which reuses the result while the caller holds it.
         """
@@ -132,7 +132,7 @@ class Scheduler:
         return self._grammars.compile(source.grammar)
 
     def submit(self, source: GenerateRequest, arrival: float) -> None:
-        """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` where it is refused."""
+        """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` if it is refused."""
         self.validate(source)
         if source.request_id in self.requests:
             raise InvalidParameter(
@@ -182,7 +182,7 @@ class Scheduler:
         ]
 
     def commit(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], now: float) -> None:
-        """Advance what ran by what the target said; None for rows that computed a chunk and sampled nothing.
+        """Advance the rows' sequences by the sampled tokens; None for rows that sampled nothing.
 
         A request whose grammar gives up fails alone.
         """
@@ -306,7 +306,7 @@ class Scheduler:
         """Find where the sequence ends and advance its grammar that far; raises `GrammarFailed`."""
         try:
             ending = find_ending(sequence, result.tokens, self.limits.max_model_len)
-            if result.difference is not None:  # what comes after it cannot be compared
+            if result.difference is not None:  # later tokens cannot be compared
                 ending = Ending(len(result.tokens), "stop")
             if sequence.matcher is not None:
                 sequence.matcher.advance(result.tokens[: ending.num_tokens] if ending else result.tokens)

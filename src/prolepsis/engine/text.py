@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, nothing that may turn out to be a stop string."""
+"""Turns tokens into text as they come: whole characters only, nothing that may become a stop string."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -40,7 +40,7 @@ class _Window:
         return self._settle(len(self._tokens), text)
 
     def flush(self) -> str:
-        """Return the text of what is pending, partial characters as U+FFFD."""
+        """Return the pending text, partial characters as U+FFFD."""
         return self._settle(len(self._tokens)) if self._num_pending else ""
 
     @property
@@ -58,7 +58,7 @@ class _Window:
 
 
 class TextStream:
-    """One sequence's text: `push` returns what can be shown, `finish` what was held back.
+    """One sequence's text: `push` returns text that is certain, `finish` the text held back.
 
     A stop string ends the stream where it completes first, character by character, so the result does not depend on
     how the tokens were grouped. The text is cut before it. Stop strings completed by a token before the
@@ -94,7 +94,7 @@ class TextStream:
         return self._release(text) if text else ""
 
     def finish(self) -> str:
-        """Return what is still held back: the sequence ended. A stop string may yet complete in a partial character."""
+        """Return the text still held back: the sequence ended. A partial character may complete a stop string."""
         if self.matched is not None:
             return ""
         shown = self._release(self._window.flush()) + self._held

@@ -1,4 +1,4 @@
-"""An engine in a thread of this process, asked from one event loop."""
+"""Runs an engine in a thread of this process, for clients on one event loop."""
 
 import asyncio
 import threading
@@ -62,7 +62,7 @@ class ThreadEngineClient:
                 self.abort(request.request_id)
 
     async def _compile(self, request: GenerateRequest) -> object:
-        """Compile on threads of its own: the engine does not stall for it, nor does what else runs off the loop."""
+        """Compile on separate threads, so that neither the engine nor the event loop stalls."""
         if request.grammar is None:
             return None
         return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
@@ -152,7 +152,7 @@ class ThreadEngineClient:
                 del self._streams[event.request_id]
 
     def _end(self) -> None:
-        """Nothing comes after this: end what was sent too late for the engine to see."""
+        """The thread ends: end the requests that were sent too late for the engine."""
         for request_id, stream in self._streams.items():
             stream.put_nowait(Aborted(request_id, RequestStats(), "shutdown"))
         self._stopped.set()

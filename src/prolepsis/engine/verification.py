@@ -1,4 +1,4 @@
-"""From a pass's logits to what each row emits: `spec.verify` over the rows of a step, and their log-probabilities."""
+"""Verifies the rows of a step by `spec.verify`, and adds the log-probabilities of the emitted tokens."""
 
 import math
 from collections.abc import Sequence

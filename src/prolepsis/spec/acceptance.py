@@ -77,7 +77,7 @@ class Tilt:
 class AcceptanceEstimator:
     """Rates per (proposer, bucket, position), each shrunk to the bucket's, that to a prior.
 
-    The prior of a bucket is the proposer's own estimate where its drafts have one, else its rate over all buckets, else
+    The prior of a bucket is the proposer's own estimate if its drafts have one, else its rate over all buckets, else
     `prior`: optimistic, so that a cold start drafts and learns.
     """
 
@@ -96,7 +96,7 @@ class AcceptanceEstimator:
     def survival(self, proposer: str, length: int) -> tuple[float, ...]:
         """Return, for each depth, the chance that the likeliest node there and all above it are accepted.
 
-        It is what a proposer can be expected to bring before its draft, and so its buckets, are known.
+        This is the expectation before a draft, and so its buckets, are known.
         """
         pool = self._pools.get(proposer)
         rates = (pool.rate(min(depth, _MAX_POSITION)) if pool else self._prior for depth in range(length))
@@ -170,7 +170,7 @@ _MAX_PENDING = 64  # drafts of one sequence
 @dataclass(slots=True)
 class _Pending:
     draft: Draft
-    rates: Sequence[float]  # what was expected of each node
+    rates: Sequence[float]  # the expected rate of each node
     tilt: Tilt
     traffic_class: str
     next_index: int  # of the sequence's token that decides next
@@ -209,7 +209,7 @@ class Scoreboard:
             self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
 
     def drop(self, sequence: SequenceView) -> None:
-        """Forget a sequence that ended; what is undecided stays uncounted."""
+        """Forget a sequence that ended; undecided drafts stay uncounted."""
         self._pending.pop(sequence.key, None)
         self._tilts.pop(sequence.key, None)
 

@@ -14,7 +14,7 @@ from prolepsis.spec.proposer import SequenceView
 
 @dataclass(frozen=True, slots=True)
 class ScoredDraft:
-    """A draft with what is expected of it for one sequence."""
+    """A draft with its expected acceptance for one sequence."""
 
     draft: Draft
     survivals: tuple[float, ...]
@@ -33,16 +33,16 @@ class DraftCandidate:
     allowed: tuple[str, ...] | None
     """Proposers that may draft for it; None: all."""
     judged: bool
-    """Its drafts are scored against the tokens to come: each sequence every few steps where there are many."""
+    """Its drafts are scored against the tokens to come: among many sequences, each every few steps."""
     always_verify: bool = False
     """Its draft is verified whole, whether or not it pays."""
     shadow: bool = False
-    """Its draft is only compared with what is emitted."""
+    """Its draft is only compared with the emitted tokens."""
     best: ScoredDraft | None = None
     asked: bool = False
-    """Some proposer was asked for it."""
+    """Some proposer was called for it."""
     skipped_cost: bool = False
-    """A costly proposer was not asked, as its time would not pay."""
+    """A costly proposer was not called, as its time would not pay."""
     in_backoff: bool = False
     """A proposer that may draft for it backs off after failures."""
 
@@ -90,7 +90,7 @@ _SHARED, _FIRST, _SECOND, _CONTESTED = 0, 1, 2, 2  # kinds of nodes; contested o
 def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.0) -> Draft:
     """Return the `limit` likeliest nodes of both drafts as one, with what their estimates together give as survivals.
 
-    A node that survives no more often than `floor` is left out.
+    Nodes that survive with `floor` or less are left out.
     """
     nodes = _union(first, second, floor)
     ranked = sorted(zip([-alive for alive in nodes.alive], range(len(nodes.alive)), strict=True))
@@ -110,7 +110,7 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
 
 @dataclass(slots=True)
 class _Nodes:
-    """Of both drafts, parents before children: the first's, then what only the second has."""
+    """Of both drafts, parents before children: the first's, then those that only the second has."""
 
     tokens: list[int]
     parents: list[int]
@@ -119,10 +119,10 @@ class _Nodes:
     kinds: list[int]
     alive: list[float]
     contested: set[int]
-    """Parents after which both drafts say something."""
+    """Parents that have children in both drafts."""
 
     def bucket(self, node: int) -> int:
-        """Return the calibration bucket: shared, or whose it is and whether the other draft says otherwise there."""
+        """Return the calibration bucket: shared, or whose it is and whether the other draft has another token there."""
         kind = self.kinds[node]
         if kind != _SHARED and self.parents[node] in self.contested:
             kind += _CONTESTED
@@ -170,9 +170,9 @@ FORCED_RATE = 0.998
 
 
 def within_grammar(draft: Draft, matcher: Matcher) -> Draft | None:
-    """Return the draft without the nodes whose path leaves the grammar, None where no node stays.
+    """Return the draft without the nodes whose path leaves the grammar, None if none stays.
 
-    None also where the grammar cannot say: then it cannot say what may be sampled either, and verification reports it.
+    None also if the grammar fails: then verification fails too, and reports it.
     """
     try:
         if draft.is_chain:

@@ -16,7 +16,7 @@ from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, ExpectedDraft, MarginalCost, StepBaseline
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.window import Cut, StepLoad, DraftWindow
+from prolepsis.spec.window import Cut, DraftWindow, StepLoad
 
 ShadowCost = tuple[tuple[str, float, float], ...]
 """Proposer, what drafting cost and what verifying would cost, in tokens that plain decoding emits in that time."""
@@ -133,7 +133,7 @@ class ProposerSet:
 
         The plan's ceiling is applied here. `load` None: the pass holds just these sequences. Without `verify` the
         drafts are those that would be verified if these were the only sequences of the pass that draft; they are only
-        compared with what is emitted, all of them are judged, and drafts that are verified are chosen as before.
+        compared with the emitted tokens, all of them are judged, and drafts that are verified are chosen as before.
         """
         ceiling = _ceiling(plan)
         if ceiling <= 0 or not any(request.limit > 0 for request in requests):
@@ -168,7 +168,7 @@ class ProposerSet:
         self._window.cost.observe(num_tokens, num_context, ms)
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Tell every proposer that the last `num_new` tokens are committed, and judge what was proposed for them."""
+        """Tell every proposer that the last `num_new` tokens are committed, and judge the drafts made for them."""
         self._board.commit(sequence)
         for drafter in self._drafters:
             drafter.proposer.commit(sequence, num_new)
@@ -219,14 +219,14 @@ class ProposerSet:
         return spent_ms
 
     def _marginal_cost(self, num_plain: int, load: StepLoad) -> MarginalCost:
-        """Return what time is worth where all is decoded plainly."""
+        """Return the cost of the step's time if all is decoded plainly."""
         pace = self._window.plain_pace(load, num_plain)
         return MarginalCost(self._window.marginal_ms(load) * pace, pace)
 
     def _cut(
         self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float, *, weigh: bool
     ) -> list[Draft | None]:
-        """Return what is verified of each best draft: the nodes that pay, or without `weigh` all that fit the pass."""
+        """Return the part of each best draft to verify: the nodes that pay, or without `weigh` all that fit."""
         if not weigh:
             return _within_budget([candidate.draft for candidate in candidates], load.max_draft_tokens)
         cut = self._keep(candidates, load, spent_ms)
@@ -249,7 +249,7 @@ class ProposerSet:
     def _shadow_costs(
         self, drafts: Sequence[Draft | None], before: Mapping[str, float], costs: MarginalCost
     ) -> list[ShadowCost]:
-        """Return what each draft took of all proposers' time, in equal parts, and what its tokens would cost."""
+        """Return each draft's equal part of all proposers' time, and what verifying it would cost."""
         number = sum(draft is not None for draft in drafts) or 1
         seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
         drafting = {name: 1000.0 * spent * costs.ms / number for name, spent in seconds.items()}
@@ -257,7 +257,7 @@ class ProposerSet:
 
 
 class _Drafter:
-    """One proposer with the effort it is worth: a free one drafts always, a costly one where and as deep as it pays."""
+    """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
     def __init__(
         self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard, ledger: Ledger
@@ -375,7 +375,7 @@ def _own_load(requests: Sequence[DraftRequest], ceiling: int) -> StepLoad:
 
 
 def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:
-    """Return the drafts, the last ones cut where a pass has no room for them."""
+    """Return the drafts, the last ones cut to the room in the pass."""
     kept: list[Draft | None] = []
     for draft in drafts:
         size = min(len(draft.tokens), budget) if draft else 0

@@ -53,10 +53,10 @@ class ContainedProposer:
             self.num_failures, self.seconds = other.num_failures, other.seconds
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Return whether it is worth asking for the sequence; one that fails to say is asked."""
+        """Return whether the proposer may draft for the sequence; one that raises is called, and fails there."""
         try:
             return self._proposer.serves(sequence)
-        except Exception:  # contained: asked, it fails there and is counted
+        except Exception:  # contained: its draft fails and is counted
             return True
 
     def backs_off(self) -> bool:

@@ -109,7 +109,7 @@ class CostCurve:
         return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_tokens: int, num_context: int) -> float:
-        """Return what the whole column gives, from the two profiled numbers of tokens around `num_tokens`."""
+        """Return the value of the whole column, from the two profiled points around `num_tokens`."""
         first = max(0, min(bisect_left(self.tokens, num_tokens) - 1, len(self.tokens) - 2))
         near = slice(first, first + 2)
         return self._at(self._column(num_context, near), num_tokens, near)

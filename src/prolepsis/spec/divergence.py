@@ -1,4 +1,4 @@
-"""Where two runs part for the first time: a rounding near-tie of the target, or a real difference.
+"""Classifies the first token at which two runs differ: a rounding near-tie of the target, or a real difference.
 
 In normal mode plain decoding and verification may sum in different orders, so logits differ in their last bits and a
 choice flips where two tokens are nearly tied. Anything else is a defect. V: vocabulary.
@@ -20,11 +20,11 @@ NEAR_TIE_ULPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How the first token at which two runs differ is to be read."""
+    """The meaning of the first token at which two runs differ."""
 
     kind: Literal["near_tie", "structural"]
     margin: float
-    """Distance of the two tokens' scores, in logits; infinite where one of them was not allowed at all."""
+    """Distance of the two tokens' scores, in logits; infinite if one of them was not allowed."""
     tolerance: float
     """Largest margin that rounding explains, in logits."""
 
@@ -66,7 +66,7 @@ class _Contest:
     to_enter: Tensor  # [V] float64: distance of a dropped token to the least likely one kept
 
     def margin(self, token: int) -> float:
-        """Smallest change of logits with which `token` may win; infinite where it is banned."""
+        """Smallest change of logits with which `token` may win; infinite if it is banned."""
         if not math.isfinite(float(self.scores[token])):
             return math.inf
         rivals = self.kept.clone()

@@ -1,4 +1,4 @@
-"""What a proposer hands over: a chain or a small tree of guessed tokens."""
+"""A draft: a chain or a small tree of guessed tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Draft:
     bucket: int = 0
     """Calibration bucket of the proposer (for example the match length), echoed to the acceptance estimator."""
     buckets: tuple[int, ...] = ()
-    """Bucket of each node, where nodes of one draft differ; empty: `bucket` holds for all."""
+    """Bucket of each node, if nodes of one draft differ; empty: `bucket` holds for all."""
     sources: tuple[str, ...] = ()
     """Proposer of each node of a merged draft (`spec.merging`); empty: all are of `proposer`."""
 
@@ -82,7 +82,7 @@ class Draft:
         return tuple(path)
 
     def credits(self, path: Sequence[int]) -> tuple[str, ...]:
-        """Return whom each position counts for: who brought its accepted node (`path`), else its first one."""
+        """Return the proposer that each position counts for: of its accepted node (`path`), else of its first one."""
         depths = self.depths()
         if not self.sources:
             return (self.proposer,) * max(depths, default=0)
@@ -113,7 +113,7 @@ class Draft:
         return min(1.0, sum(chances))
 
     def fault(self, vocab_size: int, limit: int) -> str | None:
-        """Say what is wrong with a draft from an untrusted proposer, or None."""
+        """Return what is wrong with a draft from an untrusted proposer, or None."""
         if len(self.tokens) > limit:
             return f"{len(self.tokens)} tokens; allowed: {limit}"
         lengths = tuple(len(each or self.tokens) for each in (self.parents, self.survival, self.buckets, self.sources))

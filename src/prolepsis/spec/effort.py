@@ -110,7 +110,7 @@ class Probes:
         return True
 
     def restart(self) -> None:
-        """It was asked because it pays."""
+        """It drafts because it pays."""
         self._waited, self._backoff, self._promise = 0, _FIRST_BACKOFF, None
 
 
@@ -118,7 +118,7 @@ _PROBE_DEPTH = 3
 _DECAY = 0.9  # of gains, per call: they are estimates, so a few calls tell enough
 _ROUNDS = 4
 _CONVERGED = 1e-4  # of a step's tokens
-_PRIOR_TOKENS = 1.0  # weight of "gains are what was expected"
+_PRIOR_TOKENS = 1.0  # weight of "gains are as expected"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class MarginalCost:
 
 @dataclass(frozen=True, slots=True)
 class StepBaseline:
-    """What a step yields before a costly proposer is asked."""
+    """What a step yields before a costly proposer drafts."""
 
     plain: MarginalCost
     """Of plain decoding."""
@@ -224,7 +224,7 @@ class Effort:
         return min(4.0, max(0.25, self._gained / self._expected))
 
     def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float) -> tuple[int, float]:
-        """Return the depth with the largest gain over cost, and that; 0 and at most 0 where none has."""
+        """Return the depth with the largest gain over cost, and that; 0 and at most 0 if none gains."""
         fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sequence_ms
         nets = [-fixed * self.paid(k) for k in range(1, max(map(len, gains), default=0) + 1)]
         for known in gains:
@@ -262,7 +262,7 @@ class Effort:
 
 
 def _gains(expected: ExpectedDraft, token_cost: float, factor: float) -> list[float]:
-    """Return the tokens gained by depth, all levels above included, down to where none gains any more."""
+    """Return the tokens gained by depth, all levels above included, down to the last that gains."""
     total, gains, free = 0.0, list[float](), expected.free
     for depth, alive in enumerate(expected.survivals):
         if alive <= token_cost:

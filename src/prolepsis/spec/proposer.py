@@ -1,4 +1,4 @@
-"""What a proposer is, what it may see of a sequence, and how hidden states reach it."""
+"""The base class of proposers, their view of a sequence, and the hidden states that they may take."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -93,7 +93,7 @@ class Proposer(ABC):
 
     name: str
     free: bool = False
-    """A draft costs next to nothing: the proposer is asked every step and judged on every committed token."""
+    """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
     one_pass: bool = False
     """A draft costs the same however deep it is."""
     taps: Sequence[int] = ()
@@ -117,7 +117,7 @@ class Proposer(ABC):
         return self.propose(sequences, depths)
 
     def serves(self, sequence: SequenceView) -> bool:
-        """Return whether it can ever draft for the sequence; it is not asked for others."""
+        """Return whether it can ever draft for the sequence; it is not called for others."""
         return True
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:  # noqa: B027  nothing to learn, by default

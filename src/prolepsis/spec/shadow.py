@@ -38,7 +38,7 @@ class ShadowBudget:
 
     It is for whole requests to draft or not. Were single drafts left out, those made would begin at tokens that time
     chose, where verification would have begun behind the last draft: long stretches of right drafts would be met too
-    often. Who drafts follows from when a request begins, never from what it or its drafts are.
+    often. Which requests draft depends on when they begin, never on their content or drafts.
     """
 
     def __init__(self, share: float) -> None:
@@ -59,7 +59,7 @@ class ShadowBudget:
 
     @property
     def _one_more_fits(self) -> bool:
-        """Whether the share is kept with one request more; where it is not known what one takes, the first shows it."""
+        """Whether the share is kept with one request more; the first request shows what one takes."""
         return 0.0 < (len(self._active) + 1) * self._each_s <= self._share * self._pass_s
 
     def end(self, request_id: str) -> None:
@@ -71,7 +71,7 @@ class ShadowBudget:
         self._spent_s += seconds
 
     def passed(self, pass_s: float) -> None:
-        """A pass took so many seconds, after what was spent for it."""
+        """A pass took so many seconds, after the drafts made for it."""
         self._pass_s = _mean(self._pass_s, pass_s)
         if self._active and (self._each_s or self._spent_s):
             self._each_s = _mean(self._each_s, self._spent_s / len(self._active))

@@ -31,11 +31,11 @@ class SequenceStep:
     first_row: int
     """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
     history: TokenHistory | None = None
-    """Of prompt and committed output; needed only where the parameters have penalties."""
+    """Of prompt and committed output; needed only for penalties."""
     room: int | None = None
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
     matcher: Matcher | None = None
-    """Of the sequence's grammar, where it has one, after the last committed token."""
+    """Of the sequence's grammar, if it has one, after the last committed token."""
 
     @property
     def limit(self) -> int:
@@ -46,19 +46,19 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What one step says for one sequence."""
+    """The result of one step for one sequence."""
 
     tokens: tuple[int, ...]
     """Emitted: the tokens of `path`, then one more of the target's own (recovered, bonus, or the sequence's last)."""
     path: tuple[int, ...]
     """Accepted draft nodes from the root down; always one fewer than `tokens`."""
     end_token: int | None = None
-    """The last emitted token where it is one that ends the sequence (end of sequence, stop id)."""
+    """The last emitted token, if it ends the sequence (end of sequence, stop id)."""
     last_was_drafted: bool = False
     """The sequence ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
     fault: GrammarFailed | None = None
-    """The sequence's grammar gave up: nothing of this result may be emitted."""
+    """The sequence's grammar gave up: none of these tokens may be emitted."""
 
     @property
     def num_accepted(self) -> int:
@@ -109,7 +109,7 @@ class Walk:
 def verify(
     draft: Draft | None, pick: Callable[[int], int], ends: frozenset[int] = frozenset(), limit: int | None = None
 ) -> VerifyResult:
-    """Return what is emitted where `pick(i)` is the target's token after node i (`ROOT`: the last committed token).
+    """Return the emitted tokens; `pick(i)` is the target's token after node i (`ROOT`: the last committed token).
 
     Only visited nodes are picked at. The walk stops at a token of `ends`, inclusive, and after `limit` tokens.
     """
@@ -123,7 +123,7 @@ def verify_batch(
     steps: Sequence[SequenceStep],
     logits: Tensor,  # [R, V] float32
     sampler: Sampler,
-    argmax: Sequence[int] | None = None,  # [R]: of each row, where it is known already
+    argmax: Sequence[int] | None = None,  # [R]: of each row, if it is known
 ) -> list[VerifyResult]:
     """Return the result of each sequence of a step; rows are visited level by level, all sequences together."""
     walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
@@ -171,7 +171,7 @@ def _walk_levels(steps: Sequence[SequenceStep], walks: Sequence[Walk], logits: T
 
 
 def _row(step: SequenceStep, walk: Walk) -> SamplingRow | None:
-    """Return what to pick at the walk's node; None, and a fault in the walk, where its grammar cannot say."""
+    """Return the row to pick from at the walk's node; None, with a fault in the walk, if its grammar fails."""
     prefix = tuple(walk.tokens)
     allowed = None
     if step.matcher is not None:

@@ -32,7 +32,7 @@ class StepLoad:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nodes of each draft to verify (ascending, closed under parents), and what is expected of the pass's decoding."""
+    """Nodes of each draft to verify (ascending, closed under parents), and the tokens and time expected of decoding."""
 
     nodes: list[list[int]]
     tokens: float
@@ -46,7 +46,7 @@ class Cut:
 class DraftWindow:
     """Decides by a cost curve; `overhead_ms` is the time of a step outside the pass.
 
-    Drafts are verified only where that gains at least the share `min_gain` of tokens per millisecond over none.
+    Drafts are verified only if that gains at least the share `min_gain` of tokens per millisecond.
     """
 
     def __init__(self, cost: CostCurve, *, overhead_ms: float = 0.7, min_gain: float = 0.01) -> None:

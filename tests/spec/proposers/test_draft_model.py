@@ -71,7 +71,7 @@ class FakeVocabulary:
     vocab: dict[str, int] = field(default_factory=lambda: {str(i): i for i in range(VOCAB)})
 
 
-def _proposer(model: HistoryModel, num_pages: int = 64) -> DraftModel:
+def _proposer(model: HistoryModel, num_pages: int = 64) -> DraftModelProposer:
     return DraftModelProposer(model, FakeVocabulary(), FakeVocabulary(), num_pages=num_pages)  # type: ignore[arg-type]
 
 

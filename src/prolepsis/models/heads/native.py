@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, TreeParams, HeadInfo, Lookahead, TreeSpec
+from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, HeadInfo, Lookahead, TreeParams, TreeSpec
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
@@ -115,7 +115,9 @@ class NativeHead:
             )
             for spec in specs
         ]
-        native_growth = module.Growth(tree_params.candidates, tree_params.children, tree_params.width, tree_params.floor)
+        native_growth = module.Growth(
+            tree_params.candidates, tree_params.children, tree_params.width, tree_params.floor
+        )
         found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_growth, native_wishes)
         return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
 

@@ -1,4 +1,4 @@
-"""How the candidates of a model that drafts are ranked for a sequence, and what its confidence is calibrated by.
+"""Ranks the candidates of a drafting model for a sequence, and gives their calibration buckets.
 
 At temperature 0 candidates are ranked by probability. Above, the target's sample is the argmax of scaled logits plus
 the sequence's keyed noise, which the drafter knows too: candidates are ranked by that sum (Gumbel coupling, arXiv
@@ -14,7 +14,7 @@ from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposer import SequenceView
 
 CANDIDATES = 12
-"""Tokens asked of a drafter after each row."""
+"""Tokens that a drafting model returns after each row."""
 _BUCKETS = 16
 _SAMPLED = 32  # buckets of drafts at temperature > 0 are apart
 

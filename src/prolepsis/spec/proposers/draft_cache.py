@@ -1,4 +1,4 @@
-"""Which tokens of which sequence a draft model holds K/V of: pages with eviction, nothing that could fail a request."""
+"""Owns the K/V pages of a draft model, by sequence; the longest unused are evicted, so no request can fail here."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class DraftState:
     """Leading `written` tokens known to equal the sequence's."""
 
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Drop what was drafted but not committed; return how many of `tokens` are cached, always short of all."""
+        """Drop tokens that were drafted but not committed; return how many of `tokens` are cached, never all."""
         count, known = self.num_confirmed, min(len(self.written), len(tokens) - 1)
         while count < known and self.written[count] == tokens[count]:
             count += 1

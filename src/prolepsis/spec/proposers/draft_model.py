@@ -38,7 +38,7 @@ class _Chain:
 class DraftModelProposer(Proposer):
     """Proposes chains of `model`; memory is `num_pages` pages of it. Sequences without room get no draft.
 
-    Raises `VocabularyMismatch` at construction where token ids differ.
+    Raises `VocabularyMismatch` if token ids differ.
     """
 
     name = "draft_model"

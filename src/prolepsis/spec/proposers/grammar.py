@@ -1,4 +1,4 @@
-"""Tokens that the sequence's grammar forces, for free, and behind them what followed the same tokens before.
+"""Drafts the tokens that a sequence's grammar forces, and then the tokens that followed the same text before.
 
 A forced token is the only one its mask allows, so it is nearly always accepted; it costs a row of a pass instead of a
 pass. Where the forced run ends, the last tokens of output and run are looked up in the sequence's own text.
@@ -49,7 +49,7 @@ class GrammarProposer(Proposer):
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
 
     def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
-        """Return what followed the end of `forced` earlier, and the length of the match."""
+        """Return the tokens that followed the end of `forced` earlier, and the length of the match."""
         index = self._indexes.of(sequence)
         if limit <= 0:
             return (), 0

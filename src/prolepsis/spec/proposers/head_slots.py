@@ -37,7 +37,7 @@ class DeferredFeatures:
         return page in self._features
 
     def put(self, pages: Sequence[int], features: Iterable[Tensor]) -> list[int]:
-        """Keep what the pages, in their order, are written from; return the pages given up for that."""
+        """Keep the features of the pages, in their order; return the pages given up for that."""
         self._features.update(reversed(list(zip(pages, features, strict=True))))
         given_up: list[int] = []
         while len(self._features) * self._page_bytes > MAX_BYTES:
@@ -53,7 +53,7 @@ class DeferredFeatures:
         return bool(kept)
 
     def pop(self, page: int) -> Tensor | None:
-        """Return what a page is written from, and keep it no longer."""
+        """Return the features of a page and drop them."""
         return self._features.pop(page, None)
 
     @property
@@ -96,12 +96,12 @@ class HeadState:
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
         joined = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-        self.waiting = [joined[count:].clone()]  # what is left holds on to nothing more
+        self.waiting = [joined[count:].clone()]  # a copy, so that the taken part is freed
         self.written += count
         return joined[:count]
 
     def cut(self, seen: int) -> "HeadState | None":
-        """Return it as it was when `seen` tokens were; None where that is not known any more."""
+        """Return it as it was when `seen` tokens were; None if that is not known any more."""
         if not self.written <= seen <= self.seen:
             return None
         joined = torch.cat(self.waiting)[: seen - self.written + 1]
@@ -122,7 +122,7 @@ class HeadSlots:
         """By page that was copied, and by its copy: the state of the sequence it was copied from."""
 
     def add(self, new: HiddenStates) -> HeadState | None:
-        """Take in the features of a sequence's next tokens; return its state, None where it has none yet."""
+        """Take in the features of a sequence's next tokens; return its state, None if it has none yet."""
         if self._tails is None:
             self._tails = new.features.new_zeros(self._size)
         state = self._states.get(new.sequence.key)
@@ -252,7 +252,7 @@ class HeadSlots:
         return HeadState(valid_from, valid_from, [last])
 
     def _common_start(self, pages: Sequence[int], start: int) -> int:
-        """Return the valid_from of the slots before token `start`, where all of them are of one."""
+        """Return the valid_from of the slots before token `start`, if it is the same for all of them."""
         if start == 0:
             return 0
         valid_from, last = self._valid_from[pages[(start - 1) // PAGE_SIZE]], (start - 1) // PAGE_SIZE
@@ -265,7 +265,7 @@ class HeadSlots:
 def _before(new: HiddenStates, tails: Tensor) -> Tensor:  # [1, feature_size]
     """Return the features of the token before `new`, whose slots before are in pages that others wrote.
 
-    Zeros at slot 0, and inside a page, where they are not known.
+    Zeros at slot 0, and inside a page, if they are not known.
     """
     page, offset = divmod(new.start, PAGE_SIZE)
     known = page > 0 and offset == 0

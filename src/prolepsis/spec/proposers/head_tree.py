@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.config import DRAFT_HEAD
-from prolepsis.models.heads.base import DraftHead, GrownTree, TreeParams, LookaheadHead, TreeHead, TreeSpec
+from prolepsis.models.heads.base import DraftHead, GrownTree, LookaheadHead, TreeHead, TreeParams, TreeSpec
 from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SequenceView
@@ -33,18 +33,18 @@ class Node:
     depth: int
     alive: float
     bucket: int
-    given: Tensor | None  # [hidden] float32: the head's state at its parent, where it may be drafted from
+    given: Tensor | None  # [hidden] float32: the head's state at its parent, to draft from
 
 
 @dataclass(slots=True)
 class HeadTree:
-    """One sequence's draft while it grows. `asked` are the nodes whose children are known or asked for, in order."""
+    """One sequence's draft while it grows. `asked` are the nodes whose children are known or wanted, in order."""
 
     sequence: SequenceView
     depth: int
     limit: int
     threshold: float
-    """A level is drafted only below nodes that survive more often: what one costs, in tokens."""
+    """A level is drafted only below nodes that survive more often: the cost of a level, in tokens."""
     tree_params: TreeParams = TREE_PARAMS
     nodes: list[Node] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class HeadTree:
     """Depth of the deepest nodes asked."""
 
     def ask(self) -> bool:
-        """Choose the nodes to ask for children next; False where the tree is done."""
+        """Choose the nodes to ask for children next; False if the tree is done."""
         self.level += 1
         if self.level >= self.depth:
             return False
@@ -90,7 +90,7 @@ class HeadTree:
 
     @property
     def spec(self) -> TreeSpec:
-        """What a head that grows the whole tree is asked for."""
+        """The tree to grow, for a head that does so itself."""
         sequence = self.sequence
         position = len(sequence.tokens) - sequence.num_prompt_tokens
         return TreeSpec(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)

@@ -1,4 +1,4 @@
-"""Where each n-gram of a sequence's own tokens last went on: one dictionary entry per n and token."""
+"""Prompt lookup: drafts the tokens that followed the last n-gram earlier in the same prompt and output."""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,7 @@ def scratch_pages(max_nodes: int) -> int:
 class Scratch:
     """Scratch of `max_sequences` sequences in `cache`, from `first_page` on; each has room for `max_nodes` tokens.
 
-    A sequence's page that is not full is copied in front of what is drafted for it.
+    A sequence's page that is not full is copied in front of its drafted tokens.
     """
 
     def __init__(self, cache: KVCache, *, first_page: int, max_sequences: int, max_nodes: int) -> None:
