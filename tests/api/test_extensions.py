@@ -19,6 +19,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest, SpecMode, SpeculationChoice
+from prolepsis.policy.decision import decide_alone
 from prolepsis.web.caller import Caller, Role
 from prolepsis.web.errors import RequestRefused
 from tests.api.conftest import Served
@@ -36,9 +37,9 @@ def caller(*roles: Role) -> Caller:
 @pytest.mark.parametrize("mode", ["auto", "off", None])
 def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
     body = SpeculationBody(mode=mode, emit="token", metrics=True)
-    asked = requested_speculation(body, None, caller("client"), ("suffix",))
-    assert asked.choice.enabled == (mode != "off")
-    assert (asked.emit_tokens, asked.metrics, asked.choice.mode) == (True, True, mode or "auto")
+    decision = decide_alone(requested_speculation(body, None, caller("client"), ("suffix",)))
+    assert decision.choice.enabled == (mode != "off")
+    assert (decision.emit, decision.requested.metrics, decision.choice.mode) == ("token", True, mode or "auto")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Every rule in order, then what takes effect."""
 
 from prolepsis.core.facts import RequestFacts
-from prolepsis.policy.explain import Tried, Wish, explain
+from prolepsis.policy.decision import SpeculationRequest
+from prolepsis.policy.explain import Tried, explain
 from tests.policy.policies import policy
 
 TEXT = """
@@ -22,22 +23,22 @@ def test_each_rule_says_why() -> None:
         Tried("default", "not_reached"),
     )
     assert explanation.policy_version == policy(TEXT).full_version
-    assert explanation.in_effect is not None
-    effect = explanation.in_effect
-    assert (explanation.rule, effect.mode, effect.num_speculative_tokens) == ("code", "on", 6)
+    assert explanation.decision is not None
+    effect = explanation.decision
+    assert (explanation.rule, effect.choice.mode, effect.choice.num_speculative_tokens) == ("code", "auto", 6)
 
 
 def test_the_default_counts_where_none_matches() -> None:
-    explanation = explain(policy(TEXT), RequestFacts(), Wish("on"))
+    explanation = explain(policy(TEXT), RequestFacts(), SpeculationRequest("on"))
     assert [tried.outcome for tried in explanation.tried] == ["no_match", "no_match", "no_match", "matched"]
     assert explanation.rule == "default"
-    assert explanation.in_effect is not None
-    assert (explanation.in_effect.mode, explanation.in_effect.sources["mode"]) == ("on", "caller")
+    assert explanation.decision is not None
+    assert (explanation.decision.choice.mode, explanation.decision.sources["mode"]) == ("on", "caller")
 
 
-def test_a_wish_against_a_pinned_rule_leaves_nothing_in_effect() -> None:
+def test_a_request_against_a_pinned_rule_leaves_no_decision() -> None:
     facts = RequestFacts(tenant="bank", route="/v1/responses")
-    explanation = explain(policy(TEXT), facts, Wish("on"))
-    assert explanation.in_effect is None
+    explanation = explain(policy(TEXT), facts, SpeculationRequest("on"))
+    assert explanation.decision is None
     assert explanation.conflict is not None
     assert explanation.conflict.param == "speculation.mode"

@@ -11,8 +11,7 @@ from openfeature.flag_evaluation import FlagResolutionDetails
 from openfeature.provider.in_memory_provider import InMemoryFlag, InMemoryProvider
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.facts import FlagDecision, RequestFacts
-from prolepsis.policy.explain import position
+from prolepsis.core.facts import FlagDecision, RequestFacts, position
 from prolepsis.safety.flag_file import ENABLED, KILL, FlagFileProvider
 from prolepsis.safety.flags import Flags, evaluation_context, provider_of
 from tests.safety.flag_files import flag, write

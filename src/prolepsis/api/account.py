@@ -108,10 +108,8 @@ class RequestAccount:
 
 def about(route: str, prepared: PreparedRequest) -> RequestAbout:
     """Return the sender of a request, and what decided how it is served."""
-    caller, speculation = prepared.caller, prepared.speculation
-    ruling = speculation.ruling
-    audit = ruling.terms.audit if ruling else None
-    flags = (*(ruling.flags if ruling else ()), *((speculation.flag,) if speculation.flag else ()))
+    caller, decision = prepared.caller, prepared.speculation
+    audit = decision.terms.audit if decision.terms else None
     return RequestAbout(
         answer_id=prepared.answer_id,
         tenant=caller.tenant,
@@ -120,11 +118,11 @@ def about(route: str, prepared: PreparedRequest) -> RequestAbout:
         route=route,
         model=prepared.model,
         num_prompts=len(prepared.requests),
-        policy_rule=ruling.rule if ruling else None,
-        policy_version=ruling.policy_version if ruling else None,
-        assignment=ruling.assignment if ruling else None,
-        is_evidence=speculation.is_evidence,
-        flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in flags},
+        policy_rule=decision.rule,
+        policy_version=decision.policy_version,
+        assignment=decision.assignment,
+        is_evidence=decision.is_evidence,
+        flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
     )

@@ -81,7 +81,7 @@ class _Answering:
         client = self.services.client
         async with self.services.admission.start(group, number) as entry:
             request, prompt = entry.request, self.account.begin(entry)
-            samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit_tokens
+            samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit == "token"
             events = self._events(request, prompt, paced=paced)
             try:
                 async for event in events:

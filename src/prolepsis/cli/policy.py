@@ -142,7 +142,7 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     )
     decisions = policy_request.evaluate_flags(flags, policy.flag_names, sample.facts) if flags else ()
     sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in decisions if one.value)))
-    explanation = explain_request(policy, sample.facts, sample.wish)
+    explanation = explain_request(policy, sample.facts, sample.requested)
     if as_json:
         print_json(_document(explanation, sample) | {"flags": [asdict(one) for one in decisions]})
         return
@@ -303,7 +303,17 @@ def _refusal(explanation: Explanation, sample: "Sample") -> dict[str, str] | Non
 
 
 def _effect(explanation: Explanation) -> dict[str, Any] | None:
-    return asdict(explanation.in_effect) if explanation.in_effect else None
+    decision = explanation.decision
+    if decision is None:
+        return None
+    choice = decision.choice
+    return {
+        "mode": choice.mode,
+        "proposers": choice.proposers,
+        "num_speculative_tokens": choice.num_speculative_tokens,
+        "emit": decision.emit,
+        "sources": dict(decision.sources),
+    }
 
 
 def _show_explanation(explanation: Explanation, sample: "Sample") -> None:

@@ -20,7 +20,7 @@ from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.policy.explain import NO_WISH, Wish
+from prolepsis.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.safety.flags import Flags
 from prolepsis.web.body_reader import parse_body
@@ -44,7 +44,7 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class Sample:
     facts: RequestFacts
-    wish: Wish
+    requested: SpeculationRequest
     refused: RequestRefused | None
     """Why the caller's roles do not allow the body's speculation settings, if they do not."""
 
@@ -83,9 +83,9 @@ def read_sample(
     try:
         route, body = _body(raw, origin.route)
         context = RequestContext(origin.caller, route, origin.headers)
-        refused, wish = None, NO_WISH
+        refused, requested = None, UNSTATED
         try:
-            wish = requested_speculation(body.speculation, context.spec_mode, origin.caller, PROPOSER_NAMES).wish
+            requested = requested_speculation(body.speculation, context.spec_mode, origin.caller, PROPOSER_NAMES)
         except RequestRefused as error:
             refused = error
     except (RequestRefused, UserError) as error:
@@ -99,7 +99,7 @@ def read_sample(
         time=origin.time,
         targeting_key=request_id,
     )
-    return Sample(facts, wish, refused)
+    return Sample(facts, requested, refused)
 
 
 def evaluate_flags(file: Path, names: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:

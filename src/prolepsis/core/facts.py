@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 
 LANGUAGE = "language"
 """Key of a request's `metadata` that says the language of the answer; it counts before `Accept-Language`."""
@@ -129,3 +130,12 @@ class FlagDecision:
         """Return KEY:VARIANT:REASON for a header; the value replaces a variant that a header cannot carry."""
         variant = self.variant if self.variant and _SHOWABLE.fullmatch(self.variant) else str(self.value).lower()
         return f"{self.key}:{variant}:{self.reason}"
+
+
+def position(salt: str, key: str) -> float:
+    """Return where `key` lies, in [0, 100): evenly spread over keys, and independent for each `salt`.
+
+    A share of p percent are the keys below p, so a share that grows keeps those it had.
+    """
+    digest = blake2b(key.encode(), salt=blake2b(salt.encode(), digest_size=16).digest(), digest_size=8)
+    return 100.0 * (int.from_bytes(digest.digest()) >> 11) / 2.0**53

@@ -1,13 +1,12 @@
 """What changes between two policies: rules added, removed, moved, and changed field by field."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from dataclasses import dataclass
 from typing import Literal
 
 from prolepsis.core.facts import RequestFacts
-from prolepsis.core.requests import SpecMode
-from prolepsis.policy.model import DEFAULT_RULE, Emit, Mode, Policy, Rule, Terms, mismatch, plain_match, plain_terms
+from prolepsis.policy.decision import UNSTATED, Conflict, Decision, SpeculationRequest, conflict, decide
+from prolepsis.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
 
 _SHOWN_LABELS = ("version", "description")
 
@@ -114,122 +113,12 @@ def _longest(lists: Sequence[list[str]]) -> list[str]:
     return lists[lengths.index(max(lengths))] if lists else []
 
 
-Source = Literal["policy", "caller", "shadow_percentage"]
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What a request asks of speculation, and may ask by its roles."""
-
-    mode: SpecMode = "auto"
-    """auto: as the policy says; on: verify every draft, whether or not it pays."""
-    max_depth: int | None = None
-    proposer: str | None = None
-    emit: Emit | None = None
-
-
-NO_WISH = Wish()
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """A wish that the policy does not let pass: it is refused by name, never ignored."""
-
-    param: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class InEffect:
-    """What one request gets."""
-
-    mode: Mode
-    forced: bool
-    """Drafts are verified whether or not that pays."""
-    proposers: tuple[str, ...] | None
-    num_speculative_tokens: int | None
-    emit: Emit
-    sources: Mapping[str, Source] = field(default_factory=dict)
-    """Who decided each field."""
-
-
-def conflict(rule: str, terms: Terms, wish: Wish) -> Conflict | None:
-    """Return the first wish that contradicts the terms of `rule`, None where none does."""
-    if terms.pinned:
-        modes = ("auto",) if terms.mode == "on" else ("auto", terms.mode)
-        pinned = f"the policy's rule {rule!r} pins it to {terms.mode}"
-        if wish.mode not in modes:
-            return Conflict("speculation.mode", f"speculation.mode is {wish.mode!r}, but {pinned}")
-        if wish.max_depth == 0 and terms.mode != "off":
-            return Conflict("speculation.max_depth", f"speculation.max_depth is 0, which turns it off, but {pinned}")
-        if wish.emit not in (None, terms.emit):
-            message = f"speculation.emit is {wish.emit!r}, but the policy's rule {rule!r} pins it to {terms.emit!r}"
-            return Conflict("speculation.emit", message)
-    if wish.proposer is not None and terms.proposers is not None and wish.proposer not in terms.proposers:
-        allowed = ", ".join(terms.proposers) or "none"
-        message = f"speculation.proposer is {wish.proposer!r}; allowed by the policy's rule {rule!r}: {allowed}"
-        return Conflict("speculation.proposer", message)
-    return None
-
-
-def in_effect(rule: str, terms: Terms, wish: Wish, targeting_key: str | None = None) -> InEffect:
-    """Return what a request gets whose wish has no `conflict` with the terms.
-
-    Mode: `off` is any caller's to ask, `on` and `shadow` an operator's; `auto` leaves it to the policy. Proposers and
-    ceiling bound what is asked: a caller narrows them, nobody widens them. Emit: the caller's where one is given.
-    `targeting_key` draws the share that drafts in shadow; without one every request does.
-    """
-    mode, decided = _mode(rule, terms, wish, targeting_key)
-    ceiling, depth = terms.num_speculative_tokens, wish.max_depth
-    narrower = depth is not None and (ceiling is None or depth < ceiling)
-    return InEffect(
-        mode=mode,
-        forced=wish.mode == "on" and mode == "on",
-        proposers=terms.proposers if wish.proposer is None else (wish.proposer,),
-        num_speculative_tokens=depth if narrower else ceiling,
-        emit=wish.emit or terms.emit,
-        sources={
-            "mode": decided,
-            "proposers": "policy" if wish.proposer is None else "caller",
-            "num_speculative_tokens": "caller" if narrower else "policy",
-            "emit": "policy" if wish.emit is None else "caller",
-        },
-    )
-
-
-def _mode(rule: str, terms: Terms, wish: Wish, targeting_key: str | None) -> tuple[Mode, Source]:
-    asked = terms.mode if wish.mode == "auto" else wish.mode
-    if wish.max_depth == 0 and asked != "off":
-        return "off", "caller"
-    if wish.mode != "auto":
-        return asked, "caller"
-    if (
-        terms.mode == "shadow"
-        and targeting_key is not None
-        and position(rule, targeting_key) >= terms.shadow_percentage
-    ):
-        return "off", "shadow_percentage"
-    return terms.mode, "policy"
-
-
-_BITS = 64
-
-
-def position(salt: str, key: str) -> float:
-    """Return where `key` lies, in [0, 100): evenly spread over keys, and apart for each `salt`.
-
-    A share of p percent are the keys below p, so a share that grows keeps those it had.
-    """
-    digest = blake2b(key.encode(), salt=blake2b(salt.encode(), digest_size=16).digest(), digest_size=_BITS // 8)
-    return 100.0 * (int.from_bytes(digest.digest()) >> 11) / 2.0 ** (_BITS - 11)
-
-
 Outcome = Literal["matched", "no_match", "not_reached"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What one rule said of the request."""
+    """The outcome of one rule."""
 
     rule: str
     outcome: Outcome
@@ -239,20 +128,20 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How the policy came to its terms, and what takes effect."""
+    """How the policy came to its terms, and the decision."""
 
     policy_version: str
     tried: tuple[Tried, ...]
     rule: str
-    """The one that matched, or the default."""
+    """The rule that matched, or the default."""
     terms: Terms
     conflict: Conflict | None
-    """The request would be refused; then nothing is in effect."""
-    in_effect: InEffect | None
+    """The request would be refused, so there is no decision."""
+    decision: Decision | None
 
 
-def explain(policy: Policy, facts: RequestFacts, wish: Wish = NO_WISH) -> Explanation:
-    """Return why a request with these facts and this wish gets what it gets."""
+def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:
+    """Return the decision on a request with these facts, and the rules that led to it."""
     tried: list[Tried] = []
     name, terms = DEFAULT_RULE, policy.default_terms
     for rule in policy.rules:
@@ -264,6 +153,6 @@ def explain(policy: Policy, facts: RequestFacts, wish: Wish = NO_WISH) -> Explan
             tried.append(Tried(rule.name, "matched"))
             name, terms = rule.name, rule.terms
     tried.append(Tried(DEFAULT_RULE, "matched" if name == DEFAULT_RULE else "not_reached"))
-    against = conflict(name, terms, wish)
-    effect = None if against else in_effect(name, terms, wish, facts.targeting_key)
-    return Explanation(policy.full_version, tuple(tried), name, terms, against, effect)
+    against = conflict(name, terms, requested)
+    decision = None if against else decide(name, terms, requested, facts.targeting_key)
+    return Explanation(policy.full_version, tuple(tried), name, terms, against, decision)

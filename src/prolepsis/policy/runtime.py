@@ -1,8 +1,8 @@
-"""The policy in use while serving: it follows its source, and gives each request the terms of a rule."""
+"""The policy in use while serving: it follows its source, and decides how each request speculates."""
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
@@ -12,7 +12,8 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.policy.check import Known, check
-from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms
+from prolepsis.policy.decision import Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
+from prolepsis.policy.model import DEFAULT_RULE, Policy
 from prolepsis.policy.source import PolicySource
 from prolepsis.web.feature import Feature
 
@@ -29,19 +30,6 @@ class Assigner(Protocol):
 
     def assign(self, rule: str, key: str) -> Assignment:
         """Return the assignment of the request with `key`; the adopted policy rolls out `rule`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ruling:
-    """The rule that matches one request, with its terms."""
-
-    rule: str
-    terms: Terms
-    policy_version: str
-    assignment: Assignment | None = None
-    """If the rule is rolled out."""
-    flags: tuple[FlagDecision, ...] = ()
-    """Decisions of the flags that rules name."""
 
 
 class Policies(Feature):
@@ -85,17 +73,19 @@ class Policies(Feature):
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """The flags to be evaluated for a request before its ruling."""
+        """The flags to be evaluated for a request before its decision."""
         return self.policy.flag_names if self.policy else ()
 
-    def ruling(self, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()) -> Ruling | None:
-        """Return the terms of the first rule that matches; None if there is no policy, so callers decide alone.
+    def decide(
+        self, requested: SpeculationRequest, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()
+    ) -> Decision | Conflict:
+        """Return the decision by the first rule that matches; if there is no policy, the caller decides alone.
 
         `flags`: decisions of the flags that rules name; a flag without one is false.
         """
         policy = self.policy
         if policy is None:
-            return None
+            return decide_alone(requested)
         facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
@@ -103,7 +93,11 @@ class Policies(Feature):
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             assignment = self._rollouts.assign(name, facts.targeting_key)
-        return Ruling(name, terms, policy.full_version, assignment, flags)
+        against = conflict(name, terms, requested)
+        if against is not None:
+            return against
+        decision = decide(name, terms, requested, facts.targeting_key, assignment)
+        return replace(decision, policy_version=policy.full_version, rule_flags=flags)
 
     async def tick(self) -> None:
         """Take over new content of the source; the last good policy stays if that cannot be used."""

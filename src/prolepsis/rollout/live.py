@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
+from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
-from prolepsis.policy.explain import position
 from prolepsis.policy.model import Policy, Terms, plain_match, plain_terms
 from prolepsis.rollout.machine import ACTIVE, RolloutState, Transition, canary_share, guardrails_of, step
 from prolepsis.rollout.settings import RolloutSettings, settings_of

@@ -48,7 +48,7 @@ async def completion_chunks(
                 if choice is not None:
                     yield {**envelope, "choices": [choice], **opening, **ending}
                     opening = {}
-            elif showing.usage or prepared.speculation.metrics:
+            elif showing.usage or prepared.speculation.requested.metrics:
                 accounts = await _accounts(prepared, services, part, form)
                 if not showing.usage:
                     del accounts["usage"]
@@ -89,9 +89,9 @@ def _prompts(prepared: PreparedRequest) -> Json:
 async def _accounts(prepared: PreparedRequest, services: Services, stats: RequestStats, form: Format) -> Json:
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
     shown: Json = {"usage": usage(stats, await counting(prepared, services, form.reasoning))}
-    if prepared.speculation.metrics:
+    if prepared.speculation.requested.metrics:
         asked = prepared.speculation
-        shown["metrics"] = metrics(stats, asked.ruling, asked.flag) if prepared.num_choices == 1 else None
+        shown["metrics"] = metrics(stats, asked) if prepared.num_choices == 1 else None
     return shown
 
 

@@ -10,14 +10,14 @@ from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.api.openai.prepared import OutputOptions, PreparedRequest
-from prolepsis.api.openai.speculation import RequestedSpeculation, requested_speculation, under_flag, under_policy
+from prolepsis.api.openai.speculation import check_allowed, requested_speculation
 from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
-from prolepsis.policy.runtime import Ruling
+from prolepsis.policy.decision import Decision, SpeculationRequest, decide_alone
 from prolepsis.web.fields import MAX_SAMPLES
 
 
@@ -112,7 +112,7 @@ async def _predicted_tokens(body: ChatBody, services: Services) -> tuple[int, ..
     return tuple(await off_loop(len(text), lambda: services.tokenizer.encode(text, add_special_tokens=False)))
 
 
-def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> RequestedSpeculation:
+def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:
     services.check_model(body.model, context.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
@@ -156,7 +156,7 @@ async def _admit(
     body: GenerationBody,
     asked: _Prompts,
     context: RequestContext,
-    speculation: RequestedSpeculation,
+    requested: SpeculationRequest,
     services: Services,
 ) -> PreparedRequest:
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
@@ -165,11 +165,7 @@ async def _admit(
     longest = max(len(prompt.token_ids) for prompt in asked.prompts)
     now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
     facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
-    ruling = await _ruling(facts, services)
-    if ruling is not None:
-        speculation = under_policy(speculation, ruling, own)
-    if services.features.safety.flags is not None:
-        speculation = under_flag(speculation, await services.features.safety.flags.enabled(facts))
+    decision = await _decision(requested, facts, services)
     requests = tuple(
         GenerateRequest(
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
@@ -181,7 +177,7 @@ async def _admit(
             traffic_class=traffic_class_of(facts),
             prediction_token_ids=prompt.predicted,
             grammar=asked.grammar,
-            speculation=speculation.choice,
+            speculation=decision.choice,
         )
         for i, prompt in enumerate(asked.prompts)
     )
@@ -191,19 +187,22 @@ async def _admit(
         answer_id=f"{prefix}-{body.request_id or own}",
         model=body.model,
         stream=bool(body.stream),
-        speculation=speculation,
+        speculation=decision,
         options=_options(body),
         deterministic=params.greedy or body.seed is not None,
     )
 
 
-async def _ruling(facts: RequestFacts, services: Services) -> Ruling | None:
-    """Return what the policy says, once the flags have been asked that its rules name; None without a policy."""
-    if services.features.policies is None:
-        return None
-    names, flags = services.features.policies.flag_names, services.features.safety.flags
-    said = await flags.named(names, facts) if names and flags is not None else ()
-    return services.features.policies.ruling(facts, said)
+async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
+    """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
+    policies, flags = services.features.policies, services.features.safety.flags
+    if policies is None:
+        decision = decide_alone(requested)
+    else:
+        names = policies.flag_names
+        evaluated = await flags.named(names, facts) if names and flags is not None else ()
+        decision = check_allowed(policies.decide(requested, facts, evaluated))
+    return decision if flags is None else decision.under_flag(await flags.enabled(facts))
 
 
 def scope(tenant: str, salt: str | None) -> str:

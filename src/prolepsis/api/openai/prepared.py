@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from prolepsis.api.openai.conversation import Thinking
-from prolepsis.api.openai.speculation import RequestedSpeculation
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.policy.decision import Decision
 from prolepsis.web.caller import Caller
 
 
@@ -37,7 +37,7 @@ class PreparedRequest:
     answer_id: str
     model: str
     stream: bool
-    speculation: RequestedSpeculation
+    speculation: Decision
     options: OutputOptions
     deterministic: bool = False
     """The same request gives the same tokens: greedy, or the caller gave the seed."""

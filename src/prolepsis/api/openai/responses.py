@@ -71,9 +71,9 @@ class ResponseShape:
         shown = self._shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
         shown["usage"] = await self._usage(stats)
-        if self._admitted.speculation.metrics:
+        if self._admitted.speculation.requested.metrics:
             asked = self._admitted.speculation
-            shown["metrics"] = metrics(stats, asked.ruling, asked.flag)
+            shown["metrics"] = metrics(stats, asked)
         return shown
 
     def failed(self, error: Exception) -> Json:

@@ -15,6 +15,7 @@ from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
 from prolepsis.api.openai.responses import ResponseShape, prepare_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
+from prolepsis.api.openai.speculation import decided_by, mode_at_start
 from prolepsis.api.openai.tokenization import tokenization_routes
 from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
 from prolepsis.api.services import Services
@@ -102,9 +103,9 @@ async def _whole(
     except ClientDisconnected:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
-    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{prepared.speculation.ruled_by}"
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
     return JSONResponse(reply, headers={"x-spec-effective": effective})
 
 
 def _at_start(prepared: PreparedRequest) -> dict[str, str]:
-    return {"x-spec-effective": prepared.speculation.known_at_start}
+    return {"x-spec-effective": mode_at_start(prepared.speculation)}

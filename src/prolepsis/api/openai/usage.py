@@ -7,9 +7,8 @@ from typing import Protocol
 from prolepsis.api.deltas import Delta, ShownLogprobs, ShownToken
 from prolepsis.api.openai.answer import ChatReader, Piece
 from prolepsis.api.openai.prepared import OutputOptions
-from prolepsis.core.facts import FlagDecision
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.policy.runtime import Ruling
+from prolepsis.policy.decision import Decision
 
 Json = dict[str, object]
 
@@ -210,21 +209,15 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
     return total
 
 
-def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecision | None = None) -> Json:
+def metrics(stats: RequestStats, decision: Decision | None = None) -> Json:
     """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
 
-    `ruling`: the policy's, where there is a policy. `flag`: the flag's, where flags are asked.
-
-    What drafts in shadow would have brought has figures of its own, where there were any.
+    `decision` adds what decided the mode. Drafts in shadow have figures of their own, if there were any.
     """
     first = stats.first_token_s
     generation_s = stats.total_s - stats.queue_s
     intervals = stats.num_output_tokens - 1
     decode_s = stats.total_s - first if first is not None else None
-    ruled = {"policy_rule": ruling.rule, "policy_version": ruling.policy_version} if ruling else {}
-    if ruling and ruling.assignment:
-        ruled |= {"rollout": ruling.assignment.rollout_id, "arm": ruling.assignment.arm}
-    asked = {"policy_flags": [asdict(one) for one in ruling.flags]} if ruling and ruling.flags else {}
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
         "time_to_first_token_ms": _ms(first),
@@ -239,11 +232,20 @@ def metrics(stats: RequestStats, ruling: Ruling | None = None, flag: FlagDecisio
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,
             "plan_version": stats.mode.plan_version,
-            **ruled,
-            **asked,
-            **({"flag": asdict(flag)} if flag else {}),
+            **(_decided_by(decision) if decision else {}),
         },
     }
+
+
+def _decided_by(decision: Decision) -> Json:
+    shown: Json = {}
+    if decision.rule is not None:
+        shown |= {"policy_rule": decision.rule, "policy_version": decision.policy_version}
+    if decision.assignment is not None:
+        shown |= {"rollout": decision.assignment.rollout_id, "arm": decision.assignment.arm}
+    if decision.rule_flags:
+        shown["policy_flags"] = [asdict(one) for one in decision.rule_flags]
+    return shown if decision.flag is None else {**shown, "flag": asdict(decision.flag)}
 
 
 def _delivery(stats: RequestStats) -> Json:
