@@ -1,4 +1,4 @@
-"""What is wrong with a policy whose shape is right: rules that cannot match, bounds that contradict, unknown names."""
+"""Checks a policy of the right shape: rules that cannot match, contradicting bounds, unknown names."""
 
 import difflib
 from collections import Counter

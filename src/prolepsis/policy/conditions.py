@@ -1,4 +1,4 @@
-"""Time windows: days of the week and hours of a time zone's clock."""
+"""Conditions of rules on single facts of a request: names, ranges, headers, languages, flags and time windows."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping

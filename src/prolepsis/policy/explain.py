@@ -1,4 +1,4 @@
-"""What changes between two policies: rules added, removed, moved, and changed field by field."""
+"""Explains policies: the differences between two, and the decision on one request with the rules that led to it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the audit log keeps of the requests that match a rule."""
+"""The policy: ordered rules with conditions and terms, of which the first that matches counts, and a default."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class AuditTerms(Part):
     """In place of `audit_sample` and `audit_content` of the server."""
 
     percentage: Annotated[Number, Field(ge=0, le=100)] = 100.0
-    """Of the requests."""
+    """Percent of the requests."""
     content: Content = "digests"
 
 
@@ -186,7 +186,7 @@ def in_full(given: GivenTerms) -> Terms:
 
 
 DEFAULT_RULE = "default"
-"""What the default is called where rules are named; no rule has this name."""
+"""The name of the default terms; no rule has this name."""
 _DIGEST_LENGTH = 12
 
 
@@ -213,10 +213,10 @@ def label_text(value: object) -> object:
 
 
 class Policy(Part):
-    """What one file says."""
+    """The content of one file."""
 
     version: Annotated[Label, BeforeValidator(label_text)] = ""
-    """What people call this state of the file; nothing depends on it."""
+    """A label for this state of the file; nothing depends on it."""
     description: str = ""
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()

@@ -1,4 +1,4 @@
-"""How long a rollout will take, told before it starts, under assumptions that are named."""
+"""Forecasts how long a rollout will take, before it starts, under stated assumptions."""
 
 import math
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Forecast:
 
     stage: str
     wait: Wait | None
-    """None: nothing in it decides, so it goes on by hand only."""
+    """None: no guardrail in it decides, so only an operator can promote it."""
 
 
 def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: float = 1.0) -> tuple[Forecast, ...]:

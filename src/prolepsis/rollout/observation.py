@@ -1,4 +1,4 @@
-"""What a request that has ended shows to the rollout that it was part of."""
+"""The values of a request that has ended, for the rollout that it was part of."""
 
 from collections.abc import Mapping, Sequence
 
@@ -45,7 +45,7 @@ def _is_whole(prompts: Sequence[PromptEnded]) -> bool:
 
 
 def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
-    """Return a request's values by `control.metrics.Value`, from the counts of its prompts; the longest time in ms."""
+    """Return a request's values by `rollout_terms.Value`, from the counts of its prompts; the longest time in ms."""
     values: dict[str, float] = {"error": 0.0, "latency_ms": 1000.0 * max(s.total_s for s in stats)}
     counts: list[ProposerCounts] = [c for s in stats for c in (*s.proposers.values(), *s.shadow.values())]
     drafted = sum(c.num_draft_tokens for c in counts)
