@@ -22,34 +22,34 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 OFF = SpeculationChoice("off")
 
 
-class TappedModel(TableModel):
+class CapturedModel(TableModel):
     """Its hidden states are the token ids, once for each layer asked for."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.tapped: list[tuple[int, ...]] = []
+        self.captured: list[tuple[int, ...]] = []
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
-        self.tapped.append(())
+        self.captured.append(())
         return super().forward(batch, cache)
 
-    def forward_features(self, batch: Batch, cache: KVCache, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def forward_features(self, batch: Batch, cache: KVCache, aux_layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         logits = super().forward(batch, cache)
-        self.tapped.append(taps)
-        return logits, batch.token_ids[:, None].repeat(1, len(taps)).to(torch.bfloat16)
+        self.captured.append(aux_layers)
+        return logits, batch.token_ids[:, None].repeat(1, len(aux_layers)).to(torch.bfloat16)
 
 
 @dataclass
 class Recorder:
     """Wants to see everything."""
 
-    taps: tuple[int, ...] = (1, 2)
+    aux_layers: tuple[int, ...] = (1, 2)
     seen: dict[str, list[int]] = field(default_factory=dict)
 
     def take(self, shown: Sequence[HiddenStates]) -> None:
         for part in shown:
             assert part.features[:, 0].tolist() == [float(token) for token in part.tokens]
-            assert part.features.shape[1] == len(self.taps)
+            assert part.features.shape[1] == len(self.aux_layers)
             self.seen.setdefault(part.sequence.key, []).extend(part.tokens)
 
 
@@ -58,7 +58,7 @@ class Drafter(Recorder, Proposer):
     """A proposer that drafts from hidden states."""
 
     name: str = "scripted"
-    taps: tuple[int, ...] = (5,)
+    aux_layers: tuple[int, ...] = (5,)
     missed: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     forgotten: list[str] = field(default_factory=list)
 
@@ -72,9 +72,9 @@ class Drafter(Recorder, Proposer):
         self.forgotten.append(sequence.key)
 
 
-def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, TappedModel]:
+def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, CapturedModel]:
     proposer = proposer or Scripted(lambda sequence, limit: draft_chain(sequence, min(limit, 3), wrong_from=2))
-    model = TappedModel()
+    model = CapturedModel()
     engine = build(Room(proposers=[proposer], consumers=consumers, model=model))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
     return engine, model
@@ -97,13 +97,13 @@ def test_a_proposer_sees_prompts_and_only_where_it_may_draft_what_follows() -> N
     assert "on/0" not in drafter.missed
 
 
-def test_a_pass_is_tapped_only_where_somebody_is_shown_something() -> None:
+def test_a_pass_captures_hidden_states_only_for_a_consumer_that_takes_some() -> None:
     engine, model = engine_with(Drafter())
     run(engine, asked("off", OFF))
-    assert model.tapped == [(5,)] + 11 * [()]
+    assert model.captured == [(5,)] + 11 * [()]
     engine, model = engine_with(Drafter(), Recorder())
     run(engine, asked("off", OFF))
-    assert model.tapped == [(5, 1, 2)] + 11 * [(1, 2)]
+    assert model.captured == [(5, 1, 2)] + 11 * [(1, 2)]
 
 
 def test_who_does_not_draft_sees_everything() -> None:
@@ -153,12 +153,12 @@ def test_of_every_sequence_that_ended_a_drafter_hears_also_of_one_that_never_dra
     assert drafter.forgotten == ["long/0"]
 
 
-def test_a_model_whose_passes_differ_with_taps_is_tapped_in_all_of_them() -> None:
+def test_a_model_whose_passes_differ_captures_in_all_of_them() -> None:
     drafter = Drafter()
     engine, model = engine_with(drafter)
-    engine.hidden_states = HiddenStateRouter([drafter], taps_always=True)
+    engine.hidden_states = HiddenStateRouter([drafter], always_capture=True)
     run(engine, asked("off", OFF))
-    assert model.tapped == 12 * [(5,)]
+    assert model.captured == 12 * [(5,)]
     assert drafter.seen["off/0"] == PROMPT
 
 

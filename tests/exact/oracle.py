@@ -37,7 +37,7 @@ PARAMS = {
     "ends": SamplingParams(max_tokens=70, stop_token_ids=tuple(range(20, 24)), seed=3, ignore_eos=True),
 }
 PROMPT = tuple(3 + (7 * i) % 150 for i in range(75))
-TAPS = (0, 1, 2)
+AUX_LAYERS = (0, 1, 2)
 HIDDEN = 64
 
 
@@ -76,11 +76,13 @@ class Oracle:
     text it goes on with: from the text's start, or from a page boundary on, where it did not see what is before.
     """
 
-    def __init__(self, texts: Sequence[Sequence[int]], name: str = "oracle", taps: tuple[int, ...] = TAPS) -> None:
+    def __init__(
+        self, texts: Sequence[Sequence[int]], name: str = "oracle", aux_layers: tuple[int, ...] = AUX_LAYERS
+    ) -> None:
         self.texts = [tuple(text) for text in texts]
         self.num_checked = 0
-        self._taps = taps
-        self._info = HeadInfo(name, taps, len(taps) * HIDDEN, 160, page_bytes=256, weight_bytes=0)
+        self._aux_layers = aux_layers
+        self._info = HeadInfo(name, aux_layers, len(aux_layers) * HIDDEN, 160, page_bytes=256, weight_bytes=0)
 
     @property
     def info(self) -> HeadInfo:
@@ -99,7 +101,7 @@ class Oracle:
                 if text[base + position] == token
             ]
             assert places, "a committed token is one of a text"
-            expected = [features_of(text, self._taps)[place - 1] for text, place in places if place]
+            expected = [features_of(text, self._aux_layers)[place - 1] for text, place in places if place]
             expected += [zeros] if position == 0 else []
             assert any(torch.equal(features[t].float(), e.float()) for e in expected), f"slot {position}"
             self.num_checked += 1
@@ -149,9 +151,9 @@ class Oracle:
 
 
 @cache
-def features_of(tokens: tuple[int, ...], taps: tuple[int, ...] = TAPS) -> Tensor:
+def features_of(tokens: tuple[int, ...], aux_layers: tuple[int, ...] = AUX_LAYERS) -> Tensor:
     model = target().model
     assert isinstance(model, NativeModel)
     pages = list(range(-(-len(tokens) // 32)))
     batch = pack([SequenceInput(list(tokens), 0, pages)])
-    return model.forward_features(batch, model.make_cache(len(pages)), taps)[1]
+    return model.forward_features(batch, model.make_cache(len(pages)), aux_layers)[1]

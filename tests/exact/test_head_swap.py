@@ -33,9 +33,9 @@ ROOMY = CONFIG.model_copy(update={"kv_memory": "2MiB", "max_requests": 8})
 DEEP = SpecPlan(fixed_depth=6)
 
 
-def oracle(name: str, taps: tuple[int, ...] = (0, 1, 2)) -> Oracle:
+def oracle(name: str, aux_layers: tuple[int, ...] = (0, 1, 2)) -> Oracle:
     texts = [(*prompt, *plain(kind, prompt=prompt)[0]) for kind in PARAMS for prompt in (PROMPT, OTHER_PROMPT)]
-    return Oracle(texts, name, taps)
+    return Oracle(texts, name, aux_layers)
 
 
 def room(heads: Mapping[str, DraftHead], first: DraftHead | None = None, config: EngineConfig = ROOMY) -> Engine:
@@ -82,9 +82,11 @@ def check(engine: Engine, events: list[Event], names: Mapping[str, tuple[str, tu
         assert texts[request_id, 0] == plain(kind, prompt=prompt)[0], request_id
 
 
-@pytest.mark.parametrize("taps", [(0, 1, 2), (1,), (2, 0)])
-def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_requests(taps: tuple[int, ...]) -> None:
-    old, new = oracle("old"), oracle("new", taps)
+@pytest.mark.parametrize("aux_layers", [(0, 1, 2), (1,), (2, 0)])
+def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_requests(
+    aux_layers: tuple[int, ...],
+) -> None:
+    old, new = oracle("old"), oracle("new", aux_layers)
     engine = room({"new": new}, old)
     assert engine.info.draft_head == "old"
     submit(engine, *(ask(kind) for kind in PARAMS))
@@ -151,7 +153,7 @@ def test_from_none_to_a_head_and_back() -> None:
 
 
 def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None:
-    heads = {name: oracle(name, taps) for name, taps in {"a": (0, 1, 2), "b": (2,), "c": (0, 1)}.items()}
+    heads = {name: oracle(name, aux_layers) for name, aux_layers in {"a": (0, 1, 2), "b": (2,), "c": (0, 1)}.items()}
     small = CONFIG.model_copy(update={"kv_memory": "160KiB"})
     engine = room(heads, heads["a"], small)
     names = {f"{kind}-{i}": (kind, prompt) for i, prompt in enumerate((PROMPT, OTHER_PROMPT)) for kind in PARAMS}

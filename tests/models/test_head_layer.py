@@ -44,7 +44,7 @@ def test_the_first_slot_computed_by_hand(norm_output: bool, norm_before_residual
     torch.testing.assert_close(fed_back[0], torch.tensor(by_hand if norm_output else hidden), rtol=1e-4, atol=1e-5)
 
 
-def test_fc_reads_the_normed_taps() -> None:
+def test_fc_reads_the_normed_hidden_states() -> None:
     head = tiny_head()
     features = torch.randn(3, 3 * SHAPE.hidden)
     assert head.weights.input_norm is not None

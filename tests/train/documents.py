@@ -54,7 +54,7 @@ def tiny_ends(head: HeadLayer, seed: int = 5) -> TargetEnds:
 def random_document(
     length: int, response_start: int, *, number: int = 1, seed: int = 0, kind: str = "chat"
 ) -> Document:
-    """Return a document of random tokens and hidden states of three taps and the last layer."""
+    """Return a document of random tokens and hidden states of three layers and the last layer."""
     generator = torch.Generator().manual_seed(1000 * seed + number)
     return Document(
         number=number,

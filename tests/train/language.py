@@ -37,7 +37,7 @@ def language_run(target: Target, root: Path, documents: int = 45) -> RunDirector
     """Return the folder of a draft model's training, with `documents` of the language as data."""
     place = RunDirectory(root, MODEL)
     place.create(resume=False)
-    manifest = Manifest(target.name, target.identity, target.recorded_taps, target.shape.hidden, target.shape.vocab)
+    manifest = Manifest(target.name, target.identity, target.recorded_layers, target.shape.hidden, target.shape.vocab)
     writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
     for number in range(documents):
         writer.add(language_document(target, number))

@@ -34,7 +34,7 @@ def _with_data(root: Path, target: Target) -> RunDirectory:
     directory = RunDirectory(root)
     directory.create(resume=False)
     hidden, vocab = target.shape.hidden, target.shape.vocab
-    manifest = Manifest(target.name, target.identity, target.recorded_taps, hidden, vocab)
+    manifest = Manifest(target.name, target.identity, target.recorded_layers, hidden, vocab)
     writer = ShardWriter(directory.data, manifest, tokens_per_shard=500)
     for number in range(0, 45):
         features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()

@@ -13,7 +13,7 @@ from prolepsis.train.data import Document, read_manifest, shards_of
 from prolepsis.train.synthesis import DataRequest, SynthesisLimits, generate, loop_end, plain
 from tests.train.targets import config_of, save_target
 
-TAPS = (2, 2, 1, 4)
+AUX_LAYERS = (2, 2, 1, 4)
 LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200, context=400)
 
 
@@ -23,7 +23,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRequest:
-    return DataRequest(folder, tokens, TAPS, prompts, limits=LIMITS, tokens_per_shard=400)
+    return DataRequest(folder, tokens, AUX_LAYERS, prompts, limits=LIMITS, tokens_per_shard=400)
 
 
 def _documents(folder: Path) -> list[Document]:
@@ -41,7 +41,7 @@ def test_recorded_features_are_those_of_a_pass_over_the_text(config: EngineConfi
         count = len(document.tokens)
         cache = model.make_cache(16)
         batch = pack([SequenceInput(document.tokens.tolist(), 0, list(range(16)), keep_last=count)])
-        logits, features = model.forward_features(batch, cache, TAPS)
+        logits, features = model.forward_features(batch, cache, AUX_LAYERS)
         torch.testing.assert_close(document.features, features, rtol=0.1, atol=0.05)  # bf16, other chunks
         if document.greedy:
             likeliest = logits.argmax(-1)[document.response_start - 1 : -1]
@@ -57,7 +57,7 @@ def test_generation_goes_on_where_it_stopped(config: EngineConfig, tmp_path: Pat
     assert all(file.read_bytes() == content for file, content in before.items())
     assert len({d.number for d in documents}) == len(documents)
     assert sum(len(d.tokens) for d in documents) >= 1000
-    assert read_manifest(tmp_path).taps == TAPS
+    assert read_manifest(tmp_path).aux_layers == AUX_LAYERS
 
 
 def test_the_users_prompts_come_first(config: EngineConfig, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, s
     request = DataRequest(
         folder=directory.data,
         tokens=tokens,
-        taps=open_target(config.model, config.model_dir).recorded_taps,
+        aux_layers=open_target(config.model, config.model_dir).recorded_layers,
         prompts=read_prompts(text.prompts) if text.prompts else (),
         seed=seed,
         limits=SynthesisLimits(concurrency=text.concurrency),

@@ -153,8 +153,8 @@ def _speculation(
 
 
 def _hidden_states(model: TargetModel, consumers: Sequence[HiddenStateConsumer]) -> HiddenStateRouter:
-    router = HiddenStateRouter(consumers, taps_always=not isinstance(model, ArgmaxModel))
-    if router.taps:
+    router = HiddenStateRouter(consumers, always_capture=not isinstance(model, ArgmaxModel))
+    if router.aux_layers:
         require_features(model)
     return router
 

@@ -51,22 +51,22 @@ class _Route:
 
 
 class HiddenStateRouter:
-    """Cuts features [tokens, all taps * hidden] into the part of each consumer, row by row.
+    """Cuts features [tokens, all aux_layers * hidden] into the part of each consumer, row by row.
 
     A consumer that raises costs drafts, never a request: it is logged and counted.
     """
 
-    def __init__(self, consumers: Sequence[HiddenStateConsumer] = (), *, taps_always: bool = False) -> None:
-        """`taps_always`: for a model whose passes with taps take another path than those without: all take the one."""
+    def __init__(self, consumers: Sequence[HiddenStateConsumer] = (), *, always_capture: bool = False) -> None:
+        """`always_capture`: for a model whose pass takes another path to capture hidden states, so all take it."""
         self._routes = [_route(consumer) for consumer in consumers]
-        self._taps_always = taps_always
-        self._tapped: list[_Route] = []  # routes whose layers this step taps
+        self._always_capture = always_capture
+        self._capturing: list[_Route] = []  # routes whose layers this step captures
         self.num_failures = 0
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Layers whose input a consumer may take, consumer by consumer."""
-        return tuple(tap for route in self._routes for tap in route.consumer.taps)
+        return tuple(layer for route in self._routes for layer in route.consumer.aux_layers)
 
     def exchange(self, old: HiddenStateConsumer | None, new: HiddenStateConsumer | None) -> None:
         """Between two steps, route to `new` instead of `old`."""
@@ -74,24 +74,24 @@ class HiddenStateRouter:
         self._routes = [*([_route(new)] if new is not None else []), *others]
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> tuple[int, ...]:
-        """Decide which rows of a step each consumer takes, before its pass; return the layers to tap.
+        """Decide which rows of a step each consumer takes, before its pass; return the layers to capture.
 
         `may_draft(sequence, name)`: whether the proposer of that name may draft for the sequence.
         """
         for route in self._routes:
             route.begin(rows, may_draft)
-        self._tapped = [route for route in self._routes if self._taps_always or route.takes_any]
-        return tuple(tap for route in self._tapped for tap in route.consumer.taps)
+        self._capturing = [route for route in self._routes if self._always_capture or route.takes_any]
+        return tuple(layer for route in self._capturing for layer in route.consumer.aux_layers)
 
     def feed(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], features: Tensor | None) -> None:
         """Give consumers the `features` of the layers that `begin` returned; before the step is committed."""
-        num_taps = sum(len(route.consumer.taps) for route in self._tapped)
-        hidden = features.shape[1] // num_taps if features is not None else 0
+        num_layers = sum(len(route.consumer.aux_layers) for route in self._capturing)
+        hidden = features.shape[1] // num_layers if features is not None else 0
         left = 0
         for route in self._routes:
             part = None
-            if features is not None and route in self._tapped:
-                right = left + len(route.consumer.taps) * hidden
+            if features is not None and route in self._capturing:
+                right = left + len(route.consumer.aux_layers) * hidden
                 part, left = features[:, left:right], right
             try:
                 route.feed(rows, sampled, part)

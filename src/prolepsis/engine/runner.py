@@ -21,7 +21,7 @@ class Computed:
     """What a pass gave. Rows of logits: of each row that samples, its last token and the nodes of its draft."""
 
     logits: Tensor  # [sum of kept, vocab] float32
-    features: Tensor | None = None  # [tokens of all rows, taps * hidden] bfloat16; None without taps
+    features: Tensor | None = None  # [tokens of all rows, aux_layers * hidden] bfloat16; None without aux_layers
     argmax: Sequence[int] | None = None
     """The lowest id of each row's largest logit, if the pass found it."""
 
@@ -35,14 +35,14 @@ class Runner:
         self._shows = model.forward_features if isinstance(model, FeatureModel) else None
         self._picks = model.forward_argmax if isinstance(model, ArgmaxModel) else None
 
-    def forward(self, rows: Sequence[Row], taps: tuple[int, ...] = ()) -> Computed:
-        """Compute the rows' tokens and drafts; `taps` are the layers whose input is returned too."""
+    def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
+        """Compute the rows' tokens and drafts; `aux_layers` are the layers whose input is returned too."""
         batch = pack([_sequence(row) for row in rows])
         if self._picks is not None:
-            logits, features, argmax = self._picks(batch, self.cache, taps)
-            return Computed(logits, features if taps else None, argmax)
-        if taps and self._shows is not None:
-            return Computed(*self._shows(batch, self.cache, taps))
+            logits, features, argmax = self._picks(batch, self.cache, aux_layers)
+            return Computed(logits, features if aux_layers else None, argmax)
+        if aux_layers and self._shows is not None:
+            return Computed(*self._shows(batch, self.cache, aux_layers))
         return Computed(self.model.forward(batch, self.cache))
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:

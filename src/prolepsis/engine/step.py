@@ -92,8 +92,8 @@ class Engine:
             self._drain()
             rows = self._schedule()
             if rows:
-                rows, taps = self._propose(rows)
-                computed = self._forward(rows, taps)
+                rows, aux_layers = self._propose(rows)
+                computed = self._forward(rows, aux_layers)
                 sampled = self._verify(rows, computed)
                 self._commit(rows, sampled, computed)
                 self._observe(rows, sampled)
@@ -219,14 +219,14 @@ class Engine:
 
     @timed("propose")
     def _propose(self, rows: Sequence[Row]) -> tuple[list[Row], tuple[int, ...]]:
-        """Return the rows with drafts, and the layers to tap in their pass."""
+        """Return the rows with drafts, and the layers to capture in their pass."""
         plan = self.plan.current
         drafted = self.scheduler.attach(self.speculation.propose(rows, plan))
         return drafted, self.hidden_states.begin(drafted, partial(self.speculation.may_draft, plan))
 
     @timed("forward")
-    def _forward(self, rows: Sequence[Row], taps: tuple[int, ...]) -> Computed:
-        return self.runner.forward(rows, taps)
+    def _forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...]) -> Computed:
+        return self.runner.forward(rows, aux_layers)
 
     @timed("verify")
     def _verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:

@@ -140,11 +140,11 @@ class TargetModel(Protocol):
 class FeatureModel(TargetModel, Protocol):
     """A target model that returns its hidden states, the input of draft heads."""
 
-    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward`; return logits [L, vocab] float32 and features [T, len(taps) * hidden] bfloat16.
+    def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward`; return logits [L, vocab] float32 and features [T, len(aux_layers) * hidden] bfloat16.
 
-        Feature i of a token is the hidden state that enters layer `taps[i]` (0-based); the number of layers stands for
-        the output of the last one, before the final norm.
+        Feature i of a token is the hidden state that enters layer `aux_layers[i]` (0-based); the number of layers
+        stands for the output of the last one, before the final norm.
         """
 
 
@@ -152,5 +152,7 @@ class FeatureModel(TargetModel, Protocol):
 class ArgmaxModel(FeatureModel, Protocol):
     """A target model whose pass also finds the largest logits."""
 
-    def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+    def forward_argmax(
+        self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor, list[int]]:
         """Do `forward_features`, and also return the lowest id of each row's largest logit."""

@@ -66,16 +66,16 @@ class HiddenStates:
     """Position of the first of `tokens` in the sequence."""
     tokens: Sequence[int]
     """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
-    features: "Tensor"  # [len(tokens), taps * hidden] bfloat16
+    features: "Tensor"  # [len(tokens), aux_layers * hidden] bfloat16
     drafts: bool = True
     """Whether the sequence may be drafted for. The states of others come too, as their pages may be shared."""
 
 
 class HiddenStateConsumer(Protocol):
-    """Takes the hidden states that enter the layers `taps`, at every token once its K/V stands."""
+    """Takes the hidden states that enter the layers `aux_layers`, at every token once its K/V stands."""
 
     @property
-    def taps(self) -> Sequence[int]: ...
+    def aux_layers(self) -> Sequence[int]: ...
 
     def take(self, states: Sequence[HiddenStates]) -> None:
         """Take the hidden states of a step. Called before it is committed, while the sequences still hold their pages.
@@ -96,7 +96,7 @@ class Proposer(ABC):
     """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
     one_pass: bool = False
     """A draft costs the same however deep it is."""
-    taps: Sequence[int] = ()
+    aux_layers: Sequence[int] = ()
     """Layers of the target whose input the proposer takes (`HiddenStateConsumer`)."""
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Proposer(ABC):
         """Return the memory it takes besides the target's; called from any thread."""
         return ProposerMemory(self.name)
 
-    def take(self, states: Sequence[HiddenStates]) -> None:  # noqa: B027  without taps there is nothing to take
+    def take(self, states: Sequence[HiddenStates]) -> None:  # noqa: B027  without aux_layers there is nothing to take
         """Take the hidden states of a step (`HiddenStateConsumer`)."""
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:  # noqa: B027  see `take`

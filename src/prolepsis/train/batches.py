@@ -40,7 +40,7 @@ class FlatBatch:
     """Documents one after another, N slots in all."""
 
     embeddings: Tensor  # [N, d] of the slots' tokens
-    features: Tensor  # [N, taps * d] of the slots' tokens
+    features: Tensor  # [N, aux_layers * d] of the slots' tokens
     spans: tuple[Span, ...]
 
     @property
@@ -69,8 +69,8 @@ class Batch:
         return known
 
 
-def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_taps: int) -> Batch:
-    """Lay `documents` one after another; features hold `num_taps` hidden states and then the last layer's output.
+def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_layers: int) -> Batch:
+    """Lay `documents` one after another; features hold `num_layers` hidden states and then the last layer's output.
 
     The first slot that predicts a response token is the last one of the prompt.
     """
@@ -86,8 +86,8 @@ def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_taps: int) -> 
     slots = torch.cat([torch.arange(span.first, span.end) for span in spans])
     row_of = torch.zeros(len(tokens), dtype=torch.int64)
     row_of[slots] = torch.arange(len(slots))
-    states = rms_norm(features[slots, num_taps * hidden :].float(), ends.final_norm, ends.eps)
-    flat = FlatBatch(ends.embedding[tokens], features[:, : num_taps * hidden].float(), tuple(spans))
+    states = rms_norm(features[slots, num_layers * hidden :].float(), ends.final_norm, ends.eps)
+    flat = FlatBatch(ends.embedding[tokens], features[:, : num_layers * hidden].float(), tuple(spans))
     return Batch(flat, states, row_of, tokens)
 
 

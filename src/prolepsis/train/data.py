@@ -2,7 +2,7 @@
 
 Shards are written whole, one after another, and read document by document.
 
-Legend: N tokens and D documents of a shard, F = taps * hidden.
+Legend: N tokens and D documents of a shard, F = aux_layers * hidden.
 """
 
 import json
@@ -36,7 +36,7 @@ class Document:
     greedy: bool
     tokens: Tensor  # [n] int32
     response_start: int
-    features: Tensor  # [n, taps * hidden] bfloat16
+    features: Tensor  # [n, aux_layers * hidden] bfloat16
 
     @property
     def num_anchors(self) -> int:
@@ -51,7 +51,7 @@ class Manifest:
     target: str
     fingerprint: str
     """Of the target: features of other weights or kernels must not be mixed with these."""
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     hidden: int
     vocab_size: int
 
@@ -80,7 +80,7 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / MANIFEST
     try:
         fields = json.loads(file.read_text())
-        return Manifest(**{**fields, "taps": tuple(fields["taps"])})
+        return Manifest(**{**fields, "aux_layers": tuple(fields["aux_layers"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is not a manifest of training data: {error!r}", param="out") from error
 

@@ -67,7 +67,7 @@ class HeadTask:
         return measure(documents, lambda document: drafted(self._head, document, self._ends))
 
     def _part(self, objective: Objective, documents: Sequence[Document]) -> BatchGradients:
-        batch = lay_flat(documents, self._ends, len(self._head.config.taps))
+        batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
             loss, right, rows = loss_of(self._head, batch, self._ends, objective)
         gradients = torch.autograd.grad(loss, list(self._trained))
@@ -76,7 +76,7 @@ class HeadTask:
 
 def drafted(head: HeadLayer, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
     """Yield, position by position, which greedy drafts of a head are the document's."""
-    batch = lay_flat([document], ends, len(head.config.taps))
+    batch = lay_flat([document], ends, len(head.config.aux_layers))
     for step in unroll(head, batch.flat, len(batch.tokens)):
         guesses = head.weights.target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)]
         yield compared(guesses, batch.tokens, step.slots)
@@ -159,7 +159,7 @@ class HeadTraining(Training):
             "step_decay": objective.step_decay,
             "output_head_trained": objective.train_output_head,
             "feature_weight": objective.feature_weight,
-            "taps": list(self.head.config.taps),
+            "aux_layers": list(self.head.config.aux_layers),
             "init": str(self._recipe.init.name) if self._recipe.init else "linear regression",
         }
 
@@ -183,8 +183,10 @@ def read_head(folder: Path, target: Target) -> HeadLayer:
     for name in ("hidden", "vocab", "inv_freq"):
         if getattr(config.shape, name) != getattr(target.shape, name):
             raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
-    if config.taps != target.taps:
-        raise ConfigError(f"{folder} reads layers {config.taps}; the data holds layers {target.taps}", param="init")
+    if config.aux_layers != target.aux_layers:
+        raise ConfigError(
+            f"{folder} reads layers {config.aux_layers}; the data holds layers {target.aux_layers}", param="init"
+        )
     values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
     wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
     return HeadLayer(config, HeadWeights(**wide))

@@ -35,7 +35,7 @@ HEAD_FOCUS = (1.0, 0.25, 0.0)
 class Rows:
     """Inputs and outputs of the regression."""
 
-    features: Tensor  # [n, taps * d] at token s - 1
+    features: Tensor  # [n, aux_layers * d] at token s - 1
     embeddings: Tensor  # [n, d] of token s
     states: Tensor  # [n, d] the target's last state at token s, of unit root mean square
 
@@ -44,7 +44,7 @@ def initial_weights(
     config: HeadConfig, ends: TargetEnds, documents: Iterable[Document], target_ids: Tensor, seed: int = 0
 ) -> HeadWeights:
     """Return float32 weights of a head over the draft vocabulary `target_ids` ([D] int64, rising)."""
-    rows = regression_rows(documents, ends, len(config.taps))
+    rows = regression_rows(documents, ends, len(config.aux_layers))
     d, eps = config.shape.hidden, config.shape.eps
     random = _Random(seed)
     features, input_norm = rows.features, None
@@ -82,7 +82,7 @@ def initial_weights(
     )
 
 
-def regression_rows(documents: Iterable[Document], ends: TargetEnds, num_taps: int) -> Rows:
+def regression_rows(documents: Iterable[Document], ends: TargetEnds, num_layers: int) -> Rows:
     """Take rows of responses from `documents` until there are `ROWS`."""
     hidden = ends.embedding.shape[1]
     parts: list[Rows] = []
@@ -90,9 +90,9 @@ def regression_rows(documents: Iterable[Document], ends: TargetEnds, num_taps: i
     for document in documents:
         features, tokens = document.features[:MAX_LENGTH].float(), document.tokens[:MAX_LENGTH].long()
         first = min(max(1, document.response_start - 1), len(tokens))
-        last = features[first:, num_taps * hidden :]
+        last = features[first:, num_layers * hidden :]
         unit = rms_norm(last, torch.ones(hidden), ends.eps)
-        parts.append(Rows(features[first - 1 : -1, : num_taps * hidden], ends.embedding[tokens[first:]], unit))
+        parts.append(Rows(features[first - 1 : -1, : num_layers * hidden], ends.embedding[tokens[first:]], unit))
         total += len(unit)
         if total >= ROWS:
             break

@@ -86,7 +86,7 @@ class LevelTraining:
             epoch += 1
 
     def _part(self, documents: Sequence[Document]) -> BatchGradients:
-        batch = lay_flat(documents, self._ends, len(self._head.config.taps))
+        batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self.settings.dtype, batch.tokens.device):
             loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
         return BatchGradients(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self._trained)))
@@ -130,7 +130,7 @@ def initial_levels(settings: LevelSettings, hidden: int) -> LevelWeights:
 
 def drafted_ahead(head: HeadLayer, levels: HeadLevels, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
     """Yield, position by position, which greedy drafts of the first pass and of the levels are the document's."""
-    batch = lay_flat([document], ends, len(head.config.taps))
+    batch = lay_flat([document], ends, len(head.config.aux_layers))
     target_ids, tokens = head.weights.target_ids, batch.tokens
     [step] = unroll(head, batch.flat, 1)
     yield compared(target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)], tokens, step.slots)

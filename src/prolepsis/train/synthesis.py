@@ -54,7 +54,7 @@ class DataRequest:
     folder: Path
     tokens: int
     """Prompt and response tokens with features, over all shards of the folder."""
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     prompts: Sequence[str] = ()
     """The user's own prompts; they come first."""
     seed: int = 0
@@ -71,7 +71,7 @@ def generate(config: EngineConfig, request: DataRequest, progress: Callable[[int
         return
     engine_config = plain(config, request.limits.context)
     loaded = load_model(engine_config)
-    recorder = FeatureRecorder(request.taps)
+    recorder = FeatureRecorder(request.aux_layers)
     engine = assemble(engine_config, loaded, consumers=[recorder])
     writer = ShardWriter(request.folder, manifest_of(loaded, request), tokens_per_shard=request.tokens_per_shard)
     words = words_of(loaded.tokenizer, loaded.model.info.vocab_size)
@@ -96,14 +96,14 @@ def manifest_of(loaded: LoadedModel, request: DataRequest) -> Manifest:
     """Return the origin of the shards."""
     info = loaded.model.info
     hidden = getattr(loaded.model, "shape").hidden  # noqa: B009  every forward with hidden states has a shape
-    return Manifest(info.name, loaded.identity, request.taps, hidden, info.vocab_size)
+    return Manifest(info.name, loaded.identity, request.aux_layers, hidden, info.vocab_size)
 
 
 class FeatureRecorder:
     """A `HiddenStateConsumer` that keeps the hidden states of watched sequences: training needs no second pass."""
 
-    def __init__(self, taps: Sequence[int]) -> None:
-        self.taps = tuple(taps)
+    def __init__(self, aux_layers: Sequence[int]) -> None:
+        self.aux_layers = tuple(aux_layers)
         self._kept: dict[str, list[Tensor]] = {}
         self._lengths: dict[str, int] = {}
 
@@ -123,7 +123,7 @@ class FeatureRecorder:
             self._kept[key].append(part.features.clone())  # a view would keep the features of the whole step
             self._lengths[key] += len(part.tokens)
 
-    def collect(self, key: str) -> Tensor:  # [tokens computed, taps * hidden] bfloat16
+    def collect(self, key: str) -> Tensor:  # [tokens computed, aux_layers * hidden] bfloat16
         """Return the features of `key` and forget it."""
         del self._lengths[key]
         return torch.cat(self._kept.pop(key))

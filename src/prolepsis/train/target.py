@@ -34,15 +34,15 @@ class Target:
     eos_token_ids: tuple[int, ...]
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Layers whose input a head reads, as EAGLE-3 chooses them."""
         layers = self.shape.layers
         return (min(2, layers), layers // 2, max(0, layers - 3))
 
     @property
-    def recorded_taps(self) -> tuple[int, ...]:
-        """`taps`, and the output of the last layer, from which the target's own prediction is computed."""
-        return (*self.taps, self.shape.layers)
+    def recorded_layers(self) -> tuple[int, ...]:
+        """`aux_layers`, and the output of the last layer, from which the target's own prediction is computed."""
+        return (*self.aux_layers, self.shape.layers)
 
     @property
     def preamble(self) -> int:
@@ -63,7 +63,7 @@ class Target:
         """Return the configuration of a head over `draft_vocab` tokens."""
         return HeadConfig(
             shape=replace(self.shape, layers=1, qkv_bias=False, qk_norm=False),
-            taps=self.taps,
+            aux_layers=self.aux_layers,
             draft_vocab=draft_vocab,
             verifier=self.name,
         )

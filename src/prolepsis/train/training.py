@@ -141,5 +141,5 @@ class Training(ABC):
 def check_data(folder: Path, target: Target) -> None:
     """Raise `ConfigError` if `folder` does not hold data of `target`."""
     manifest = read_manifest(folder)
-    if (manifest.fingerprint, manifest.taps) != (target.identity, target.recorded_taps):
+    if (manifest.fingerprint, manifest.aux_layers) != (target.identity, target.recorded_layers):
         raise ConfigError(f"{folder} holds data of {manifest.target}, not of {target.name}", param="out")

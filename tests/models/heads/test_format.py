@@ -36,7 +36,7 @@ def _edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -
 
 def test_round_trip(folder: Path) -> None:
     config, weights = load_head(folder)
-    assert (config.taps, config.norm_before_fc, config.norm_output) == ((0, 1, 2), True, True)
+    assert (config.aux_layers, config.norm_before_fc, config.norm_output) == ((0, 1, 2), True, True)
     assert config.provenance == {"version": 3}
     assert weights.lm_head.dtype == torch.bfloat16
     assert torch.equal(weights.t2d.nonzero().flatten(), weights.target_ids)

@@ -23,10 +23,10 @@ class HeadInfo:
     """Facts about a loaded head."""
 
     name: str
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     """Layers of the target whose input the head reads (EAGLE-3: auxiliary hidden-state layers)."""
     feature_size: int
-    """Size of one token's features: number of taps times the target's hidden size."""
+    """Size of one token's features: number of these layers times the target's hidden size."""
     num_candidates: int
     """Number of tokens that it can draft."""
     page_bytes: int

@@ -33,8 +33,8 @@ class HeadConfig:
 
     shape: LeanShape
     """Geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's."""
-    taps: tuple[int, ...]
-    """The hidden states entering these layers of the target are concatenated to [len(taps) * d]."""
+    aux_layers: tuple[int, ...]
+    """The hidden states entering these layers of the target are concatenated to [len(aux_layers) * d]."""
     draft_vocab: int
     norm_before_fc: bool = True
     """Whether a norm is applied to the concatenated hidden states, before fc."""
@@ -52,8 +52,8 @@ class HeadConfig:
 class HeadWeights:
     """A head's tensors; projections have no bias."""
 
-    fc: Tensor  # [d, taps * d]
-    input_norm: Tensor | None  # [taps * d]; with norm_before_fc only
+    fc: Tensor  # [d, aux_layers * d]
+    input_norm: Tensor | None  # [aux_layers * d]; with norm_before_fc only
     embed_norm: Tensor  # [d]
     hidden_norm: Tensor  # [d]
     q: Tensor  # [h * head_dim, 2d]: columns of the embedding, then of g
@@ -99,9 +99,9 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by field; `input_norm` only if the head has one."""
     shape, d = config.shape, config.shape.hidden
     wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    taps = len(config.taps) * d
+    width = len(config.aux_layers) * d
     shapes: dict[str, tuple[int, ...]] = {
-        "fc": (d, taps),
+        "fc": (d, width),
         "embed_norm": (d,),
         "hidden_norm": (d,),
         "q": (wide, 2 * d),
@@ -117,7 +117,7 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
         "d2t": (config.draft_vocab,),
         "t2d": (shape.vocab,),
     }
-    return shapes | ({"input_norm": (taps,)} if config.norm_before_fc else {})
+    return shapes | ({"input_norm": (width,)} if config.norm_before_fc else {})
 
 
 def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_config: Mapping[str, Any]) -> None:
@@ -178,8 +178,8 @@ def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str
         ours, theirs = getattr(config.shape, name), getattr(target, name)
         if ours != theirs:
             return f"its {name} size is {ours}; the target's is {theirs}"
-    if max(config.taps) > target_layers:
-        return f"it reads the hidden states entering layers {config.taps}; the target has {target_layers} layers"
+    if max(config.aux_layers) > target_layers:
+        return f"it reads the hidden states entering layers {config.aux_layers}; the target has {target_layers} layers"
     return None
 
 
@@ -213,7 +213,7 @@ def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, 
         "speculators_model_type": "eagle3",
         "draft_vocab_size": config.draft_vocab,
         "target_hidden_size": config.shape.hidden,
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "eagle_aux_hidden_state_layer_ids": list(config.aux_layers),
         "norm_before_fc": config.norm_before_fc,
         "norm_output": config.norm_output,
         "norm_before_residual": config.norm_before_residual,
@@ -240,13 +240,13 @@ def _config(document: dict[str, Any]) -> HeadConfig:
     shape = LeanShape.from_config(AutoConfig.for_model(**{"model_type": "llama", **layer}))
     if shape.qkv_bias or shape.qk_norm:
         raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
-    taps = document.get("eagle_aux_hidden_state_layer_ids")
-    if not taps:
+    aux_layers = document.get("eagle_aux_hidden_state_layer_ids")
+    if not aux_layers:
         raise ModelLoadError("eagle_aux_hidden_state_layer_ids is missing: it says which layers the head reads")
     verifier = document.get("speculators_config", {}).get("verifier", {}).get("name_or_path") or ""
     return HeadConfig(
         shape=shape,
-        taps=tuple(int(tap) for tap in taps),
+        aux_layers=tuple(int(layer) for layer in aux_layers),
         draft_vocab=int(document["draft_vocab_size"]),
         norm_before_fc=bool(document.get("norm_before_fc", False)),
         norm_output=bool(document.get("norm_output", False)),

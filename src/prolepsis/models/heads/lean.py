@@ -33,7 +33,7 @@ class HeadLayer:
     weights: HeadWeights
 
     def fuse(self, features: Tensor) -> Tensor:
-        """Return g [n, d] of the target's hidden states [n, taps * d]."""
+        """Return g [n, d] of the target's hidden states [n, aux_layers * d]."""
         w = self.weights
         if w.input_norm is not None:
             features = rms_norm(features, w.input_norm, self.config.shape.eps)
@@ -95,7 +95,7 @@ class LeanHead:
         self._scoring = Scoring(scale=config.shape.head_dim**-0.5)
         self._info = HeadInfo(
             name=name,
-            taps=config.taps,
+            aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
             num_candidates=config.draft_vocab,
             page_bytes=page_bytes(self._kv, dtype),

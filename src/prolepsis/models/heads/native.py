@@ -56,7 +56,7 @@ class NativeHead:
         self._shortlist = min(SHORTLIST, config.draft_vocab)
         self._info = HeadInfo(
             name=name,
-            taps=config.taps,
+            aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
             num_candidates=config.draft_vocab,
             page_bytes=shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,

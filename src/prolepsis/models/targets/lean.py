@@ -62,12 +62,12 @@ class LeanModel:
         return self.forward_features(batch, cache, ())[0]
 
     @torch.no_grad()
-    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
+    def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         entering = self.hidden_states(batch, cache, len(self.layers))
         x = entering[-1]
-        features = torch.cat([entering[i] for i in taps], dim=1) if taps else x[:, :0]
+        features = torch.cat([entering[i] for i in aux_layers], dim=1) if aux_layers else x[:, :0]
         return self.logits(x[batch.logit_rows.to(self.device)]), features.to(torch.bfloat16)
 
     def hidden_states(self, batch: Batch, cache: PlainCache, num_layers: int) -> list[Tensor]:  # of [T, hidden]

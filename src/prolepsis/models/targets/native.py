@@ -92,14 +92,16 @@ class NativeModel:
         """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
         return self.forward_features(batch, cache, ())[0]
 
-    def forward_features(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward` and return its logits and the hidden states entering the layers `taps` (`FeatureModel`)."""
-        return self.forward_argmax(batch, cache, taps)[:2]
+    def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
+        return self.forward_argmax(batch, cache, aux_layers)[:2]
 
-    def forward_argmax(self, batch: Batch, cache: KVCache, taps: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+    def forward_argmax(
+        self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor, list[int]]:
         """Do `forward_features`, and also return the lowest id of each row's largest logit (`ArgmaxModel`)."""
-        features = torch.empty(batch.num_tokens, len(taps) * self.shape.hidden, dtype=torch.bfloat16)
-        logits, argmax = self.decoder.forward(*operands(batch, cache), list(taps), features)
+        features = torch.empty(batch.num_tokens, len(aux_layers) * self.shape.hidden, dtype=torch.bfloat16)
+        logits, argmax = self.decoder.forward(*operands(batch, cache), list(aux_layers), features)
         return logits, features, argmax
 
 

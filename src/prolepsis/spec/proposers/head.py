@@ -37,7 +37,7 @@ class HeadProposer(Proposer):
         self._grower = tree_grower(head, self._scratch)
         self._max_depth = 1 + head.info.levels if self._grower.one_pass else MAX_NODES
         self.one_pass = self._grower.one_pass
-        self.taps = head.info.taps
+        self.aux_layers = head.info.aux_layers
 
     @property
     def label(self) -> str:
