@@ -13,6 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from prolepsis.api.app import build
+from prolepsis.api.output.pipeline import LoadedPolicy
+from prolepsis.api.output.policy import Decision, stop
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
@@ -29,6 +31,7 @@ from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.api.output.policies import Look, Says, loaded
 from tests.audit.test_log import entries_of
 from tests.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import room
@@ -91,7 +94,13 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    client: EngineClient, folder: Path, *, policy: str = "", store: Store | None = None, **settings: Any
+    client: EngineClient,
+    folder: Path,
+    *,
+    policy: str = "",
+    store: Store | None = None,
+    output: Sequence[LoadedPolicy] = (),
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"replay_sample": 1.0, "kill_file": folder / "kill.json", **settings})
     metrics, policies, rollouts = Metrics(), None, None
@@ -99,7 +108,9 @@ async def serving(
         (folder / "policy.yaml").write_text(policy)
         rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="table")
         policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
-    app = build(config, client, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store)
+    app = build(
+        config, client, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store, output=output
+    )
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -271,6 +282,21 @@ async def test_what_did_not_finish_or_was_stored_is_not_replayed(tmp_path: Path)
         await served.ask(**FAKE)
         assert (await served.until(1))["num_queued"] == 0
         assert [request.is_replay for request in engine.requests] == [False, False, True]
+
+
+class Cutting(Look):
+    def __call__(self, pending: str, ended: bool) -> Decision:
+        return stop(0, "enough")
+
+
+async def test_an_answer_that_the_server_cut_is_not_replayed(tmp_path: Path) -> None:
+    """The engine never finished it, so what it would have said next is not known to be wrong."""
+    cutting = loaded(Says(Cutting()))
+    async with serving(table(), tmp_path, output=[cutting]) as served:
+        reply = await served.ask()
+        assert reply["choices"][0]["finish_reason"] == "content_filter"
+        said = await served.correctness()
+        assert (said["num_queued"], sum(said["outcomes"].values())) == (0, 0)
 
 
 async def test_a_replay_that_fails_is_counted_and_the_next_one_runs(tmp_path: Path) -> None:

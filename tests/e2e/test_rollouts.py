@@ -48,6 +48,6 @@ async def test_a_good_proposer_goes_up_through_all_stages(tmp_path: Path) -> Non
     ]
     assert all(event.verdict is not None for _, event in server.events[1:])
     assert traffic.num_on > 20
-    assert {arm for arm, _, _ in traffic.seen} <= {"canary", "control"}
+    assert {arm for arm, _, _ in traffic.seen} <= {"canary", "holdout"}
     assert traffic.num_wrong == 0
     assert counted_once(table, traffic)

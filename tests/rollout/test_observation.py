@@ -23,7 +23,7 @@ from tests.rollout.stores import memory_store
 POLICY = """
 default:
   mode: on
-  rollout: {step_weights: [95]}
+  rollout: {step_weights: [80]}
   guardrails: [{name: errors, metric: error_rate, limit: 0.1}, {name: taken, metric: acceptance_rate, limit: 0.1}]
 """
 
@@ -63,14 +63,21 @@ GRAMMAR = GrammarSpec("regex", "a*")
 
 
 def ended(
-    *reasons: str, grammar: GrammarSpec | None = GRAMMAR, end: End = "finished", is_cached: bool = False
+    *reasons: str,
+    grammar: GrammarSpec | None = GRAMMAR,
+    end: End = "finished",
+    is_cached: bool = False,
+    stats: RequestStats = STATS,
+    num_shown: int | None = None,
 ) -> RequestEnded:
     prompt = PromptEnded(
         request=GenerateRequest("r", (1,), SamplingParams(), grammar=grammar),
         end=end,
         error=None,
-        stats=STATS,
+        stats=stats,
+        num_shown_tokens=stats.num_output_tokens if num_shown is None else num_shown,
         has_engine_stats=True,
+        is_complete=num_shown is None,
         is_cached=is_cached,
         tokens=(),
         finish_reasons=reasons,
@@ -90,6 +97,14 @@ def validity(shown: RequestEnded) -> float | None:
 def test_a_form_that_was_cut_short_is_not_valid(reason: str, valid: float) -> None:
     assert validity(ended(reason)) == valid
     assert validity(ended(reason, grammar=None)) is None
+
+
+def test_tokens_behind_the_stop_of_an_output_policy_do_not_count() -> None:
+    mode = EffectiveMode("on", "speculating", 1)
+    stats = RequestStats(num_output_tokens=12, num_steps=6, mode=mode)
+    values = observed(ended("content_filter", stats=stats, num_shown=6))
+    assert values is not None
+    assert values["acceptance_length"] == pytest.approx(1.0)
 
 
 def test_a_stored_answer_shows_nothing() -> None:

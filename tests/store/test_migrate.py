@@ -4,17 +4,13 @@ import stat
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.store import migrations
 from prolepsis.store.migrate import newest_revision, revision, upgrade
 from prolepsis.store.records import RequestRecord
 from prolepsis.store.tables import metadata, request_records
@@ -73,20 +69,4 @@ def test_a_schema_of_a_newer_version_is_refused_by_name(empty: str) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigError, match="9999"):
         upgrade(database)
-    database.close()
-
-
-def test_a_database_of_the_version_before_keeps_what_it_holds(empty: str) -> None:
-    database = opened(empty)
-    database.make_file()
-    config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__path__[0])))
-    with database.write() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0002")
-        connection.execute(text("UPDATE plan_current SET version = 7"))
-    upgrade(database)
-    with database.read() as connection:
-        assert connection.scalar(text("SELECT version FROM plan_current")) == 7
-        assert connection.execute(text("SELECT * FROM price_books")).all() == []
     database.close()

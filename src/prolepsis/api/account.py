@@ -35,6 +35,8 @@ class PromptAccount:
         """`whole`: the answer goes out at its end, or not at all."""
         self.progress = entry.progress
         self.delivery = Delivery(whole=whole)
+        self.num_shown_tokens: int | None = None
+        """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
         self._request = entry.request
         self._finish_reasons: list[str] = []
         self._end: tuple[End, str | None] = ("finished", None)
@@ -72,7 +74,9 @@ class PromptAccount:
             end=self._end[0],
             error=self._end[1],
             stats=filled if last is not None else came,
+            num_shown_tokens=self.num_shown_tokens,
             has_engine_stats=last is not None,
+            is_complete=progress.finished is not None,
             is_cached=progress.stored is not None,
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),

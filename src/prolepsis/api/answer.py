@@ -48,8 +48,10 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
                 error.param = prepared.grammar_field or error.param
             raise
         finally:
-            await parts.aclose()
-            announce_end(services.features.all, account.ended())
+            try:
+                await parts.aclose()
+            finally:
+                announce_end(services.features.all, account.ended())
     yield summed(stats)
 
 
@@ -97,7 +99,9 @@ class _Answering:
                         if sample.choice.finished and _is_over(samples, event):
                             client.abort(request.request_id)
                     else:
-                        yield prompt.delivery.filled(_stats_of(event, samples))
+                        stats = _stats_of(event, samples)
+                        prompt.num_shown_tokens = stats.num_output_tokens
+                        yield prompt.delivery.filled(stats)
             except BaseException as error:
                 prompt.fail(error)
                 raise

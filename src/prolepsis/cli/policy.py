@@ -308,7 +308,8 @@ def _effect(explanation: Explanation) -> dict[str, Any] | None:
         return None
     choice = decision.choice
     return {
-        "mode": choice.mode,
+        "mode": "on" if choice.mode == "auto" else choice.mode,
+        "forced": choice.mode == "on",
         "proposers": choice.proposers,
         "num_speculative_tokens": choice.num_speculative_tokens,
         "emit": decision.emit,

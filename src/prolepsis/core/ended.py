@@ -96,7 +96,11 @@ class PromptEnded:
     """Code of the error if it failed."""
     stats: RequestStats
     """The engine's, with what was delivered; if the engine's never came, the number of tokens that did."""
+    num_shown_tokens: int | None
+    """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
     has_engine_stats: bool
+    is_complete: bool
+    """The engine finished the answer itself; false for an answer that the server cut and aborted."""
     is_cached: bool
     """The answer came from the response cache; the engine was not asked."""
     tokens: tuple[Tokens, ...]

@@ -30,6 +30,7 @@ _ALLOWED = {
     "list_type": "a list",
     "model_attributes_type": "a mapping",
     "model_type": "a mapping",
+    "path_type": "a path",
     "string_pattern_mismatch": "text that matches {pattern}",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} characters",

@@ -64,6 +64,7 @@ class ReplayMismatch:
     arm: str | None
     mode: Mode
     reason: EffectiveReason
+    plan_version: int
     sample: int
     position: int
     """Output position, from 0."""
@@ -187,7 +188,7 @@ class ReplayFeature(Feature):
             request = prompt.request
             if request.request_id in self._drawn:
                 self._drawn.remove(request.request_id)
-                if prompt.end == "finished" and prompt.has_engine_stats:
+                if prompt.end == "finished" and prompt.is_complete and not prompt.is_cached:
                     recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
                     self._enqueue(_Served(recorded, ended.about, prompt.stats.mode, counts))
 
@@ -333,6 +334,7 @@ def _mismatch(served: _Served, first: tuple[int, Difference]) -> ReplayMismatch:
         arm=about.assignment.arm if about.assignment else None,
         mode=served.mode.mode,
         reason=served.mode.reason,
+        plan_version=served.mode.plan_version,
         sample=sample,
         position=difference.position,
         kind=difference.kind,

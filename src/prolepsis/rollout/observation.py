@@ -1,6 +1,7 @@
 """The values of a request that has ended, for the rollout that it was part of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from prolepsis.core.ended import PromptEnded, RequestEnded
 from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
@@ -30,8 +31,15 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     prompts = ended.prompts
     if not prompts or any(prompt.is_cached for prompt in prompts):
         return None
-    values = values_of([prompt.stats for prompt in prompts])
+    values = values_of([_shown(prompt) for prompt in prompts])
     return values | {"validity": float(_is_whole(prompts))} if _is_structured(prompts) else values
+
+
+def _shown(prompt: PromptEnded) -> RequestStats:
+    """Return the counts of a prompt, without tokens after the one at which an output policy stopped its answer."""
+    if prompt.num_shown_tokens is None:
+        return prompt.stats
+    return replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens)
 
 
 def _is_structured(prompts: Sequence[PromptEnded]) -> bool:

@@ -87,6 +87,7 @@ class BreakerFeature(Feature):
 
     name = "breaker"
     period_s = 0.2
+    ticks_before_serving = True
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class FlagsFeature(Feature):
 
     name = "flags"
     period_s = 0.2
+    ticks_before_serving = True
 
     def __init__(
         self,

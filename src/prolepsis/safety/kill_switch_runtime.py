@@ -28,6 +28,7 @@ class KillSwitch(Feature):
 
     name = "kill_switch"
     period_s = 0.2
+    ticks_before_serving = True
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ _LOCK = 0x70726F6C
 def upgrade(database: Database) -> None:
     """Apply the missing migrations, all or none, under a lock.
 
-    Raises `StoreUnavailable`, and `ConfigError` for the schema of a newer version.
+    Raises `StoreUnavailable`, and `ConfigError` for the schema of another version.
     """
     if revision(database) == newest_revision():
         return
@@ -57,8 +57,8 @@ def _revision(connection: Connection) -> str | None:
 def _check_known(found: str | None, database: Database) -> None:
     known = {script.revision for script in _scripts().walk_revisions()}
     if found is not None and found not in known:
-        message = f"store {database.name} has schema {found}, made by a newer version; this one knows: {_named(known)}"
-        raise ConfigError(message, param="store")
+        given = f"store {database.name} has schema {found} of another version"
+        raise ConfigError(f"{given}; this one knows {_named(known)}: name another database", param="store")
 
 
 def _named(revisions: set[str]) -> str:

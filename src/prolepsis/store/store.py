@@ -33,7 +33,7 @@ def open_store(setting: str, registry: CollectorRegistry, settings: WriterSettin
     """Open the store that a `store` setting names, None for none, and bring its schema up to date.
 
     An unavailable database does not delay serving: the writer retries until it is there. Raises `ConfigError` for an
-    invalid setting, and for the schema of a newer version.
+    invalid setting, and for the schema of another version.
     """
     url = store_url(setting)
     if url is None:

@@ -21,13 +21,19 @@ class Feature:
     period_s: float | None = None
     """Seconds between two ticks; None: the feature has no clock."""
     routes: Sequence[Route] = ()
+    ticks_before_serving: bool = False
+    """The first request waits for the first tick; for what may turn speculation off."""
 
     async def tick(self) -> None:
-        """Do what is due; called once before the first request is served, then every `period_s`."""
+        """Do what is due; called at the start, then every `period_s`."""
 
     async def run(self) -> None:
         """Tick until cancelled; a tick that fails is logged and does not affect anything else."""
-        while self.period_s is not None:
+        if self.period_s is None:
+            return
+        if not self.ticks_before_serving:
+            await contained_tick(self)
+        while True:
             await asyncio.sleep(self.period_s)
             await contained_tick(self)
 
@@ -46,17 +52,28 @@ class Feature:
 async def running(
     features: Sequence[Feature], others: Sequence[Coroutine[object, object, None]]
 ) -> AsyncIterator[None]:
-    """Run the features, after a first tick of each, and `others` beside the block; close the features at its end."""
+    """Run the features and `others` while the block runs; close the features at its end."""
     for feature in features:
-        await contained_tick(feature)
-    tasks = [asyncio.create_task(work) for work in (*(feature.run() for feature in features), *others)]
+        if feature.ticks_before_serving:
+            await contained_tick(feature)
+    tasks = [asyncio.create_task(work) for work in (*(_contained_run(feature) for feature in features), *others)]
     yield
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
     for feature in features:
-        await feature.close()
+        try:
+            await feature.close()
+        except Exception:  # contained: the others are closed, and so is the engine
+            log.exception("close_failed", feature=feature.name)
+
+
+async def _contained_run(feature: Feature) -> None:
+    try:
+        await feature.run()
+    except Exception:  # contained: a feature that cannot run does not stop the server, nor its shutdown
+        log.exception("run_failed", feature=feature.name)
 
 
 async def contained_tick(feature: Feature) -> None:

@@ -79,6 +79,7 @@ def answer(handler: BaseHTTPRequestHandler, web: Web) -> None:
     if status == 200 and wanted and web.ranges:
         first = int(wanted.removeprefix("bytes=").rstrip("-"))
         status, body = (206, body[first:]) if first < len(body) else (416, b"")
+    cut = web.cut_after.pop(0) if web.cut_after else len(body)  # before the headers: they are the whole answer to HEAD
     handler.send_response(status)
     handler.send_header("Content-Length", str(len(body)))
     handler.send_header("Content-Type", web.types.get(path, "application/octet-stream"))
@@ -86,7 +87,6 @@ def answer(handler: BaseHTTPRequestHandler, web: Web) -> None:
         handler.send_header(name, value)
     handler.send_header("Connection", "close")
     handler.end_headers()
-    cut = web.cut_after.pop(0) if web.cut_after else len(body)
     if handler.command == "GET":
         handler.wfile.write(body[:cut])
     handler.close_connection = True
