@@ -1,6 +1,7 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Annotated
 
 from fastapi import Request
@@ -34,42 +35,19 @@ _HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}}
 def openai_routes(services: Services) -> Sequence[Route]:
     """Return the routes that generate, and those that tokenize."""
     routes = Routes()
+    generating = partial(routes.post, roles=CLIENTS, errors=(504,), streams=True, headers=_HEADERS)
 
-    @routes.post(
-        "/v1/chat/completions",
-        roles=CLIENTS,
-        summary="Continue a conversation",
-        reply=ChatCompletion,
-        errors=(504,),
-        streams=True,
-        headers=_HEADERS,
-    )
+    @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
         return await _completion(request, await prepare_chat(body, context_of(request), services), services, ChatFormat)
 
-    @routes.post(
-        "/v1/completions",
-        roles=CLIENTS,
-        summary="Continue texts",
-        reply=Completion,
-        errors=(504,),
-        streams=True,
-        headers=_HEADERS,
-    )
+    @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
         return await _completion(
             request, await prepare_completion(body, context_of(request), services), services, CompletionFormat
         )
 
-    @routes.post(
-        "/v1/responses",
-        roles=CLIENTS,
-        summary="Answer without storing anything",
-        reply=ResponseReply,
-        errors=(504,),
-        streams=True,
-        headers=_HEADERS,
-    )
+    @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
         prepared = await prepare_response(body, context_of(request), services)
         shape = ResponseShape(body, prepared, services)
