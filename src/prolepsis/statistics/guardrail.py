@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from prolepsis.statistics.arms import Arm, ArmScores, Histogram
-from prolepsis.statistics.means import Better, Contrast, Difference, Limit, LogRatio, Ratio, sign_of
-from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
+from prolepsis.statistics.means import Better, Contrast, Measure, Ratio, sign_of
 
 Outcome = Literal["pass", "fail", "inconclusive"]
-Measure = Difference | Ratio | LogRatio | Limit | QuantileRatio | QuantileLimit
 _HALVINGS = 24  # of [-1, 1] when a bound is searched: to 1e-7 of the scale
 
 

@@ -168,7 +168,7 @@ def _fail_alpha(guardrails: Sequence[Guardrail], levels: Levels) -> float:
 
 
 def _unfit(evidence: StageEvidence, share: float, consecutive_error_limit: int) -> tuple[Outcome, Reason] | None:
-    """Return why no verdict is possible, whatever the guardrails show; None if one is."""
+    """Return why no guardrail can lead to a verdict; None if one can."""
     if evidence.consecutive_errors > consecutive_error_limit:
         return "inconclusive", "measurement_errors"
     return ("inconclusive", "uneven_arms") if _uneven(evidence, share) else None

@@ -1,6 +1,6 @@
 """Tests of means: the bet under every guardrail, and the bounds on means that a guardrail may set.
 
-Let a request go to the canary with probability w, whatever came before, and let its score be Y1 there and Y0 as
+Let a request go to the canary with probability w given the past, and let its score be Y1 there and Y0 as
 control, both in [0, 1]. With v = min(w, 1 - w) and any constants c (centre), r (ratio) and d (shift),
 
     Z = (v / w) (Y1 - d - c)  if canary,   Z = -(v / (1 - w)) (r Y0 - c)  if control
@@ -11,13 +11,14 @@ stakes > 0 is a nonnegative supermartingale, and it ever reaches 1 / alpha with 
 Nothing is required of the scores but their range: load may drift, tenants may differ, requests may resemble each other.
 
 A bound has a `margin`: how much worse the canary may be. Values beyond [low, high] count as `low` or `high`; the mean
-of the clipped values is tested. Each request weighs the same, whatever its length.
+of the clipped values is tested. Each request weighs the same, long or short.
 
 Sources: betting on bounded means and fixed stakes in a mixture, Waudby-Smith and Ramdas, J. R. Stat. Soc. B 2024
 (arXiv 2010.09686); design-based confidence sequences, Ham, Bojinov, Lindon and Tingley (arXiv 2210.08639).
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -110,8 +111,49 @@ def sign_of(better: Better) -> int:
     return 1 if better == "lower" else -1
 
 
+class Measure(ABC):
+    """A test of one metric on scores in [0, 1]; the defaults are those of a difference that waits for no reference."""
+
+    __slots__ = ()
+    num_points: int
+    """Points of the histograms of its scores."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether values can be scored; false while the reference that the scores need is not known."""
+        return True
+
+    @abstractmethod
+    def score(self, arm: Arm, value: float) -> float:
+        """Return the score of a value, which is in the metric's unit."""
+
+    @abstractmethod
+    def contrast(self, better: Better, share: float) -> Contrast:
+        """Return the bet at the margin or limit; `share`: the probability of the canary."""
+
+    def vary(self, contrast: Contrast, x: float) -> Contrast:
+        """Return the contrast with `x` in place of what is bounded."""
+        return replace(contrast, shift=x)
+
+    def estimate(self, canary: float, control: float) -> float:
+        """Return what is bounded, from the mean scores of the arms."""
+        return canary - control
+
+    def shown(self, x: float) -> float:
+        """Return what is bounded on the scale that people read."""
+        return x
+
+    def reference_from(self, _history: Histogram) -> float | None:
+        """Return the number that the test takes from the control's values before the stage; None: it takes none."""
+        return None
+
+    def referring_to(self, _reference: float) -> Self:
+        """Return the test with that number."""
+        return self
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Measure):
     """E[canary] - E[control], against `margin` in the metric's own unit; rates are means of zeros and ones."""
 
     margin: float
@@ -120,7 +162,6 @@ class Difference:
     num_points: int = 2
     baseline: float | None = None
     """About the control's mean, in the metric's unit."""
-    ready = True
 
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))
@@ -130,14 +171,8 @@ class Difference:
         centre = 0.5 if self.baseline is None else _clip((self.baseline - self.low) / span)
         return Contrast(sign_of(better) * self.margin / span, centre=centre, share=share)
 
-    def vary(self, contrast: Contrast, x: float) -> Contrast:
-        return replace(contrast, shift=x)
-
     def shown(self, x: float) -> float:
         return x * (self.high - self.low)
-
-    def estimate(self, canary: float, control: float) -> float:
-        return canary - control
 
     def reference_from(self, history: Histogram) -> float | None:
         return history.mean if history.count else None
@@ -147,7 +182,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class Ratio(Measure):
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
     `high` None: `HEADROOM` times the control's mean before the stage; until that is known there is no verdict.
@@ -189,56 +224,13 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogRatio:
-    """Ratio of geometric means, against 1 + `margin` or 1 - `margin`; for values over orders of magnitude.
-
-    The mean of logarithms is tested: the typical value, little moved by a heavy tail. Values in [low, high], low > 0.
-    """
-
-    margin: float
-    low: float
-    high: float
-    num_points: int = FINE
-    baseline: float | None = None
-    ready = True
-
-    @property
-    def _span(self) -> float:
-        return math.log(self.high / self.low)
-
-    def score(self, _arm: Arm, value: float) -> float:
-        return _clip(math.log(max(value, self.low) / self.low) / self._span)
-
-    def contrast(self, better: Better, share: float) -> Contrast:
-        allowed = math.log1p(sign_of(better) * self.margin) / self._span
-        centre = 0.5 if self.baseline is None else self.score("control", self.baseline)
-        return Contrast(allowed, centre=centre, share=share)
-
-    def vary(self, contrast: Contrast, x: float) -> Contrast:
-        return replace(contrast, shift=x)
-
-    def shown(self, x: float) -> float:
-        return math.exp(x * self._span)
-
-    def estimate(self, canary: float, control: float) -> float:
-        return canary - control
-
-    def reference_from(self, history: Histogram) -> float | None:
-        return history.quantile(0.5) or None
-
-    def referring_to(self, reference: float) -> Self:
-        return replace(self, baseline=reference)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """E[canary] against `limit`, whatever the control does."""
+class Limit(Measure):
+    """E[canary] against `limit`; the control does not count."""
 
     limit: float
     low: float = 0.0
     high: float = 1.0
     num_points: int = 2
-    ready = True
 
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))
@@ -246,20 +238,11 @@ class Limit:
     def contrast(self, _better: Better, share: float) -> Contrast:
         return Contrast((self.limit - self.low) / (self.high - self.low), ratio=0.0, share=share)
 
-    def vary(self, contrast: Contrast, x: float) -> Contrast:
-        return replace(contrast, shift=x)
-
     def shown(self, x: float) -> float:
         return self.low + x * (self.high - self.low)
 
     def estimate(self, canary: float, _control: float) -> float:
         return canary
-
-    def reference_from(self, _history: Histogram) -> None:
-        return None
-
-    def referring_to(self, _reference: float) -> Self:
-        return self
 
 
 def _clip(score: float) -> float:

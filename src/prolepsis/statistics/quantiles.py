@@ -4,16 +4,17 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from prolepsis.statistics.arms import Arm, Histogram
-from prolepsis.statistics.means import Better, Contrast
+from prolepsis.statistics.means import Better, Contrast, Measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantileRatio:
+class QuantileRatio(Measure):
     """Quantile of the canary over that of the control, against 1 + `margin`.
 
     With x the control's quantile, Q(canary) <= (1 + margin) x says P(canary > (1 + margin) x) <= P(control > x). That
-    difference of two rates is tested. x is the control's quantile before the stage (`reference`, None: not known yet,
-    no verdict). Where the control has moved since, the same is tested at the level where x lies now.
+    difference of two rates, the surplus of slow requests, is tested and shown. x is the control's quantile before the
+    stage (`reference`, None: not known yet, no verdict). Where the control has moved since, the same is tested at the
+    level where x lies now.
     """
 
     level: float
@@ -33,16 +34,6 @@ class QuantileRatio:
         assert better == "lower", "quantiles are of times, sizes and costs"
         return Contrast(0.0, centre=1.0 - self.level, share=share)
 
-    def vary(self, contrast: Contrast, x: float) -> Contrast:
-        return replace(contrast, shift=x)
-
-    def shown(self, x: float) -> float:
-        """Return the surplus of slow requests: share of the canary's above the margin less share of the control's."""
-        return x
-
-    def estimate(self, canary: float, control: float) -> float:
-        return canary - control
-
     def reference_from(self, history: Histogram) -> float | None:
         return history.quantile(self.level) if history.count else None
 
@@ -51,13 +42,12 @@ class QuantileRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantileLimit:
-    """Quantile of the canary against `limit`: P(canary > limit) <= 1 - level, whatever the control does."""
+class QuantileLimit(Measure):
+    """Quantile of the canary against `limit`: P(canary > limit) <= 1 - level. That share is shown."""
 
     level: float
     limit: float
     num_points = 2
-    ready = True
 
     def score(self, _arm: Arm, value: float) -> float:
         return float(value > self.limit)
@@ -66,18 +56,5 @@ class QuantileLimit:
         assert better == "lower", "quantiles are of times, sizes and costs"
         return Contrast(1.0 - self.level, ratio=0.0, share=share)
 
-    def vary(self, contrast: Contrast, x: float) -> Contrast:
-        return replace(contrast, shift=x)
-
-    def shown(self, x: float) -> float:
-        """Return the share of requests above the limit."""
-        return x
-
     def estimate(self, canary: float, _control: float) -> float:
         return canary
-
-    def reference_from(self, _history: Histogram) -> None:
-        return None
-
-    def referring_to(self, _reference: float) -> Self:
-        return self
