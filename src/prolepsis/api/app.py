@@ -86,7 +86,7 @@ def build(
 
 @asynccontextmanager
 async def _while_serving(services: Services, _: Application) -> AsyncGenerator[None, None]:
-    """Run admission and the clocks of the features beside the requests; close the engine at the end."""
+    """Run admission and the clocks of the features while requests are served; close the engine at the end."""
     admission = services.admission
     async with running(services.features.all, [admission.run()]):
         yield

@@ -44,7 +44,7 @@ def check_exposure(config: ServerConfig, keys: Keys) -> None:
 def announce(config: ServerConfig, keys: Keys) -> None:
     """Say in the log what protects this server."""
     if not keys.required:
-        log.warning("development_mode", detail="no API key is configured: whoever is on this machine may do everything")
+        log.warning("development_mode", detail="no API key is configured: every user of this machine may do everything")
     elif not config.tls_certificate and not is_loopback(config.host):
         log.warning("no_tls", detail="API keys arrive in clear unless something in front of this server ends TLS")
 
@@ -112,7 +112,7 @@ class GatewayProtocol(H11Protocol):
         self._stop_timer()
 
     def data_received(self, data: bytes) -> None:
-        if self._surplus:  # answered now and not before: an answer to nobody's request would be lost with the reset
+        if self._surplus:  # not answered earlier: the reset would drop a reply that comes before its request
             self._refuse(too_many_connections(self.max_connections))
             return
         super().data_received(data)
@@ -126,7 +126,7 @@ class GatewayProtocol(H11Protocol):
         self._refuse(RequestRefused(msg, code="invalid_http"))
 
     def _watch(self) -> None:
-        """Start the clock anew where what the client owes has changed."""
+        """Restart the clock when the client owes something else."""
         waits_for = (self._patience_s(), self.cycle)
         if waits_for == self._waits_for:
             return

@@ -59,7 +59,7 @@ class DeepCheck:
                 detail = await self._one_token()
         except TimeoutError:
             detail = f"no token within {self._timeout_s:g} s"
-        except Exception as error:  # a health check says what is wrong, whatever it is
+        except Exception as error:  # a health check reports every failure
             detail = describe_error(error).message
         ms = round(1000 * (time.monotonic() - started), 3)
         return DeepHealth(not detail, detail or "one token was generated", ms)

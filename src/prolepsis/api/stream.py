@@ -102,7 +102,7 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             try:
                 first = await anext(events)
-            except Exception as error:  # the HTTP edge: whatever failed becomes one reply
+            except Exception as error:  # the HTTP edge: every failure becomes one reply
                 await describe_error(error).response()(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -110,7 +110,7 @@ class EventStream(Response):
             try:
                 async for event in events:
                     await send(_part(self._event(event)))
-            except ClientDisconnected:  # it stopped reading: nobody is left to tell
+            except ClientDisconnected:  # it stopped reading, so an error event has no reader
                 raise
             except Exception as error:  # the status is out: the stream itself says what failed
                 await send(_part(self._event(describe_error(error).body), more=False))
@@ -127,7 +127,7 @@ def _part(data: bytes, *, more: bool = True) -> dict[str, object]:
 
 
 class ClientDisconnected(Exception):
-    """Nobody is left to answer."""
+    """The client is gone."""
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[object, object, T]) -> T:

@@ -46,7 +46,7 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # the HTTP edge: whatever escaped a route becomes one reply
+        except Exception as error:  # the HTTP edge: an error that escaped a route becomes one reply
             if status != _NOT_SENT:
                 raise
             await describe_error(error).response()(scope, receive, send_with_id)

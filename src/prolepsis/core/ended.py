@@ -30,7 +30,7 @@ class Keep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a rollout assigned to one request. It holds whatever the rollout does later."""
+    """What a rollout assigned to one request. Later changes of the rollout do not change it."""
 
     rollout_id: str
     run: int

@@ -5,7 +5,7 @@ ProlepsisError
 │   ├── InvalidParameter       a request parameter outside its range, or a combination that cannot be served
 │   ├── InvalidGrammar         a schema, regex, choice or grammar that cannot be compiled
 │   ├── ContextTooLong         prompt and answer do not fit the model's context or the page pool
-│   ├── ModelNotFound          a model name nobody serves
+│   ├── ModelNotFound          a name that no served model has
 │   ├── RolloutNotFound        an id of no rollout of the policy in use
 │   ├── RolloutConflict        what is asked of a rollout cannot be done now
 │   └── ConfigError            a configuration file, flag or environment variable

@@ -92,7 +92,7 @@ class ProposerMemory:
     proposer: str
     weights: int = 0
     kv: int = 0
-    """Keys and values of its own, allocated for good, and hidden states kept beside them."""
+    """Keys and values of its own, allocated for good, with their hidden states."""
     index: int = 0
     """What it has learnt of texts: what it may grow to, where that is bounded."""
 

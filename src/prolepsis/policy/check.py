@@ -180,7 +180,7 @@ def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Findin
 def _unreachable(path: Keys, earlier: Sequence[Rule], rule: Rule) -> Iterator[Finding]:
     hiding = next((one for one in earlier if one.match.covers(rule.match)), None)
     if hiding is not None:
-        message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches whatever it does"
+        message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
         yield _error((*path, "match"), message)
 
 

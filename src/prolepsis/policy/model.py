@@ -135,7 +135,7 @@ class Terms:
     emit: Emit = "block"
     """token: each token leaves alone, evenly paced, so that a stream does not show what was accepted."""
     pinned: bool = False
-    """The mode stands whatever a caller asks, for routes that are regulated."""
+    """No caller may change the mode: for routes that are regulated."""
     shadow_percentage: float = 100.0
     """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
     guardrails: tuple[GuardrailTerms, ...] = ()
@@ -227,7 +227,7 @@ class Policy(Part):
 
     @cached_property
     def digest(self) -> str:
-        """The version of the content: equal where rules, order and terms are, whatever they are written like.
+        """The version of the content: equal if rules, order and terms are, in any spelling.
 
         Twelve hexadecimal digits of SHA-256 over names, conditions and terms with presets filled in; descriptions,
         comments and `version` do not count.

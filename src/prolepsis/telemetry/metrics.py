@@ -24,7 +24,7 @@ from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Outcome = Literal["finished", "aborted", "failed"]
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times beside each counter is noise
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
 
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0)

@@ -122,10 +122,10 @@ class ErrorReply:
 
 
 def describe_error(error: Exception) -> ErrorReply:
-    """Turn an exception into its reply; whatever was not raised on purpose shows nothing of itself and is logged."""
+    """Turn an exception into its reply; an unexpected one is logged and shows no details."""
     if isinstance(error, RequestRefused):
         return ErrorReply(error.status, str(error), error.code, error.param, error.kind, error.headers)
-    if isinstance(error, ClientDisconnect):  # in its upload; nobody reads this
+    if isinstance(error, ClientDisconnect):  # in its upload; the reply has no reader
         return ErrorReply(CLIENT_CLOSED_REQUEST, "The client left.", "client_closed_request")
     if isinstance(error, HTTPException):
         return ErrorReply(error.status_code, str(error.detail), _HTTP_CODES.get(error.status_code, "http_error"))

@@ -99,7 +99,7 @@ class Routes:
         """Return the decorator of the endpoint.
 
         `reply`: the model of the reply, for an endpoint that makes its own `Response`; default: what the endpoint is
-        annotated to return. `str` stands for plain text. `errors`: statuses beside those of every route. `may_fail`:
+        annotated to return. `str` stands for plain text. `errors`: statuses besides those of every route. `may_fail`:
         a 503 may have the shape of the reply. `streams`: the reply may be server-sent events. `headers`: those that the
         endpoint reads, with their schemas.
         """

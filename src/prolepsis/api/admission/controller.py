@@ -120,7 +120,7 @@ class AdmissionController:
                 self._metrics.cache_bytes.set(self._cache.num_bytes)
 
     def check_open(self, caller: Caller) -> None:
-        """Raise `Refused` if `admit` would now refuse whatever the caller asks; spares what is done before it."""
+        """Raise `Refused` if `admit` would now refuse every request of the caller; saves the work before it."""
         may_be_stored = bool(self._cache.max_bytes)  # such an answer takes no room in the queue
         self._check_open(caller, 0 if may_be_stored else 1, 1)
         self._rates.check(caller, self._clock())
@@ -159,12 +159,12 @@ class AdmissionController:
             if not turn.granted.done():
                 turn.granted.set_exception(RequestAborted("The request was aborted: shutdown."))
 
-    def has_room(self, beside: int | None) -> bool:
-        """Return whether work that nobody waits for may run: places are free, nothing waits and nothing is shed.
+    def has_room(self, most_running: int | None) -> bool:
+        """Return whether background work may run: places are free, nothing waits and nothing is shed.
 
-        `beside`: only beside so many samples at most; None: beside any number.
+        `most_running`: samples that may run meanwhile; None: any number.
         """
-        most = self._places - 1 if beside is None else min(beside, self._places - 1)
+        most = self._places - 1 if most_running is None else min(most_running, self._places - 1)
         return self._taken <= most and not self._queue and self.overload.level == 0 and not self.draining
 
     @property
@@ -193,7 +193,7 @@ class AdmissionController:
             self._check_room(caller, num_to_wait)
 
     def _check_size(self, tier: str, number: int, samples: int) -> None:
-        """Raise `InvalidParameter` where `number` requests do not fit even while nobody else is here."""
+        """Raise `InvalidParameter` if `number` requests do not fit even into an idle server."""
         most = max(1, self._places // samples) + min(self._room(tier))
         if number > most:
             message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
@@ -218,7 +218,7 @@ class AdmissionController:
     def _room(self, tier: str) -> tuple[int, int]:
         """Return how many requests may wait of tiers as patient as `tier`, and how many of these of one tenant.
 
-        Patient tiers have half as much room again for themselves: however long they wait, they lock nobody out.
+        Patient tiers have half as much room again for themselves: they may wait long without locking out the others.
         """
         room = self._config.max_queued, self._config.max_queued_per_tenant
         return ((room[0] + 1) // 2, (room[1] + 1) // 2) if tier in PATIENT else room
@@ -306,8 +306,8 @@ def _as_admitted(
 ) -> GenerateRequest:
     """Return the request with what is left of its time.
 
-    A client's priority orders its own tenant's queue. In the engine, where a better priority preempts whoever runs, it
-    counts only from operators; batch work runs behind the rest.
+    A client's priority orders its own tenant's queue. In the engine, where a better priority preempts a running
+    request, it counts only from operators; batch work runs behind the rest.
     """
     left_s = None if deadline_s is None else max(0.001, deadline_s - waited_s)
     priority = request.priority if caller.has("operator") else int(caller.tier == "batch")

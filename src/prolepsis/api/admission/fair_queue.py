@@ -47,7 +47,7 @@ class _Flow:
 
 
 class FairQueue:
-    """Bounded by whoever pushes; `held` tiers stay where they are."""
+    """The caller bounds its size; `held` tiers stay where they are."""
 
     def __init__(self) -> None:
         self._flows: dict[tuple[str, str], _Flow] = {}

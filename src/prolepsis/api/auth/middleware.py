@@ -119,7 +119,7 @@ class AuthMiddleware:
         state = scope.setdefault("state", {})
         try:
             refusal = await self._check(scope)
-        except Exception as error:  # the HTTP edge: whatever failed becomes one reply
+        except Exception as error:  # the HTTP edge: every failure becomes one reply
             self._metrics.refuse(error)
             refusal = describe_error(error)
         if refusal is not None:
@@ -127,7 +127,7 @@ class AuthMiddleware:
             return
         state[REPLY_HEADERS] = {}
         receiver = _Receiver(receive, self._config.upload_timeout_s)
-        with suppress(ClientDisconnected):  # it took nothing for too long: nobody is left to tell
+        with suppress(ClientDisconnected):  # it took nothing for too long: there is no reader any more
             await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
 
     async def _check(self, scope: Scope) -> ErrorReply | None:

@@ -191,7 +191,7 @@ class StreamOptions(Body):
 
 
 class SpeculationBody(Body):
-    """Prolepsis' own field: what this request asks of speculation. Output is the same whatever it says."""
+    """Prolepsis' own field: what this request asks of speculation. It never changes the output."""
 
     mode: SpecMode | None = None
     """auto: where it pays; off; on: wherever there is a draft; shadow: draft and compare, verify nothing."""

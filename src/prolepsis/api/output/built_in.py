@@ -17,7 +17,7 @@ _TIMEOUT_S = 0.02
 class Patterns:
     """Replaces every match, or ends the answer before it; what may still become a match waits.
 
-    A match that has not ended after `max_match` characters ends the answer: nobody can say what it would become.
+    A match that has not ended after `max_match` characters ends the answer, because its end is unknown.
     """
 
     inline = True

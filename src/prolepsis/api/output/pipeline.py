@@ -76,7 +76,7 @@ _Value = TypeVar("_Value")
 class Workers:
     """Runs calls in daemon threads, started as they are needed. Belongs to one event loop.
 
-    A call that nobody waits for any more keeps its thread until it returns: threads that hang are not replaced, and
+    A call whose caller has given up keeps its thread until it returns: threads that hang are not replaced, and
     where all of them do every later call is late.
     """
 
@@ -115,7 +115,7 @@ class Workers:
                 continue
             try:
                 value = work()
-            except BaseException as error:  # handed on to whoever waits
+            except BaseException as error:  # handed on to the waiting caller
                 with suppress(Exception):
                     future.set_exception(error)
             else:
@@ -289,7 +289,7 @@ class OutputPolicies:
         self._workers = Workers()
 
     def pipeline(self, answer: AnswerFacts) -> "FilterPipeline | None":
-        """Return what reads this answer; None where nobody does."""
+        """Return the filters of this answer; None if it has none."""
         stages: list[tuple[LoadedPolicy, FilterStage]] = []
         for loaded in self.loaded:
             try:

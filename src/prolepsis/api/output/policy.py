@@ -41,7 +41,7 @@ class Decision:
     rewrites: tuple[Rewrite, ...] = ()
     """One after another, before what is held."""
     stop_at: int | None = None
-    """The answer ends before this character, whatever comes."""
+    """The answer ends before this character."""
     reason: str = ""
     """Of the stop; the client sees it."""
 

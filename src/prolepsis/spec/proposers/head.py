@@ -45,7 +45,7 @@ class HeadProposer(Proposer):
         return self._head.info.name
 
     def memory(self) -> ProposerMemory:
-        """Return weights, and the K/V of all pages with the hidden states kept beside them."""
+        """Return weights, and the K/V of all pages with their hidden states."""
         info = self._head.info
         kv = info.page_bytes * self._cache.num_pages + self._slots.num_bytes
         return ProposerMemory(self.name, weights=info.weight_bytes, kv=kv)
