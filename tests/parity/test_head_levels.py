@@ -70,7 +70,7 @@ class Room:
         x = self.levels.enter[level] @ self.norm(z)
         return z + self.levels.leave[level] @ (x / (1 + torch.exp(-x)))
 
-    def told(self, z: Tensor, level: int, token: int) -> Tensor:
+    def conditioned(self, z: Tensor, level: int, token: int) -> Tensor:
         p, e = self.ahead(z, level), self.embedding[token]
         x = self.levels.state @ self.norm(p) + self.levels.token @ (e * (e.pow(2).mean() + self.eps).rsqrt())
         return p + self.levels.out @ (x / (1 + torch.exp(-x)))
@@ -131,7 +131,7 @@ def test_what_follows_a_drafted_token(forward: str) -> None:
     assert tokens.shape == logprobs.shape == (4, 8)
     draft_ids = {int(token): i for i, token in enumerate(ids)}
     for j, (place, token) in enumerate(drafted):
-        expected = r.logits(r.told(found.first.states[place % ROWS], place // ROWS, token)).log_softmax(-1)
+        expected = r.logits(r.conditioned(found.first.states[place % ROWS], place // ROWS, token)).log_softmax(-1)
         at = torch.tensor([draft_ids[int(t)] for t in tokens[j]])
         assert (logprobs[j] - expected[at]).abs().max() < 0.1
         assert (logprobs[j] - expected.sort(descending=True).values[:8]).abs().max() < 0.1, "the likeliest come first"
@@ -158,7 +158,7 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
         FakeSequence(first, 15, "r0/0", params=params, noise_key=77),
         FakeSequence(second, 12, "r1/0", params=params, noise_key=2**64 - 5),
     ]
-    tree_params = replace(TREE_PARAMS, floor=0.001)  # a random head is sure of nothing
+    tree_params = replace(TREE_PARAMS, min_survival=0.001)  # a random head is sure of nothing
     shapes = [(4, 14), (3, 5)]
     first_pass = HeadPass([], batch, head.make_cache(4), features)
 

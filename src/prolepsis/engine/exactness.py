@@ -31,16 +31,16 @@ class _Text:
     pages: list[int]
 
 
-def decide(model: TargetModel, wish: Literal["auto", "on", "off"]) -> Exactness:
+def decide(model: TargetModel, setting: Literal["auto", "on", "off"]) -> Exactness:
     """Return the mode for `model`; raises `ModelLoadError` if strict is required and the model does not pass."""
-    if wish == "off":
+    if setting == "off":
         return Exactness("normal", "set in the configuration")
     fault = invariance_fault(model)
     if fault is None:
         rows = ", ".join(map(str, ROW_COUNTS))
         contexts = ", ".join(map(str, _tested_contexts(model)))
         return Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
-    if wish == "on":
+    if setting == "on":
         raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")
     return Exactness("normal", f"self-check: {fault}")
 

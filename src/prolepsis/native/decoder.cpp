@@ -1,6 +1,6 @@
 // Python's view of the decoder, of its packed linear alone, and of its cache.
 #include "decoder.h"
-#include "likeliest.h"
+#include "top_k.h"
 
 namespace {
 
@@ -52,15 +52,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("pack", &pack);
   m.def("huge_zeros", [](const std::vector<int64_t>& sizes) { return huge_zeros(sizes); });
   m.def("linear", &linear, Release());
-  m.def("likeliest", &likeliest, Release());
+  m.def("top_k", &top_k, Release());
   m.def("move_slots", &move_slots, Release());
-  pybind11::class_<Growth>(m, "Growth").def(pybind11::init<int64_t, int64_t, int64_t, double>());
-  pybind11::class_<Wish>(m, "Wish").def(pybind11::init<int64_t, int64_t, double, double, int64_t, double, uint64_t, uint64_t>());
-  pybind11::class_<Grown>(m, "Grown")
-      .def_readonly("tokens", &Grown::tokens)
-      .def_readonly("parents", &Grown::parents)
-      .def_readonly("survival", &Grown::survival)
-      .def_readonly("chances", &Grown::chances);
+  pybind11::class_<TreeParams>(m, "TreeParams").def(pybind11::init<int64_t, int64_t, int64_t, double>());
+  pybind11::class_<TreeSpec>(m, "TreeSpec").def(pybind11::init<int64_t, int64_t, double, double, int64_t, double, uint64_t, uint64_t>());
+  pybind11::class_<DraftTree>(m, "DraftTree")
+      .def_readonly("tokens", &DraftTree::tokens)
+      .def_readonly("parents", &DraftTree::parents)
+      .def_readonly("survival", &DraftTree::survival)
+      .def_readonly("chances", &DraftTree::chances);
   pybind11::class_<Decoder>(m, "Decoder")
       .def(pybind11::init<int64_t, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
       .def("add_layer", &Decoder::add_layer)
@@ -72,7 +72,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("set_fusion", &Decoder::set_fusion)
       .def("set_output", &Decoder::set_output)
       .def("set_levels", &Decoder::set_levels)
-      .def("outlook", &Decoder::outlook, Release())
+      .def("look_ahead", &Decoder::look_ahead, Release())
       .def("follow", &Decoder::follow, Release())
       .def("trees", &Decoder::trees, Release())
       .def("draft", &Decoder::draft, Release());

@@ -14,9 +14,9 @@
 #include <optional>
 #include <vector>
 
+#include "argmax.h"
 #include "attention.h"
 #include "draft_tree.h"
-#include "largest.h"
 #include "threads.h"
 #include "weights.h"
 
@@ -148,8 +148,8 @@ class Decoder {
   // A pass of a draft head over committed tokens that looks ahead. Returns logits [(1 + n) * L, vocab] of `logit_rows` and of the states
   // ahead, states of `logit_rows`, and of the n levels, one after another, states [n * L, hidden] and what of them meets a token
   // [n * L, width].
-  std::tuple<Tensor, Tensor, Tensor, Tensor> outlook(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
-                                                     Tensor pages, Tensor logit_rows, Tensor cache, Tensor features) {
+  std::tuple<Tensor, Tensor, Tensor, Tensor> look_ahead(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
+                                                         Tensor pages, Tensor logit_rows, Tensor cache, Tensor features) {
     TORCH_CHECK(levels_ && features.sizes() == at::IntArrayRef({tokens.size(0), fusion_->fc.depth}) && features.is_contiguous() &&
                     features.scalar_type() == at::kBFloat16,
                 "a draft head with levels takes bf16 features; given ", features.sizes());
@@ -171,16 +171,17 @@ class Decoder {
     return ::follow(*levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
   }
 
-  // A draft tree for each sequence: `outlook`, and the trees grown over it (draft_tree.h). One row of each is in `logit_rows`.
-  std::vector<Grown> trees(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages, Tensor logit_rows,
-                           Tensor cache, Tensor features, int64_t shortlist, const Growth& growth, const std::vector<Wish>& wishes) {
-    TORCH_CHECK(static_cast<int64_t>(wishes.size()) == logit_rows.size(0), wishes.size(), " wishes for ", logit_rows.size(0), " rows");
-    const auto [logits, states, ahead, entered] = outlook(tokens, positions, parents, starts, cached, pages, logit_rows, cache, features);
-    return grow_trees(*levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, growth, wishes);
+  // A draft tree for each sequence: `look_ahead`, and the trees grown over it (draft_tree.h). One row of each is in `logit_rows`.
+  std::vector<DraftTree> trees(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached, Tensor pages,
+                               Tensor logit_rows, Tensor cache, Tensor features, int64_t shortlist, const TreeParams& params,
+                               const std::vector<TreeSpec>& specs) {
+    TORCH_CHECK(static_cast<int64_t>(specs.size()) == logit_rows.size(0), specs.size(), " specs for ", logit_rows.size(0), " rows");
+    const auto [logits, states, ahead, entered] = look_ahead(tokens, positions, parents, starts, cached, pages, logit_rows, cache, features);
+    return grow_trees(*levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, params, specs);
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number
-  // of layers names what leaves the last one, before the final norm. Also returned: the first of each row's largest logits.
+  // of layers names what leaves the last one, before the final norm. Also returned: each row's argmax, the lowest id among equals.
   std::pair<Tensor, std::vector<int64_t>> forward(Tensor tokens, Tensor positions, Tensor parents, Tensor starts, Tensor cached,
                                                   Tensor pages, Tensor logit_rows, Tensor cache, const std::vector<int64_t>& taps,
                                                   std::optional<Tensor> features) {
@@ -191,10 +192,10 @@ class Decoder {
     Pass pass = start(tokens, positions, parents, starts, cached, pages, logit_rows, cache);
     pass.taps = taps;
     pass.features = features ? bits(*features) : nullptr;
-    std::vector<int64_t> likeliest(logit_rows.size(0));
-    pass.likeliest = likeliest.data();
+    std::vector<int64_t> argmax(logit_rows.size(0));
+    pass.argmax = argmax.data();
     Tensor logits = finish(pass);
-    return {logits, std::move(likeliest)};
+    return {logits, std::move(argmax)};
   }
 
  private:
@@ -245,7 +246,7 @@ class Decoder {
     std::vector<Counter> counters = {};
     Buffers buffers = {};
     std::vector<int64_t> taps = {};
-    int64_t* likeliest = nullptr;  // of each row of logits, where it is asked for
+    int64_t* argmax = nullptr;     // of each row of logits, where it is asked for
     bf16* features = nullptr;      // where tapped states go; of a draft head: where they come from
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
@@ -492,10 +493,10 @@ class Decoder {
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
       });
-      if (!likeliest) return;  // the rows are in cache: these threads have just written them
+      if (!argmax) return;  // the rows are in cache: these threads have just written them
       share(phase, L, [&](int64_t i) {
         const float* row = logits + i * s.vocab;
-        likeliest[i] = scan::first_of(row, s.vocab, scan::largest_of(row, s.vocab));
+        argmax[i] = scan::first_of(row, s.vocab, scan::max_of(row, s.vocab));
       });
     }
 

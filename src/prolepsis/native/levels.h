@@ -1,8 +1,8 @@
-// Levels of a draft head (models/head_levels.py): their weights, and what follows a drafted token among a shortlist.
+// Levels of a draft head (models/heads/levels.py): their weights, and what follows a drafted token among a shortlist.
 #pragma once
 #include <vector>
 
-#include "likeliest.h"
+#include "top_k.h"
 #include "weights.h"
 
 struct Levels {
@@ -24,7 +24,7 @@ inline float dot(const bf16* a, const float* b, int64_t size) {
 }
 
 // Of row `place` of `ahead` [R, hidden] and `entered` [R, width], after the draft token `token`: normed s in `state`.
-inline void tell(const Levels& levels, const float* norm, float eps, const Tensor& ahead, const Tensor& entered, int64_t place,
+inline void condition(const Levels& levels, const float* norm, float eps, const Tensor& ahead, const Tensor& entered, int64_t place,
                  int64_t token, float* inner, float* state) {
   const int64_t width = levels.width, hidden = ahead.size(1);
   const float *p = ahead.data_ptr<float>() + place * hidden, *a = entered.data_ptr<float>() + place * width;
@@ -49,7 +49,7 @@ inline std::pair<Tensor, Tensor> follow(const Levels& levels, const Tensor& norm
   for (int64_t j = 0; j < m; j++) {
     const auto [place, token] = drafted[j];
     TORCH_CHECK(0 <= place && place < ahead.size(0) && 0 <= token && token < levels.head.size(0), "no such row or draft token");
-    tell(levels, norm.data_ptr<float>(), eps, ahead, entered, place, token, inner.data(), state.data());
+    condition(levels, norm.data_ptr<float>(), eps, ahead, entered, place, token, inner.data(), state.data());
     const int* list = shortlist.data_ptr<int>() + place * size;
     std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
     for (int64_t i = 0; i < size; i++) {

@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "largest.h"
+#include "argmax.h"
 #include "noise.h"
 #include "threads.h"
 
@@ -27,7 +27,7 @@
 
 namespace {
 
-using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::kBlock, scan::largest_of;
+using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::kBlock, scan::max_of;
 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kLanes = 16;
@@ -102,11 +102,11 @@ struct Scratch {
   std::vector<int64_t> near;  // tokens less than kNear below the likeliest, by id; none where they are more than kFew
 };
 
-WIDEST float largest(const float* values, int64_t size) { return largest_of(values, size); }
-WIDEST double largest(const double* values, int64_t size) { return largest_of(values, size); }
+WIDEST float max_value(const float* values, int64_t size) { return max_of(values, size); }
+WIDEST double max_value(const double* values, int64_t size) { return max_of(values, size); }
 
-WIDEST int64_t first_largest(const float* values, int64_t size) { return first_of(values, size, largest(values, size)); }
-WIDEST int64_t first_largest(const double* values, int64_t size) { return first_of(values, size, largest(values, size)); }
+WIDEST int64_t argmax_of_row(const float* values, int64_t size) { return first_of(values, size, max_value(values, size)); }
+WIDEST int64_t argmax_of_row(const double* values, int64_t size) { return first_of(values, size, max_value(values, size)); }
 
 // (logit - maximum) / temperature: at most 0, so neither a tiny temperature nor huge logits can overflow upwards.
 WIDEST void scale(const float* logits, int64_t size, double max, double factor, double* scaled) {
@@ -283,7 +283,7 @@ struct Row {
 template <class T>
 void load(const T* logits, double temperature, Scratch& s) {
   const int64_t size = s.scaled.size();
-  scale(logits, size, largest(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
+  scale(logits, size, max_value(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
 }
 
 // The largest score among the tokens that the cut keeps; the lowest id among equals.
@@ -323,7 +323,7 @@ int64_t draw_near(uint64_t key, const Cut& cut, const Scratch& s) {
 template <class T>
 int64_t pick_row(const Row& row, Scratch& s) {
   const T* logits = reinterpret_cast<const T*>(row.address);
-  if (row.truncation.temperature == 0.0) return first_largest(logits, s.scaled.size());
+  if (row.truncation.temperature == 0.0) return argmax_of_row(logits, s.scaled.size());
   load(logits, row.truncation.temperature, s);
   const Cut cut = find_cut(s, row.truncation);
   return !s.near.empty() && cut.value > -kNear ? draw_near(row.key, cut, s) : draw_all(row.key, cut, s);
@@ -383,7 +383,7 @@ std::vector<int64_t> argmax(uint64_t address, int64_t stride, int64_t size, cons
   pybind11::gil_scoped_release unlocked;
   const float* logits = reinterpret_cast<const float*>(address);
   std::vector<int64_t> tokens;
-  for (const int64_t row : rows) tokens.push_back(first_largest(logits + row * stride, size));
+  for (const int64_t row : rows) tokens.push_back(argmax_of_row(logits + row * stride, size));
   return tokens;
 }
 

@@ -81,11 +81,11 @@ def searched(last: int, depth: int, limit: int) -> list[tuple[tuple[int, ...], f
         found = [
             ((*path, token), alive * chance)
             for path, alive in growing
-            for token, chance in says(path[-1] if path else last, level)[: TREE_PARAMS.children]
-            if alive * chance >= TREE_PARAMS.floor
+            for token, chance in says(path[-1] if path else last, level)[: TREE_PARAMS.max_children]
+            if alive * chance >= TREE_PARAMS.min_survival
         ]
         kept += found
-        growing = sorted(found, key=lambda node: -node[1])[: TREE_PARAMS.width]
+        growing = sorted(found, key=lambda node: -node[1])[: TREE_PARAMS.max_expanded]
     return sorted(kept, key=lambda node: -node[1])[:limit]
 
 

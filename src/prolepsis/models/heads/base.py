@@ -57,15 +57,15 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class TreeParams:
-    """Parameters of draft trees, the same for all sequences."""
+    """How draft trees expand, the same for all sequences (EAGLE-2, arXiv 2406.16858)."""
 
-    candidates: int
+    num_candidates: int
     """Candidates considered after a node."""
-    children: int
+    max_children: int
     """Most children of a node."""
-    width: int
+    max_expanded: int
     """Most nodes of a level that get children."""
-    floor: float
+    min_survival: float
     """Nodes with a lower survival probability are dropped."""
 
 
@@ -73,10 +73,10 @@ class TreeParams:
 class TreeSpec:
     """The limits of one sequence's tree, and its sampling."""
 
-    depth: int
-    limit: int
+    max_depth: int
+    node_budget: int
     """Most nodes."""
-    threshold: float
+    expansion_threshold: float
     """Nodes with a lower survival probability get no children."""
     params: SamplingParams
     noise_key: int
@@ -85,7 +85,7 @@ class TreeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class GrownTree:
+class DraftTree:
     """A tree that begins with its principal chain (`spec.draft.Draft`); parent -1 is the last committed token."""
 
     tokens: tuple[int, ...]
@@ -137,5 +137,5 @@ class TreeHead(LookaheadHead, Protocol):
 
     def trees(
         self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
-    ) -> list[GrownTree]:
+    ) -> list[DraftTree]:
         """Do `look_ahead` and return a tree for each sequence of `batch`, which keeps the logits of its last row."""

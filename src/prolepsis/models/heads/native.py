@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.heads.base import SHORTLIST, Candidates, GrownTree, HeadInfo, Lookahead, TreeParams, TreeSpec
+from prolepsis.models.heads.base import SHORTLIST, Candidates, DraftTree, HeadInfo, Lookahead, TreeParams, TreeSpec
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
@@ -82,8 +82,8 @@ class NativeHead:
 
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
         """Run a pass over committed tokens that predicts the levels too (`LookaheadHead.look_ahead`)."""
-        logits, after, ahead, entered = self._decoder.outlook(*operands(batch, cache), features)
-        ids, logprobs = self._module.likeliest(logits, self._shortlist)
+        logits, after, ahead, entered = self._decoder.look_ahead(*operands(batch, cache), features)
+        ids, logprobs = self._module.top_k(logits, self._shortlist)
         rows = len(after)
         first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
         return Lookahead(first, ahead, ids[rows:], entered)
@@ -99,14 +99,14 @@ class NativeHead:
 
     def trees(
         self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
-    ) -> list[GrownTree]:
+    ) -> list[DraftTree]:
         """Return a draft tree for each sequence (`TreeHead.trees`)."""
         module = self._module
-        native_wishes = [
-            module.Wish(
-                spec.depth,
-                spec.limit,
-                spec.threshold,
+        native_specs = [
+            module.TreeSpec(
+                spec.max_depth,
+                spec.node_budget,
+                spec.expansion_threshold,
                 spec.params.temperature,
                 spec.params.top_k,
                 spec.params.top_p,
@@ -115,11 +115,11 @@ class NativeHead:
             )
             for spec in specs
         ]
-        native_growth = module.Growth(
-            tree_params.candidates, tree_params.children, tree_params.width, tree_params.floor
+        native_params = module.TreeParams(
+            tree_params.num_candidates, tree_params.max_children, tree_params.max_expanded, tree_params.min_survival
         )
-        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_growth, native_wishes)
-        return [GrownTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
+        found = self._decoder.trees(*operands(batch, cache), features, self._shortlist, native_params, native_specs)
+        return [DraftTree(tuple(t.tokens), tuple(t.parents), tuple(t.survival), tuple(t.chances)) for t in found]
 
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
@@ -132,7 +132,7 @@ class NativeHead:
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None, count: int
     ) -> Candidates:
         logits, after = self.logits(batch, cache, features, states)
-        ids, logprobs = self._module.likeliest(logits, count)
+        ids, logprobs = self._module.top_k(logits, count)
         return Candidates(self._target_ids[ids.long()], logprobs, after)
 
 

@@ -74,7 +74,7 @@ class NativeExit:
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:
         """Run a pass and return its likeliest tokens (`EarlyExit.likeliest`)."""
-        ids, logprobs = self._module.likeliest(self.logits(batch, cache), count)
+        ids, logprobs = self._module.top_k(self.logits(batch, cache), count)
         return ids.long(), logprobs
 
 

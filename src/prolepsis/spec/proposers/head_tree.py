@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.config import DRAFT_HEAD
-from prolepsis.models.heads.base import DraftHead, GrownTree, LookaheadHead, TreeHead, TreeParams, TreeSpec
+from prolepsis.models.heads.base import DraftHead, DraftTree, LookaheadHead, TreeHead, TreeParams, TreeSpec
 from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.proposers.candidates import CANDIDATES, confidence_bucket, rank_rows
 from prolepsis.spec.proposers.scratch import Scratch
 
-TREE_PARAMS = TreeParams(candidates=CANDIDATES, children=4, width=3, floor=0.02)
+TREE_PARAMS = TreeParams(num_candidates=CANDIDATES, max_children=4, max_expanded=3, min_survival=0.02)
 """How far trees branch, also those that a head grows itself."""
 
 
@@ -31,78 +31,84 @@ class Node:
     token: int
     parent: int
     depth: int
-    alive: float
+    survival: float
     bucket: int
     given: Tensor | None  # [hidden] float32: the head's state at its parent, to draft from
 
 
 @dataclass(slots=True)
 class HeadTree:
-    """One sequence's draft while it grows. `asked` are the nodes whose children are known or wanted, in order."""
+    """One sequence's draft while it grows. `expanded` are the nodes whose children are known or wanted, in order."""
 
     sequence: SequenceView
-    depth: int
-    limit: int
-    threshold: float
+    max_depth: int
+    node_budget: int
+    expansion_threshold: float
     """A level is drafted only below nodes that survive more often: the cost of a level, in tokens."""
     tree_params: TreeParams = TREE_PARAMS
     nodes: list[Node] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
-    num_new: int = 0
-    """How many of `asked`, at the end, wait for their children."""
+    expanded: list[int] = field(default_factory=list)
+    num_expanding: int = 0
+    """How many of `expanded`, at the end, wait for their children."""
     level: int = 0
-    """Depth of the deepest nodes asked."""
+    """Depth of the deepest nodes expanded."""
 
-    def ask(self) -> bool:
-        """Choose the nodes to ask for children next; False if the tree is done."""
+    def select(self) -> bool:
+        """Select the nodes to expand next; False if the tree is done."""
         self.level += 1
-        if self.level >= self.depth:
+        if self.level >= self.max_depth:
             return False
-        last = [i for i, node in enumerate(self.nodes) if node.depth == self.level and node.alive > self.threshold]
-        new = sorted(sorted(last, key=lambda i: -self.nodes[i].alive)[: self.tree_params.width])
-        self.asked += new
-        self.num_new = len(new)
+        last = [
+            i
+            for i, node in enumerate(self.nodes)
+            if node.depth == self.level and node.survival > self.expansion_threshold
+        ]
+        new = sorted(sorted(last, key=lambda i: -self.nodes[i].survival)[: self.tree_params.max_expanded])
+        self.expanded += new
+        self.num_expanding = len(new)
         return bool(new)
 
     def input(self, cached: int, pages: list[int]) -> SequenceInput:
-        """Return all asked nodes as a pass over them behind `cached` slots, keeping the new ones."""
-        place = {node: i for i, node in enumerate(self.asked)} | {ROOT: ROOT}
-        tokens = [self.nodes[i].token for i in self.asked]
-        parents = [place[self.nodes[i].parent] for i in self.asked]
-        return SequenceInput(tokens, cached, pages, parents, keep_last=self.num_new)
+        """Return all expanded nodes as a pass over them behind `cached` slots, keeping the new ones."""
+        place = {node: i for i, node in enumerate(self.expanded)} | {ROOT: ROOT}
+        tokens = [self.nodes[i].token for i in self.expanded]
+        parents = [place[self.nodes[i].parent] for i in self.expanded]
+        return SequenceInput(tokens, cached, pages, parents, keep_last=self.num_expanding)
 
     @property
-    def new_tokens(self) -> list[int]:
+    def expanding_tokens(self) -> list[int]:
         """Tokens of the nodes that wait for their children."""
-        return [self.nodes[i].token for i in self.asked[-self.num_new :]]
+        return [self.nodes[i].token for i in self.expanded[-self.num_expanding :]]
 
     def grow(self, tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
         """Add what the head expects after the new nodes, or at first after the committed tokens (`Candidates`)."""
-        parents = self.asked[-self.num_new :] if self.asked else [ROOT]
+        parents = self.expanded[-self.num_expanding :] if self.expanded else [ROOT]
         for row, found in enumerate(rank_rows(self.sequence, self.level, tokens, logprobs)):
             parent = parents[row]
-            alive = 1.0 if parent == ROOT else self.nodes[parent].alive
+            survival = 1.0 if parent == ROOT else self.nodes[parent].survival
             given = None if states is None else states[row]
-            for token, chance in found[: self.tree_params.children]:
-                if alive * chance >= self.tree_params.floor:
+            for token, chance in found[: self.tree_params.max_children]:
+                if survival * chance >= self.tree_params.min_survival:
                     bucket = confidence_bucket(self.sequence, chance)
-                    self.nodes.append(Node(token, parent, self.level + 1, alive * chance, bucket, given))
+                    self.nodes.append(Node(token, parent, self.level + 1, survival * chance, bucket, given))
 
     @property
     def spec(self) -> TreeSpec:
         """The tree to grow, for a head that does so itself."""
         sequence = self.sequence
         position = len(sequence.tokens) - sequence.num_prompt_tokens
-        return TreeSpec(self.depth, self.limit, self.threshold, sequence.params, sequence.noise_key, position)
+        return TreeSpec(
+            self.max_depth, self.node_budget, self.expansion_threshold, sequence.params, sequence.noise_key, position
+        )
 
     def draft(self) -> Draft | None:
-        """Return the likeliest `limit` nodes as a draft."""
-        order = sorted(range(len(self.nodes)), key=lambda i: -self.nodes[i].alive)[: self.limit]
+        """Return the likeliest nodes within the node budget as a draft."""
+        order = sorted(range(len(self.nodes)), key=lambda i: -self.nodes[i].survival)[: self.node_budget]
         if not order:
             return None
         place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         kept = [self.nodes[i] for i in order]
-        return best_first([(n.token, place[n.parent], n.alive, n.bucket) for n in kept], DRAFT_HEAD)
+        return best_first([(n.token, place[n.parent], n.survival, n.bucket) for n in kept], DRAFT_HEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +166,9 @@ class LookaheadGrower:
     def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
         found = self._head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
         _grow(trees, found.first.tokens, found.first.logprobs)
-        while growing := [(row, tree) for row, tree in enumerate(trees) if tree.ask()]:
-            places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_new)]
-            drafted = [token for _, tree in growing for token in tree.new_tokens]
+        while growing := [(row, tree) for row, tree in enumerate(trees) if tree.select()]:
+            places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_expanding)]
+            drafted = [token for _, tree in growing for token in tree.expanding_tokens]
             tokens, logprobs = self._head.follow(found, places, drafted, CANDIDATES)
             _grow([tree for _, tree in growing], tokens, logprobs)
         return [tree.draft() for tree in trees]
@@ -182,22 +188,22 @@ class LevelGrower:
         _grow(trees, found.tokens, found.logprobs, found.states)
         slots = [self._slots(*each) for each in enumerate(zip(trees, first.inputs, strict=True))]
         while growing := [
-            (tree, cached, pages) for tree, (cached, pages) in zip(trees, slots, strict=True) if tree.ask()
+            (tree, cached, pages) for tree, (cached, pages) in zip(trees, slots, strict=True) if tree.select()
         ]:
-            asked = [tree for tree, _, _ in growing]
+            expanding = [tree for tree, _, _ in growing]
             batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
-            found = self._head.drafted(batch, first.cache, _stack(asked), CANDIDATES)
-            _grow(asked, found.tokens, found.logprobs, found.states)
+            found = self._head.drafted(batch, first.cache, _stack(expanding), CANDIDATES)
+            _grow(expanding, found.tokens, found.logprobs, found.states)
         return [tree.draft() for tree in trees]
 
     def _slots(self, place: int, tree_and_input: tuple[HeadTree, SequenceInput]) -> tuple[int, list[int]]:
         """Return how many slots are written, and the pages to draft in."""
         tree, written = tree_and_input
         cached = written.cached + len(written.token_ids)
-        return cached, self._scratch.begin(place, written.pages, cached) if tree.depth > 1 else []
+        return cached, self._scratch.begin(place, written.pages, cached) if tree.max_depth > 1 else []
 
 
-def _as_draft(sequence: SequenceView, tree: GrownTree) -> Draft | None:
+def _as_draft(sequence: SequenceView, tree: DraftTree) -> Draft | None:
     """Return a tree that a head has grown itself as a draft."""
     buckets = tuple([confidence_bucket(sequence, chance) for chance in tree.chances])
     return Draft(tree.tokens, tree.parents, DRAFT_HEAD, tree.survival, buckets=buckets) if tree.tokens else None
@@ -207,12 +213,12 @@ def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: T
     """Grow `trees` by consecutive rows: one for every node that waits, or a tree's first row."""
     first = 0
     for tree in trees:
-        rows = slice(first, first + (tree.num_new or 1))
+        rows = slice(first, first + (tree.num_expanding or 1))
         tree.grow(tokens[rows], logprobs[rows], None if states is None else states[rows])
         first = rows.stop
 
 
-def _stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of asked, hidden] float32
-    """Return the states from which the asked nodes of all trees start."""
-    given = [tree.nodes[i].given for tree in trees for i in tree.asked]
+def _stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of expanded, hidden] float32
+    """Return the states from which the expanded nodes of all trees start."""
+    given = [tree.nodes[i].given for tree in trees for i in tree.expanded]
     return torch.stack([state for state in given if state is not None])

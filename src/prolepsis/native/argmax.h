@@ -1,4 +1,4 @@
-// The first of the largest values of a row: plain loops over blocks, which the compiler makes vectors of.
+// Maximum and argmax of a row: plain loops over blocks, which the compiler makes vectors of.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace scan {
 constexpr int64_t kBlock = 64;
 
 template <class T>
-inline T largest_of(const T* values, int64_t size) {
+inline T max_of(const T* values, int64_t size) {
   T lanes[kBlock];
   std::fill(lanes, lanes + kBlock, -std::numeric_limits<T>::infinity());
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// The likeliest tokens of rows of logits with their log-probabilities: candidates of a draft.
+// Top-k of rows of logits with log-probabilities: the candidates of a draft.
 #pragma once
 #include <torch/extension.h>
 
@@ -25,10 +25,10 @@ inline float log_sum_exp(const float* values, int64_t size, float highest) {
 }
 
 // logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first.
-inline std::pair<at::Tensor, at::Tensor> likeliest(const at::Tensor& logits, int64_t count) {
+inline std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count) {
   const int64_t size = logits.size(1);
   TORCH_CHECK(logits.is_contiguous() && logits.scalar_type() == at::kFloat && size % 16 == 0 && 0 < count && count <= size,
-              "likeliest takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
+              "top_k takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
   at::Tensor ids = at::empty({logits.size(0), count}, at::kInt), logs = at::empty({logits.size(0), count}, at::kFloat);
   std::vector<std::pair<float, int>> best(count);
   for (int64_t row = 0; row < logits.size(0); row++) {
