@@ -37,7 +37,7 @@ from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.fake_client import FAKE_INFO
+from tests.fake_client import INFO
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, counted_once, damage, shown
 from tests.simulation.server import (
@@ -154,7 +154,7 @@ async def _keep_busy(h: RunningServer, bench: Bench) -> None:
 
 async def request_row(args: argparse.Namespace) -> Figures:
     """Milliseconds of requests of one token that a script answers, with control and without, in turns."""
-    body: Body = {"model": FAKE_INFO.model, "prompt": "What is a prolepsis? " * 10, "max_tokens": 1, "temperature": 0.7}
+    body: Body = {"model": INFO.model, "prompt": "What is a prolepsis? " * 10, "max_tokens": 1, "temperature": 0.7}
     found: Figures = {"added_ms": [], "without_ms": []}
     with TemporaryDirectory() as folder:
         for name in ("bare", "full"):

@@ -40,7 +40,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from tests.fake_client import FAKE_INFO, FakeEngineClient
+from tests.fake_client import INFO, FakeEngineClient
 
 PROMPT = "What is a prolepsis? " * 10
 LETTER = ord("a")
@@ -78,7 +78,7 @@ def script(request: GenerateRequest) -> Iterable[Event]:
 
 
 def engine() -> FakeEngineClient:
-    return FakeEngineClient(script, replace(FAKE_INFO, max_model_len=8192))
+    return FakeEngineClient(script, replace(INFO, max_model_len=8192))
 
 
 def serve(listener: socket.socket, keys_file: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import suppress
 
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
@@ -12,22 +13,22 @@ from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
 """Request -> events to yield; a float sleeps so many seconds, an exception is raised."""
 
-FAKE_INFO = EngineInfo(
-    model="fake",
-    forward="scripted",
-    vocab_size=256,
-    max_model_len=128,
-    fingerprint="fp_fake",
+INFO = EngineInfo(
+    model="tiny",
+    forward="fake",
+    vocab_size=257,
+    max_model_len=512,
+    fingerprint="fp_test",
     exactness="strict",
-    exactness_reason="scripted",
-    proposers=(),
+    exactness_reason="a fake is exact",
+    proposers=("suffix", "prediction"),
 )
 
 
 class FakeEngineClient:
     """An `EngineClient` without an engine. A script that ends without a terminal event waits for an abort."""
 
-    def __init__(self, script: Script, info: EngineInfo = FAKE_INFO) -> None:
+    def __init__(self, script: Script, info: EngineInfo = INFO) -> None:
         self.info = info
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -38,28 +39,41 @@ class FakeEngineClient:
         self.closed = False
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
-        self.reported = EngineHealth(alive=True, ready=True, detail="")
+        self.reported = EngineHealth(
+            alive=True, ready=True, detail="serving", num_running=1, num_waiting=2, kv_usage=0.25
+        )
+        self.asked = asyncio.Event()
+        """Set by the first request; for tests that share the client's event loop."""
+        self.held = asyncio.Event()
+        """Set once a script has ended without a terminal event."""
         self._script = script
         self._aborts: dict[str, asyncio.Event] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
+        self.asked.set()
         abort = self._aborts[request.request_id] = asyncio.Event()
-        ended = False
+        num_tokens, ended = 0, False
         try:
             for item in self._script(request):
                 if isinstance(item, Exception):
+                    ended = True
                     raise item
                 if isinstance(item, float):
                     await _sleep(item, abort)
-                elif not abort.is_set():
+                if abort.is_set():
+                    break
+                if not isinstance(item, float):
+                    num_tokens += len(item.token_ids) if isinstance(item, Tokens) else 0
                     ended = isinstance(item, Terminal)
                     yield item
                     if ended:
                         return
+            else:
+                self.held.set()
             await abort.wait()
             ended = True
-            yield Aborted(request.request_id, RequestStats())
+            yield Aborted(request.request_id, RequestStats(len(request.prompt_token_ids), 0, num_tokens))
         finally:
             if not ended and request.request_id not in self.aborted:
                 self.aborted.append(request.request_id)
@@ -111,7 +125,6 @@ def answer(tokens: Sequence[Sequence[int]], stats: RequestStats | None = None) -
 
 
 async def _sleep(seconds: float, abort: asyncio.Event) -> None:
-    try:
-        await asyncio.wait_for(abort.wait(), seconds)
-    except TimeoutError:
-        return
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await abort.wait()

@@ -1,27 +1,15 @@
-"""A tokenizer of characters' bytes and an engine that says what it is told, for tests of the HTTP room."""
+"""A tokenizer of characters' bytes and an engine that says what it is told, for tests of the HTTP side."""
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
 from prolepsis.core.errors import InvalidParameter, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Finished, TokenLogprobs, Tokens
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.events import Event, Failed, Finished, FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveMode, ProposerCounts, ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
+from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats, TrafficClassCounts
+from prolepsis.engine.client import EngineInfo
+from tests.fake_client import INFO, FakeEngineClient
 
 END = 256
-INFO = EngineInfo(
-    model="tiny",
-    forward="fake",
-    vocab_size=257,
-    max_model_len=512,
-    fingerprint="fp_test",
-    exactness="strict",
-    exactness_reason="a fake is exact",
-    proposers=("suffix", "prediction"),
-)
 
 
 class ByteTokenizer:
@@ -55,93 +43,44 @@ class ByteTokenizer:
         return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 
 
-@dataclass
-class FakeEngine:
-    """Answers every request with `text`, `step` tokens at a time; sample i says the same with i steps' delay."""
+class FakeEngine(FakeEngineClient):
+    """Answers every request with `text`, `step` tokens at a time; all samples say the same."""
 
-    text: str = "Grüße, world! 👋 done"
-    step: int = 3
-    delay_s: float = 0.0
-    hold_after: int | None = None
-    """Steps after which it says nothing more until it is aborted."""
-    fail_after: int | None = None
-    error: Exception | None = None
-    """What `fail_after` fails with; without `fail_after` it is raised before the first event."""
-    ready: bool = True
-    alive: bool = True
-    info: EngineInfo = INFO
-    requests: list[GenerateRequest] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    plans: list[SpecPlan] = field(default_factory=list)
-    stopped: list[str] = field(default_factory=list)
-    counts: tuple[TrafficClassCounts, ...] = ()
-    memory: tuple[ProposerMemory, ...] = ()
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the first request; for tests that share the engine's event loop."""
-    held: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all of `hold_after` steps are taken."""
-    closed: int = 0
-    _aborts: dict[str, asyncio.Event] = field(default_factory=dict)
+    def __init__(
+        self,
+        text: str = "Grüße, world! 👋 done",
+        *,
+        step: int = 3,
+        delay_s: float = 0.0,
+        hold_after: int | None = None,
+        fail_after: int | None = None,
+        error: Exception | None = None,
+        info: EngineInfo = INFO,
+        counts: Sequence[TrafficClassCounts] = (),
+    ) -> None:
+        """It waits for an abort after `hold_after` steps; `error` comes after `fail_after` steps, or at once."""
+        super().__init__(self._say, info)
+        self.text, self.step, self.delay_s = text, step, delay_s
+        self.hold_after, self.fail_after, self.error = hold_after, fail_after, error
+        self.counts = counts
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
-        self.requests.append(request)
-        self.asked.set()
-        abort = self._aborts[request.request_id] = asyncio.Event()
+    def _say(self, request: GenerateRequest) -> Iterable[Event | float | Exception]:
         if self.error is not None and self.fail_after is None:
-            raise self.error
-        tokens, reason = self._answer(request)
+            yield self.error
+        tokens, ends = self._answer(request)
         for step, start in enumerate(range(0, len(tokens), self.step)):
             if step == self.fail_after:
                 assert isinstance(self.error, ProlepsisError)
                 yield Failed(request.request_id, self.error, self._stats(request, 0))
-                return
             if step == self.hold_after:
-                self.held.set()
-                await abort.wait()
-            await asyncio.sleep(self.delay_s)
-            if abort.is_set():
-                yield Aborted(request.request_id, self._stats(request, start))
                 return
+            yield self.delay_s
             part = tuple(tokens[start : start + self.step])
             last = start + self.step >= len(tokens)
+            reason: FinishReason | None = ("stop" if ends else "length") if last else None
             for index in range(request.n):
-                yield Tokens(
-                    request.request_id,
-                    index,
-                    part,
-                    self._logprobs(request, part),
-                    "length" if last and not reason else "stop" if last else None,
-                )
+                yield Tokens(request.request_id, index, part, self._logprobs(request, part), reason)
         yield Finished(request.request_id, self._stats(request, len(tokens)))
-
-    def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-        if request_id in self._aborts:
-            self._aborts[request_id].set()
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self.plans.append(plan)
-
-    def stop_run(self, name: str) -> None:
-        self.stopped.append(name)
-
-    async def swap_head(self, name: str) -> HeadSwapped:
-        return HeadSwapped(None, name, 0)
-
-    def health(self) -> EngineHealth:
-        detail = "serving" if self.ready else "preparing the forward for 8 rows"
-        return EngineHealth(self.alive, self.ready, detail, num_running=1, num_waiting=2, kv_usage=0.25)
-
-    def proposer_memory(self) -> Sequence[ProposerMemory]:
-        return self.memory
-
-    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
-        return self.counts
-
-    async def close(self) -> None:
-        self.closed += 1
-        for abort in self._aborts.values():
-            abort.set()
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], bool]:
         """Return the tokens and whether the text ends by itself."""

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from prolepsis.core.requests import SamplingDefaults
-from tests.api.fakes import INFO, FakeEngine
+from tests.api.fakes import FakeEngine
+from tests.fake_client import INFO
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 DEFAULTS = SamplingDefaults(

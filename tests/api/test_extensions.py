@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import httpx
@@ -240,7 +240,7 @@ async def test_deep_health_of_a_dead_engine(client: Connect) -> None:
 
 
 class _Mute(FakeEngine):
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         await asyncio.Event().wait()
         yield  # type: ignore[misc]
 

@@ -13,7 +13,8 @@ from anyio import to_thread
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import INFO
 
 LONG = "x" * 9000
 USER = {"role": "user", "content": "Hi"}

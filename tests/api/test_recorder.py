@@ -1,7 +1,7 @@
 """Each request that ended is recorded once, by how it ended; the server's own acts are in the audit log."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,7 +102,7 @@ async def test_a_request_that_fails_is_recorded_with_its_code(
 class Drafting(FakeEngine):
     """All tokens of a step but the last were drafted."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         async for event in super().generate(request):
             if isinstance(event, Tokens):
                 yield replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))

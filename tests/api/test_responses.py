@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
 from tests.api.conftest import Served, served
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import INFO
 
 TOOL: Any = {
     "type": "function",

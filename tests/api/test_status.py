@@ -6,7 +6,8 @@ import httpx
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import INFO
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 
@@ -16,18 +17,20 @@ async def test_live_and_ready(client: Connect) -> None:
     http = client(engine)
     for route in ("/health", "/health/ready", "/health/live"):
         assert (await http.get(route)).status_code == 200
-    engine.ready = False
+    engine.reported = replace(engine.reported, ready=False, detail="preparing the forward for 8 rows")
     assert (await http.get("/health/live")).status_code == 200
     response = await http.get("/health/ready")
     assert response.status_code == 503
     assert response.json()["detail"] == "preparing the forward for 8 rows"
     assert response.json()["exactness"] == "strict"
-    engine.alive = False
+    engine.reported = replace(engine.reported, alive=False)
     assert (await http.get("/health/live")).status_code == 503
 
 
 async def test_an_engine_that_prepares_already_serves(client: Connect) -> None:
-    response = await client(FakeEngine(ready=False)).post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    engine = FakeEngine()
+    engine.reported = replace(engine.reported, ready=False)
+    response = await client(engine).post("/v1/completions", json={"model": "tiny", "prompt": "x"})
     assert response.status_code == 200
 
 

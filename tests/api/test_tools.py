@@ -13,7 +13,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import INFO
 
 USER: Any = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {

@@ -22,8 +22,9 @@ from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.test_run import process
+from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
 from tests.store.databases import opened
 

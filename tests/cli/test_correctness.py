@@ -1,7 +1,7 @@
 """`prolepsis correctness` against a server that runs."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ DIFFERENCE = Difference(7, 65, 66, "structural", 4.5, 0.25)
 class Parting(FakeEngine):
     """Replays whose first sample parts from what was emitted, where the prompt says so."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         differs = request.is_replay and request.prompt_token_ids == tuple(b"wrong")
         async for event in super().generate(request):
             yield replace(event, difference=DIFFERENCE) if differs and isinstance(event, Tokens) else event

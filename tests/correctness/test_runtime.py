@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -193,7 +193,7 @@ class Slow(FakeEngine):
         self.gave_way = asyncio.Event()
         self.go_on = asyncio.Event()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         if request.is_replay:
             assert request.priority == LAST
             assert not request.speculation.enabled
@@ -301,7 +301,7 @@ async def test_an_answer_that_the_server_cut_is_not_replayed(tmp_path: Path) -> 
 
 async def test_a_replay_that_fails_is_counted_and_the_next_one_runs(tmp_path: Path) -> None:
     class Broken(FakeEngine):
-        async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
             if request.is_replay and len(self.requests) < 3:
                 self.requests.append(request)
                 raise RuntimeError("out of order")

@@ -1,8 +1,8 @@
 """What requests cost while serving: sums, money by the price book, comparisons by the arms of a rollout."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,11 +44,10 @@ BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
 PLAIN_S, SPECULATING_S = 0.08, 0.05
 
 
-@dataclass
 class Charging(FakeEngine):
     """A request takes 80 ms of the device, 50 where it may speculate."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         async for event in super().generate(request):
             if isinstance(event, Terminal):
                 on = request.speculation.enabled

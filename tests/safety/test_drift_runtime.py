@@ -17,7 +17,8 @@ from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftSettings, DriftStreams
 from prolepsis.safety.drift_runtime import DriftFeature
 from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import INFO, ByteTokenizer, FakeEngine
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import INFO
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
