@@ -7,8 +7,8 @@ from benchmarks.peers.process import Peer
 from prolepsis.cli.bench.arms import PLAIN
 from prolepsis.cli.bench.measure import Run
 from prolepsis.cli.bench.report import ALL, Figures, Setting, document, outputs
-from prolepsis.cli.bench.tables import print_report, print_wide, ranged
-from prolepsis.cli.output import warn
+from prolepsis.cli.bench.tables import print_report, ranged
+from prolepsis.cli.output import print_table, warn
 from prolepsis.engine.client import EngineInfo
 
 FAIRNESS = (
@@ -44,7 +44,7 @@ def print_peers_report(report: Mapping[str, Any]) -> None:
         peers: Mapping[str, Any] = next(iter(of_level.values()), {})
         rows = [[peer, *(ranged(of_arm[peer]["all"], 2, "x") for of_arm in of_level.values())] for peer in peers]
         if rows:
-            print_wide(f"our speed over each peer's, {level} at a time", ["peer", *of_level], rows)
+            print_table(f"our speed over each peer's, {level} at a time", ["peer", *of_level], rows)
     for name, reason in report["peers_failed"].items():
         warn(f"{name} could not be measured: {reason}")
 

@@ -57,7 +57,16 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
         assert result.exit_code == 0, result.output
         assert ("EUR" in result.stdout) == (book is not None)
         assert (document["total"]["amount"] is not None) == (book is not None)
-        for part in ("by route", "/v1/completions", "by proposer", "suffix", "0.1", "0.0125", "draft_head"):
+        for part in (
+            "by route",
+            "/v1/completions",
+            "by proposer",
+            "suffix",
+            "100 ms",
+            "12.5 ms",
+            "draft_head",
+            "1 GiB",
+        ):
             assert part in result.stdout
 
 

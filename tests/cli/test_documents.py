@@ -32,6 +32,11 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ({"match_rate": 0.98765}, "match rate 98.77%"),
         ({"gained": 0.123456}, "gained 0.1235"),
         ({"created_at": 0.0}, "created at 1970-01-01 00:00:00"),
+        ({"total_device_s": 0.0125}, "total device 12.5 ms"),
+        ({"device_s_per_token": 7.5e-5}, "device per token 75 µs"),
+        ({"wait_s": 7200.0}, "wait 2 h"),
+        ({"device_s": {"plain": 1.25, "host": 0.0}}, "device plain 1.25 s, host 0 s"),
+        ({"index_bytes": 3 * 2**29}, "index 1.5 GiB"),
         ({"speedup": {"value": 1.5, "low": 1.25, "high": 1.75}}, "speedup 1.5 (1.25 to 1.75)"),
         ({"saved": {"estimate": None, "lower": None, "upper": None}}, "saved -"),
         ({"lost": {"left": 3, "too_late": 1}}, "lost left 3, too late 1"),
@@ -49,6 +54,23 @@ def test_a_list_of_objects_is_a_table_with_the_columns_that_are_declared(show: A
     assert lines[2] == ["proposer", "judged", "drafts", "verdict", "outcome", "state"]
     assert lines[4] == ["suffix", "7", "fail", "open"]
     assert show({"breakers": [{"a": 1, "b": 2}]})[2] == ["a", "b"]
+
+
+def test_rows_that_do_not_fit_are_grouped_by_their_widest_column(show: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    long = "completions/standard/free/short"
+    lines = show({"breakers": [{"class": long, "proposer": name, "state": "open"} for name in ("suffix", "copy")]})
+    assert lines[0] == ["breakers,", "class", long]
+    assert lines[2] == ["proposer", "state"]
+    assert lines[4:6] == [["suffix", "open"], ["copy", "open"]]
+
+
+def test_a_list_may_have_several_tables_and_columns_with_units(show: Any) -> None:
+    document = {"memory": [{"proposer": "suffix", "index": 2**20, "num_texts": 3}]}
+    lines = show(document, {"memory": ("proposer", "index=index:bytes"), "memory:texts": ("proposer", "num_texts")})
+    assert ["suffix", "1", "MiB"] in lines
+    assert ["memory:", "texts"] in lines
+    assert ["suffix", "3"] in lines
 
 
 def test_lists_inside_rows_are_tables_of_their_own_and_empty_ones_have_only_columns(show: Any) -> None:

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 import typer
 
-from prolepsis.cli.documents import Columns, print_document
+from prolepsis.cli.documents import Columns, print_reply
 from prolepsis.cli.flags import take_signature
-from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group, print_json, warn
+from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group
 from prolepsis.core.errors import ConfigError, InvalidParameter
 
 HERE = "http://127.0.0.1:8000"
@@ -24,8 +24,6 @@ Key = Annotated[
     ),
 ]
 _TIMEOUT_S = 30.0
-_WARNINGS = ("fault", "not_saved", "warnings")
-"""Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 
 
 def ask(
@@ -47,18 +45,6 @@ def ask(
     if reply.status_code != 200:
         raise InvalidParameter(f"{reply.status_code}: {_message(document)}")
     return document
-
-
-def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, as_json: bool) -> None:
-    """Print a reply: as JSON, or as lines and tables with its warnings on standard error."""
-    if as_json:
-        print_json(document)
-        return
-    print_document({name: value for name, value in document.items() if name not in _WARNINGS}, columns or {})
-    for name in _WARNINGS:
-        found = document.get(name) or ()
-        for message in [found] if isinstance(found, str) else found:
-            warn(message)
 
 
 def _succeeds(_: Any) -> bool:
@@ -120,7 +106,7 @@ def _message(document: Any) -> str:
     return str(document)[:200]
 
 
-_BREAKERS = ("proposer", "traffic_class", "state", "acceptance", "judged drafts=judged", "spent", "gained")
+_BREAKERS = ("traffic_class", "proposer", "state", "acceptance", "judged drafts=judged", "spent", "gained")
 
 breaker = add_verbs(
     command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."),
@@ -153,8 +139,8 @@ drift = add_verbs(
             "Show acceptance and the state of drift detection for each proposer and traffic class.",
             columns={
                 "streams": (
-                    *("proposer", "traffic_class", "status", "acceptance", "recent=recent_acceptance"),
-                    *("overestimated", "judged drafts=num_judged", "version"),
+                    *("traffic_class", "proposer", "status", "overall=acceptance", "recent=recent_acceptance"),
+                    *("excess estimate=overestimated", "judged drafts=num_judged", "version"),
                 )
             },
         ),
@@ -256,9 +242,12 @@ shadow = command(
 )
 
 _SPENT = (
-    *("value", "requests=num_requests", "tokens=num_output_tokens", "device s=total_device_s"),
-    *("device s per token=device_s_per_token", "amount", "prefill s=device_s.prefill", "plain s=device_s.plain"),
-    *("verify s=device_s.verify", "propose s=device_s.propose", "host s=device_s.host"),
+    *("name=value", "requests=num_requests", "tokens=num_output_tokens", "device=total_device_s"),
+    *("per token=device_s_per_token", "amount"),
+)
+_DEVICE_TIME = (
+    *("name=value", "prefill=device_s.prefill", "plain=device_s.plain", "verify=device_s.verify"),
+    *("propose=device_s.propose", "host=device_s.host"),
 )
 
 COST = Verb(
@@ -266,13 +255,18 @@ COST = Verb(
     "GET /admin/cost",
     "Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
     columns={
-        **dict.fromkeys(("by_route", "by_tenant", "by_proposer"), _SPENT),
+        **{
+            table: columns
+            for path in ("by_route", "by_tenant", "by_proposer")
+            for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
+        },
         "rollouts.groups": (
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
-            *("saved_by_prediction", "device_s_per_token", "control_device_s_per_token"),
+            *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
+            "control per token=control_device_s_per_token",
         ),
         "memory": (
-            *("proposer", "weights (bytes)=weights", "K/V (bytes)=kv", "index (bytes)=index", "total (bytes)=total"),
+            *("proposer", "weights=weights:bytes", "K/V=kv:bytes", "index=index:bytes", "total=total:bytes"),
             "amount_per_hour",
         ),
     },

@@ -12,7 +12,7 @@ import typer
 
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
-from prolepsis.cli.output import print_facts, print_json, stderr, stderr_table
+from prolepsis.cli.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.events import Aborted, Failed, Tokens
@@ -58,7 +58,7 @@ def print_stats(stats: RequestStats) -> None:
     if stats.proposers:
         columns = ["proposer", "drafts", "drafted", "accepted", "rate", "length", "by position"]
         rows = [[name, *_proposer_row(counts)] for name, counts in sorted(stats.proposers.items())]
-        stderr_table("proposers", columns, rows)
+        print_table("proposers", columns, rows, stderr())
 
 
 def _proposer(counts: ProposerCounts) -> dict[str, object]:

@@ -2,13 +2,18 @@
 
 import io
 import json
+import math
+import os
+import re
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, TextIO, cast
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,12 +63,23 @@ def exit_status(error: ProlepsisError) -> int:
     return next(status for kind, status in _STATUS_OF if isinstance(error, kind))
 
 
+_WIDTH = 150
+"""Characters of a line where nothing says how wide a terminal is."""
+
+
 def stdout() -> Console:
-    return Console(highlight=False)
+    return _console(to_stderr=False)
 
 
 def stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return _console(to_stderr=True)
+
+
+def _console(*, to_stderr: bool) -> Console:
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH
+    return console
 
 
 def print_error(error: ProlepsisError | str) -> None:
@@ -102,14 +118,42 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout."""
-    stdout().print(_table(title, columns, rows))
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None
+) -> None:
+    """Print a table; default: on stdout.
+
+    Where words would have to be broken, rows that share the value of the widest column become a table of their own.
+    """
+    out, cells = console or stdout(), list(zip(*rows, strict=True)) or [()] * len(columns)
+    widths = [_width(column) for column in cells]
+    gaps = 2 * (len(columns) + 1)
+    if gaps + sum(max(len(name), width) for name, width in zip(columns, widths, strict=True)) > out.width:
+        columns = [
+            fill(name, max(1, width, *map(len, name.split()))) for name, width in zip(columns, widths, strict=True)
+        ]
+    whole = gaps + sum(max(width, *map(len, name.split("\n"))) for name, width in zip(columns, widths, strict=True))
+    widest = widths.index(max(widths))
+    values = dict.fromkeys(cells[widest])
+    if whole <= out.width or len(values) == len(rows) > 1:
+        out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
+        out.print(_table(columns, rows))
+        return
+    if not rows:
+        out.print(f"[bold]{escape(title)}[/]  none", soft_wrap=True)
+        return
+    rest = [i for i in range(len(columns)) if i != widest]
+    for value in values:
+        group = [[row[i] for i in rest] for row in rows if row[widest] == value]
+        name = " ".join(columns[widest].split())
+        print_table(f"{title}, {name} {value}", [" ".join(columns[i].split()) for i in rest], group, out)
 
 
-def stderr_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stderr, in addition to a result on stdout."""
-    stderr().print(_table(title, columns, rows))
+def _width(cells: Sequence[str]) -> int:
+    """Return the characters that a column needs: those of its longest number or word."""
+    return max(
+        (len(word) for cell in cells for word in ([cell] if _NUMBER.fullmatch(cell) else cell.split())), default=0
+    )
 
 
 def print_facts(facts: Sequence[tuple[str, object]], console: Console | None = None) -> None:
@@ -125,12 +169,36 @@ def shown_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+_UNITS_OF_TIME = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+
+
+def shown_duration(seconds: float) -> str:
+    """Return a time in the unit that fits it."""
+    if math.isinf(seconds):
+        return "never"
+    fitting = (unit for unit in _UNITS_OF_TIME if abs(seconds) >= (2 if unit[1] > 1 else 1) * unit[1])
+    unit, size = next(fitting, ("s", 1.0))
+    return f"{seconds / size:.3g} {unit}"
+
+
+def shown_bytes(count: float) -> str:
+    """Return an amount of memory in the unit that fits it."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} GiB"
+
+
+_NUMBER = re.compile(r"(-?[\d.,]+(e[-+]\d+)?( ?([%x]|[a-zA-Zµ]{1,3}))?(/\d+)?( \(.*\))?|-)?")
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Columns after the first are right-aligned where every cell is a number."""
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False)
     for i, column in enumerate(columns):
-        numeric = i > 0 and all(_is_number(row[i]) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        numeric = i > 0 and all(_NUMBER.fullmatch(row[i]) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row))
     return table
@@ -147,11 +215,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-def _is_number(cell: str) -> bool:
-    figure = cell.replace(".", "", 1).replace(",", "").removesuffix("%").removesuffix("x").strip()
-    return figure.isdigit() or cell in ("", "-")
 
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prolepsis.cli.admin import HERE, POLICY_HISTORY, Key, Url, add_verbs, ask, print_reply
+from prolepsis.cli.admin import HERE, POLICY_HISTORY, Key, Url, add_verbs, ask
+from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,

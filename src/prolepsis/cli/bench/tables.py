@@ -1,15 +1,9 @@
 """The tables of a report, as text."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-WIDTH = 150
-"""Characters of a line where nothing says how wide a terminal is."""
+from prolepsis.cli.output import print_table, stdout
 
 ARM_COLUMNS = [
     "arm",
@@ -28,15 +22,15 @@ def print_report(report: Mapping[str, Any]) -> None:
     """Print a report made by `report.document`."""
     for category in _categories(report):
         rows = [_arm_row(name, of_arm[category]) for name, of_arm in report["arms"].items()]
-        print_wide(f"{category}, one request at a time", ARM_COLUMNS, rows)
+        print_table(f"{category}, one request at a time", ARM_COLUMNS, rows)
     for level, of_level in report["concurrency"].items():
         if level != "1":
             rows = [_level_row(name, figures) for name, figures in of_level["arms"].items()]
-            print_wide(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
+            print_table(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
     _print_outputs(report["outputs"])
     _print_steps(report["steps"])
     repeats = report["settings"]["repeats"]
-    _console().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
+    stdout().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
 
 
 def _categories(report: Mapping[str, Any]) -> list[str]:
@@ -73,7 +67,7 @@ def _print_outputs(outputs: Mapping[str, Any]) -> None:
         for level, counts in result["concurrency"].items():
             same = counts["num_prompts"] - counts["num_different"]
             rows.append([name, level, result["compared_with"], f"{same} of {counts['num_prompts']}"])
-    print_wide("same tokens", ["arm", "at a time", "as", "prompts"], rows)
+    print_table("same tokens", ["arm", "at a time", "as", "prompts"], rows)
 
 
 def _print_steps(steps: Mapping[str, Any]) -> None:
@@ -83,24 +77,7 @@ def _print_steps(steps: Mapping[str, Any]) -> None:
         for arm, mean in of_level.items()
     ]
     if rows:
-        print_wide("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
-
-
-def print_wide(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table with names on the left and figures on the right, at full width where no terminal limits it."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
-    for row in rows:
-        table.add_row(*(escape(cell) for cell in row))
-    _console().print(table)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = WIDTH
-    return console
+        print_table("mean step", ["arm", "at a time", "forward ms", "outside it ms"], rows)
 
 
 def ranged(figure: Mapping[str, Any], digits: int, unit: str = "") -> str:
