@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -269,3 +271,43 @@ def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[
         assert draft is None or draft.fault(VOCAB, 16) is None
     assert sequence.tokens == truth
     assert sum(proposers.failures.values()) == 0
+
+
+class Costly(Proposer):
+    """Proposes nothing, and raises where it is told of tokens if it is `broken`."""
+
+    name = "costly"
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return []
+
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        if self.broken:
+            raise RuntimeError("broken")
+
+
+def test_counters_go_on_and_estimates_start_over() -> None:
+    acceptance = AcceptanceEstimator()
+    proposers = ProposerSet([Costly(broken=True)], DraftWindow(flat_cost()), acceptance, 24)
+    draft = chain((1, 2), "costly")
+    acceptance.record(draft, 0, 0, hit=False)
+    proposers.observe(draft, (0,))
+    proposers.commit(FakeSequence([1, 2, 3]), 1)
+    assert acceptance.survival("costly", 1)[0] < 0.6
+    proposers.exchange("costly", None)
+    assert (proposers.names, proposers.failures) == ((), {})
+    proposers.exchange("costly", Costly())
+    assert (proposers.names, proposers.failures) == (("costly",), {"costly": 1})
+    assert proposers.counts["costly"].num_accepted == 1
+    assert acceptance.survival("costly", 1) == (0.6,)
+    proposers.commit(FakeSequence([1, 2, 3]), 1)
+    assert proposers.failures == {"costly": 1}, "the new one is sound"
+
+
+def test_a_proposer_is_exchanged_for_one_of_its_name() -> None:
+    proposers = ProposerSet([], DraftWindow(flat_cost()), AcceptanceEstimator(), 24)
+    with pytest.raises(AssertionError, match="of its name"):
+        proposers.exchange("other", Costly())

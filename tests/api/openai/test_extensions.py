@@ -2,23 +2,20 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from prolepsis import __version__
-from prolepsis.api.health import DeepCheck
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.api.openai.prepare import scope
 from prolepsis.api.openai.replies import Metrics
 from prolepsis.api.openai.speculation import requested_speculation
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.errors import EngineDead
-from prolepsis.core.events import Event
-from prolepsis.core.requests import GenerateRequest, SpecMode, SpeculationChoice
+from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.policy.decision import decide_alone
 from prolepsis.web.caller import Caller, Role
 from prolepsis.web.errors import RequestRefused
@@ -231,25 +228,6 @@ async def test_version_and_deep_health(client: Connect) -> None:
     assert len(engine.requests) == 1, "those that ask within a second share one token"
     assert engine.requests[0].params.max_tokens == 1
     assert not engine.requests[0].speculation.enabled
-
-
-async def test_deep_health_of_a_dead_engine(client: Connect) -> None:
-    response = await client(FakeEngine(error=EngineDead("the engine thread ended"))).get("/health/deep")
-    assert response.status_code == 503
-    assert response.json()["detail"] == "the engine thread ended"
-
-
-class _Mute(FakeEngine):
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        await asyncio.Event().wait()
-        yield  # type: ignore[misc]
-
-
-async def test_deep_health_is_bounded_in_time() -> None:
-    health = await DeepCheck(_Mute(), timeout_s=0.05).result()
-    assert not health.healthy
-    assert health.detail == "no token within 0.05 s"
-    assert health.ms >= 50
 
 
 def test_small_answers_do_not_wait_for_acknowledgements() -> None:

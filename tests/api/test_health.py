@@ -1,10 +1,15 @@
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 import httpx
 
 from prolepsis.api.app import build
+from prolepsis.api.health import DeepCheck
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import EngineDead
+from prolepsis.core.events import Event
+from prolepsis.core.requests import GenerateRequest
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
@@ -56,3 +61,22 @@ async def test_metrics_show_load_identity_and_routes(client: Connect) -> None:
     assert 'prolepsis_http_requests_total{route="/v1/models",status="200"} 1.0' in text
     assert 'prolepsis_http_requests_total{route="unknown",status="404"} 1.0' in text
     assert "made/up" not in text
+
+
+async def test_deep_health_of_a_dead_engine(client: Connect) -> None:
+    response = await client(FakeEngine(error=EngineDead("the engine thread ended"))).get("/health/deep")
+    assert response.status_code == 503
+    assert response.json()["detail"] == "the engine thread ended"
+
+
+class _Mute(FakeEngine):
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        await asyncio.Event().wait()
+        yield  # type: ignore[misc]
+
+
+async def test_deep_health_is_bounded_in_time() -> None:
+    health = await DeepCheck(_Mute(), timeout_s=0.05).result()
+    assert not health.healthy
+    assert health.detail == "no token within 0.05 s"
+    assert health.ms >= 50
