@@ -33,7 +33,7 @@ def said(text: str) -> list[str]:
         ),
         ("rules: [{name: a}]", "p.yaml:1: rules[0].match is missing"),
         ("default: {mode: onn}", "p.yaml:1: default.mode is 'onn'; allowed: off, shadow, on"),
-        ("default: {mode: true}", "p.yaml:1: default.mode is True; allowed: off, shadow, on"),
+        ("default: {mode: true}", "p.yaml:1: default.mode is true; allowed: off, shadow, on"),
         ("default: {pinned: yes}", "p.yaml:1: default.pinned is 'yes'; allowed: true, false"),
         (
             "default: {num_speculative_tokens: 0}",

@@ -8,7 +8,7 @@ from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.output.delivery import DeliveryFeature, delivery_routes
+from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import OutputPolicies
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ def features_of(
         sources.rollouts,
         ShadowFeature(partial(version_of, DRAFT_HEAD)),
         replays,
-        delivery := DeliveryFeature(registry),
+        DeliveryFeature(registry, output),
         safety.breaker,
         safety.drift,
     )
@@ -97,7 +97,6 @@ def features_of(
         *(route for feature in features for route in feature.routes),
         *policy_routes(policies),
         *rollout_routes(sources.rollouts),
-        *delivery_routes(delivery, output),
     )
     return Features(all=features, safety=safety, policies=policies, recorder=recorder, routes=routes)
 

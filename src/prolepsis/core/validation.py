@@ -4,6 +4,7 @@ Also the base of the models that such documents are read as.
 """
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,14 +129,14 @@ def first_problem(error: ValidationError, model: type[BaseModel], document: obje
     return next((one for one in found if one.kind == "unknown"), found[0])
 
 
-def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return 'did you mean ...?' with the nearest known name, and a few known names where it is far."""
+def suggestion(name: str, names: Iterable[str], most_names: int = _MOST_NAMES) -> str:
+    """Return 'did you mean ...?' with the nearest known name, and the known names where it is far and they are few."""
     known = sorted(names)
     if not known:
         return "allowed: none"
     [near] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     far = not difflib.get_close_matches(name, [near], cutoff=0.6)
-    return f"did you mean {near!r}?" + (f" allowed: {', '.join(known)}" if far and len(known) <= _MOST_NAMES else "")
+    return f"did you mean {near!r}?" + (f" allowed: {', '.join(known)}" if far and len(known) <= most_names else "")
 
 
 def shown_path(path: Sequence[int | str]) -> str:
@@ -147,7 +148,9 @@ def shown_path(path: Sequence[int | str]) -> str:
 
 
 def shown_value(value: object) -> str:
-    """Return a short text for a value given."""
+    """Return a short text for a value given, as JSON and YAML spell the plain ones."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     text = repr(list(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
@@ -193,6 +196,8 @@ def _as_written(loc: Path, value: object, *, last_is_key: bool) -> Path:
     path: list[int | str] = []
     for i, part in enumerate(loc):
         inside: object = None
+        if isinstance(part, int) and isinstance(value, Mapping) and str(part) in value:
+            part = str(part)  # noqa: PLW2901  # a key that was read as a number
         if isinstance(part, int):
             if not isinstance(value, list | tuple):
                 continue

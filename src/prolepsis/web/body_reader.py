@@ -1,15 +1,15 @@
 """Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
-import difflib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar, get_args
 
 from fastapi import Depends
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 from starlette.requests import Request
 
+from prolepsis.core.validation import first_problem, shown_value, suggestion
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
 from prolepsis.web.refusals import too_large
@@ -66,8 +66,6 @@ Such a value, or null, is accepted as if the field were absent; any other value 
 
 B = TypeVar("B", bound=Body)
 
-_TYPE_ERRORS = ("_type", "_parsing", "_unicode")
-
 
 class Reader:
     """A dependency of a route that reads something of the request; `openapi` is what it adds to the document."""
@@ -99,9 +97,9 @@ class QueryReader(Reader):
 
     async def __call__(self, request: Request) -> Body:
         try:
-            return self.kind.model_validate(dict(request.query_params), strict=False)
+            return self.kind.model_validate(query := dict(request.query_params), strict=False)
         except ValidationError as error:
-            raise _refusal(error.errors(include_url=False, include_context=True), self.kind) from None
+            raise _refusal(error, self.kind, query) from None
 
 
 def read_body(kind: type[Body]) -> Any:
@@ -141,7 +139,7 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(_without_neutral(value, kind))
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=True), kind) from None
+        raise _refusal(error, kind, value) from None
 
 
 @cache
@@ -187,59 +185,23 @@ def _neutral(item: object, allowed: Sequence[object]) -> bool:
     return item is None or any(type(item) is type(value) and item == value for value in allowed)
 
 
-def _refusal(errors: Sequence[ErrorDetails], kind: type[Body]) -> RequestRefused:
-    """Report unknown fields first: a misspelt name also shows as a missing one."""
-    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
-    location, model = _location(kind, first)
-    param = _path(location)
-    if first["type"] == "extra_forbidden":
-        return _unknown_field(str(location[-1]), param, model)
-    if first["type"] == "missing":
+def _refusal(error: ValidationError, kind: type[Body], document: object) -> RequestRefused:
+    problem = first_problem(error, kind, document)
+    param = problem.where
+    if problem.kind == "unknown":
+        return _unknown_field(str(problem.path[-1]), param, problem.names)
+    if problem.kind == "missing":
         return RequestRefused(f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param)
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    code = "invalid_type" if first["type"].endswith(_TYPE_ERRORS) else "invalid_value"
     what = f"Invalid value for '{param}'" if param else "Invalid request"
-    return RequestRefused(f"{what}: {message}; given: {_shown(first['input'])}.", code=code, param=param or None)
+    message = f"{what}: {problem.reason}; given: {shown_value(problem.given)}."
+    return RequestRefused(message, code=f"invalid_{problem.kind}", param=param or None)
 
 
-def _unknown_field(name: str, param: str, model: type[Body]) -> RequestRefused:
-    if name in NEUTRAL_VALUES:
-        asks_nothing = ", ".join(_shown(value) for value in NEUTRAL_VALUES[name])
-        allowed = f"; allowed: {asks_nothing} or null" if asks_nothing else ""
-        message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}."
-        return RequestRefused(message, code="unsupported_parameter", param=param)
-    names = _names(model)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean '{close[0]}'?" if close else f"; allowed: {', '.join(sorted(names))}."
-    return RequestRefused(f"Unknown parameter: '{param}'{hint}", code="unknown_parameter", param=param)
-
-
-def _location(kind: type[Body], error: ErrorDetails) -> tuple[list[int | str], type[Body]]:
-    """Return where `error` is, without pydantic's names of unions and validators, and the object it is in."""
-    outer, final = error["loc"][:-1], error["loc"][-1:]
-    kept: list[int | str] = [part for part in outer if not _is_inner_name(part)]
-    for part in kept:
-        kind = nested_bodies(kind).get(part, kind) if isinstance(part, str) else kind
-    kept += [part for part in final if error["type"] == "extra_forbidden" or not _is_inner_name(part)]
-    return kept, kind
-
-
-def _is_inner_name(part: int | str) -> bool:
-    return isinstance(part, str) and (part in ("str", "int", "bool", "float") or "[" in part)
-
-
-def _path(location: Sequence[int | str]) -> str:
-    path = ""
-    for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f"{'.' if path else ''}{part[:64]}"
-    return path
-
-
-def _shown(value: object) -> str:
-    """A short description of what was given, without its text where it is long."""
-    if isinstance(value, dict | list):
-        if not value:
-            return "{}" if isinstance(value, dict) else "[]"
-        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
-    return text if len(text) <= 64 else f"{text[:60]}..."
+def _unknown_field(name: str, param: str, names: Sequence[str]) -> RequestRefused:
+    if name not in NEUTRAL_VALUES:
+        hint = suggestion(name, names, most_names=len(names))
+        return RequestRefused(f"Unknown parameter: '{param}'; {hint}", code="unknown_parameter", param=param)
+    asks_nothing = ", ".join(map(shown_value, NEUTRAL_VALUES[name]))
+    allowed = f"; allowed: {asks_nothing} or null" if asks_nothing else ""
+    message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}."
+    return RequestRefused(message, code="unsupported_parameter", param=param)

@@ -26,7 +26,6 @@ from prolepsis.core.errors import (
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed"}
 _RETRY_AFTER_S = 5
 """Told with every 503 that names no better time."""
 
@@ -128,7 +127,7 @@ def describe_error(error: Exception) -> ErrorReply:
     if isinstance(error, ClientDisconnect):  # in its upload; the reply has no reader
         return ErrorReply(CLIENT_CLOSED_REQUEST, "The client left.", "client_closed_request")
     if isinstance(error, HTTPException):
-        return ErrorReply(error.status_code, str(error.detail), _HTTP_CODES.get(error.status_code, "http_error"))
+        return ErrorReply(error.status_code, str(error.detail), "http_error")
     if isinstance(error, ProlepsisError):
         for kind, status in _STATUS:
             if isinstance(error, kind):
@@ -144,16 +143,10 @@ def _frames(error: BaseException) -> list[str]:
 
 
 def install_error_handlers(app: FastAPI, observe: Callable[[Exception], None]) -> None:
-    """Answer every exception of every route, and every unknown route, in OpenAI's shape; `observe` sees each."""
+    """Answer every exception of every route in OpenAI's shape; `observe` sees each."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         observe(error)
-        if isinstance(error, HTTPException) and error.status_code in _HTTP_CODES:
-            what = "No route" if error.status_code == 404 else "Method not allowed for"
-            message = f"{what} {request.method} {request.url.path[:200]}"
-            reply = ErrorReply(error.status_code, message, _HTTP_CODES[error.status_code]).response()
-            reply.headers.update(error.headers or {})
-            return reply
         return describe_error(error).response()
 
     for kind in (ProlepsisError, HTTPException, Exception):

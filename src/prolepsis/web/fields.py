@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from prolepsis.core.requests import MAX_TOP_LOGPROBS
+from prolepsis.core.validation import Number, Part
 
 MAX_STOP_STRINGS = 16
 MAX_SAMPLES = 128
@@ -13,10 +14,8 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text")
 _PART_FIELDS = {"type", "text", "annotations", "logprobs"}
 
 
-class Body(BaseModel):
+class Body(Part):
     """A strict JSON object: a field that is not declared is refused, never ignored."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
 
 
 class Reply(BaseModel):
@@ -80,7 +79,6 @@ _PART = {
     "additionalProperties": False,
 }
 
-Number: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]

@@ -43,7 +43,7 @@ class _Reader:
 def loaded(
     policy: OutputPolicy, *, fails_open: bool = False, timeout_s: float = 1.0, max_held: int = 4096, name: str = "one"
 ) -> LoadedPolicy:
-    return LoadedPolicy(name, policy, fails_open, timeout_s, max_held)
+    return LoadedPolicy(name, policy, "open" if fails_open else "closed", 1000 * timeout_s, max_held)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
+from prolepsis.core.validation import first_problem
 from prolepsis.web.caller import Caller, Role
 
 PREFIX = "plps"
@@ -140,10 +141,8 @@ def new_key(
     try:
         record = KeyRecord.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = f"{name} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        raise ConfigError(message, param=name) from None
+        problem = first_problem(error, KeyRecord, values)
+        raise ConfigError(str(problem), param=str(problem.path[0])) from None
     return record, f"{PREFIX}_{key_id}_{secret}"
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from prolepsis.core.requests import SpecMode
+from prolepsis.core.validation import Number
 from prolepsis.web.fields import (
     MAX_SAMPLES,
     Body,
@@ -12,7 +13,6 @@ from prolepsis.web.fields import (
     LogitBias,
     Metadata,
     Name,
-    Number,
     Priority,
     Prompts,
     Schema,

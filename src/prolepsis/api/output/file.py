@@ -4,53 +4,45 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from prolepsis.api.output.built_in import Patterns, Repetition
-from prolepsis.api.output.pipeline import LoadedPolicy
+from prolepsis.api.output.pipeline import LoadedPolicy, OnFault
 from prolepsis.api.output.policy import OutputPolicy
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.yaml_document import read_yaml
+from prolepsis.core.validation import Part
+from prolepsis.core.yaml_document import Malformed, read_shape, read_text
 
 GROUP = "prolepsis.output_policies"
 """Entry points of this group may be named in the file."""
 BUILT_IN: dict[str, Callable[..., OutputPolicy]] = {"patterns": Patterns, "repetition": Repetition}
 
 
-class PolicyEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class PolicyEntry(Part):
     use: str
     """patterns, repetition, the name of an entry point, or MODULE:FUNCTION of what makes a policy."""
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """As metrics and answers name it; default: `use`."""
-    on_fault: Literal["closed", "open"] = "closed"
+    on_fault: OnFault = "closed"
     timeout_ms: Annotated[float, Field(gt=0, le=60_000)] = 50.0
     max_held: Annotated[int, Field(ge=0, le=1_000_000)] = 4096
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class PolicyList(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class PolicyList(Part):
     policies: Annotated[list[PolicyEntry], Field(max_length=16)]
 
 
 def read_output_policies(path: Path) -> list[LoadedPolicy]:
     """Return the policies of a file, made and in order; raises `ConfigError` that names what is wrong with it."""
     try:
-        document = read_yaml(path.read_text(encoding="utf-8"))
-        entries = PolicyList.model_validate(document.value).policies
-    except (OSError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _wrong(path, f"is wrong at {where or 'its top'}: {first['msg']}") from None
-    except ValueError as error:
-        raise _wrong(path, f"is no YAML: {error}") from None
+        entries = read_shape(read_text(path, "output_policies"), PolicyList)[0].policies
+    except Malformed as error:
+        raise ConfigError(
+            "; ".join(one.in_file(str(path)) for one in error.findings), param="output_policies"
+        ) from None
     loaded = [_loaded(path, entry) for entry in entries]
     names = [one.name for one in loaded]
     for name in names:
@@ -69,8 +61,8 @@ def _loaded(path: Path, entry: PolicyEntry) -> LoadedPolicy:
     return LoadedPolicy(
         name=entry.name or entry.use,
         policy=policy,
-        fails_open=entry.on_fault == "open",
-        timeout_s=entry.timeout_ms / 1000.0,
+        on_fault=entry.on_fault,
+        timeout_ms=entry.timeout_ms,
         max_held=entry.max_held,
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prolepsis.api.deltas import Delta, OutputToken
-from prolepsis.api.output.pipeline import FilterPipeline, FilterResult, SourceSpan, text_of
+from prolepsis.api.output.pipeline import FilterPipeline, SourceSpan, text_of
 from prolepsis.core.stats import LossReason
 
 Range = tuple[int, int]
@@ -121,11 +121,12 @@ class FilteredSample:
         ended = delta.finish_reason is not None
         outcome = await self._pipeline.take(self._pieces(delta), ended=ended)
         self.stopped = outcome.stopped_by is not None
-        num_tokens = min(outcome.num_tokens, len(delta.tokens))
+        spans = [span for part in outcome.tokens for span in part]
+        num_tokens = min(len(outcome.tokens), len(delta.tokens))
         self.num_tokens += num_tokens
         self._unsent += num_tokens
-        self._follow(delta.tokens[:num_tokens], outcome, ended=ended or self.stopped)
-        text = text_of(outcome.spans)
+        self._follow(delta.tokens[:num_tokens], spans, ended=ended or self.stopped)
+        text = text_of(spans)
         if not text and not ended and not self.stopped:
             return None
         return self._shown(delta, text, outcome.stopped_by)
@@ -142,10 +143,10 @@ class FilteredSample:
             self._fed += len(text)
         return spans
 
-    def _follow(self, tokens: Sequence[OutputToken], outcome: FilterResult, *, ended: bool) -> None:
+    def _follow(self, tokens: Sequence[OutputToken], spans: Sequence[SourceSpan], *, ended: bool) -> None:
         """Find the tokens that are decided now."""
-        self._up_to = max([self._up_to, *(span.end for span in outcome.spans)])
-        self._changed += [(span.start, span.end) for span in outcome.spans if not span.verbatim]
+        self._up_to = max([self._up_to, *(span.end for span in spans)])
+        self._changed += [(span.start, span.end) for span in spans if not span.verbatim]
         self._alignment.add(tokens)
         shown, lost = self._alignment.shown(self._up_to, self._changed)
         self._lose(lost, "policy")

@@ -131,16 +131,37 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = ("raised", "late", "invalid", "held_too_much")
 
 
+OnFault = Literal["closed", "open"]
+
+
 @dataclass(frozen=True, slots=True)
-class StageResult:
-    """What a policy made of one step's tokens."""
+class LoadedPolicy:
+    """A policy and how it is kept within bounds."""
+
+    name: str
+    policy: OutputPolicy
+    on_fault: OnFault
+    """What happens to an answer where the policy fails: open: it passes unread; closed: it ends."""
+    timeout_ms: float
+    """Longest time for the tokens of one step."""
+    max_held: int
+    """Most characters that it may hold back."""
+
+    @property
+    def fails_open(self) -> bool:
+        return self.on_fault == "open"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterResult:
+    """What a policy, or all of them, made of one step's tokens."""
 
     tokens: list[list[SourceSpan]]
     """Let through, token by token."""
-    held: list[SourceSpan]
+    held: Sequence[SourceSpan] = ()
     """What waits for more text."""
     stopped_by: str | None = None
-    """It ended the answer with the last of `tokens`."""
+    """It ended the answer with the last of `tokens`: the reason, after NAME: where it is the result of all."""
     fault: Fault | None = None
     num_rewrites: int = 0
 
@@ -159,17 +180,16 @@ class FilterStage:
     `take` changes nothing but the reader, so it may run in a thread and be given up; `settle` remembers what it found.
     """
 
-    def __init__(self, reader: Reader | None, *, fails_open: bool, max_held: int) -> None:
-        self._reader = reader
-        self._fails_open = fails_open
-        self._max_held = max_held
-        self._held: list[SourceSpan] = []
+    def __init__(self, loaded: LoadedPolicy, reader: Reader) -> None:
+        self.loaded = loaded
+        self._reader: Reader | None = reader
+        self._held: Sequence[SourceSpan] = ()
 
     @property
     def reads(self) -> bool:
         return self._reader is not None
 
-    def take(self, tokens: Sequence[Sequence[SourceSpan]], *, ended: bool) -> StageResult:
+    def take(self, tokens: Sequence[Sequence[SourceSpan]], *, ended: bool) -> FilterResult:
         """Take one step's tokens (at least one), each as spans (maybe none); `ended`: nothing comes after the last."""
         passed: list[list[SourceSpan]] = []
         held, num_rewrites = list(self._held), 0
@@ -187,14 +207,14 @@ class FilterStage:
             out, held = _released(held, decision)
             passed.append(out)
             if decision.stop_at is not None:
-                return StageResult(passed, [], decision.reason or "stopped", num_rewrites=num_rewrites)
-        return StageResult(passed, held, num_rewrites=num_rewrites)
+                return FilterResult(passed, (), decision.reason or "stopped", num_rewrites=num_rewrites)
+        return FilterResult(passed, held, num_rewrites=num_rewrites)
 
-    def fail(self, tokens: Sequence[Sequence[SourceSpan]], kind: Fault) -> StageResult:
+    def fail(self, tokens: Sequence[Sequence[SourceSpan]], kind: Fault) -> FilterResult:
         """Give up on the policy before it said anything of `tokens` (at least one)."""
         return self._failed([], [*self._held, *tokens[0]], tokens[1:], kind)
 
-    def settle(self, passed: StageResult) -> None:
+    def settle(self, passed: FilterResult) -> None:
         """Remember what waits, and that a policy with a fault is out."""
         self._held = passed.held
         if passed.fault is not None:
@@ -210,16 +230,16 @@ class FilterStage:
             raise PolicyFault("raised") from error
         if not _means_something(decision, len(pending), ended=ended):
             raise PolicyFault("invalid")
-        if decision.stop_at is None and decision.num_held > self._max_held:
+        if decision.stop_at is None and decision.num_held > self.loaded.max_held:
             raise PolicyFault("held_too_much")
         return decision
 
     def _failed(
         self, passed: list[list[SourceSpan]], held: list[SourceSpan], left: Sequence[Sequence[SourceSpan]], kind: Fault
-    ) -> StageResult:
-        if self._fails_open:
-            return StageResult([*passed, held, *(list(spans) for spans in left)], [], fault=kind)
-        return StageResult([*passed, []], [], stopped_by=kind, fault=kind)
+    ) -> FilterResult:
+        if self.loaded.fails_open:
+            return FilterResult([*passed, held, *(list(spans) for spans in left)], fault=kind)
+        return FilterResult([*passed, []], stopped_by=kind, fault=kind)
 
 
 def _released(held: Sequence[SourceSpan], decision: Decision) -> tuple[list[SourceSpan], list[SourceSpan]]:
@@ -244,30 +264,6 @@ def _means_something(decision: object, length: int, *, ended: bool) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPolicy:
-    """A policy and how it is kept within bounds."""
-
-    name: str
-    policy: OutputPolicy
-    fails_open: bool
-    """What happens to an answer where the policy fails: it passes unread, or it ends."""
-    timeout_s: float
-    """Longest time for the tokens of one step."""
-    max_held: int
-    """Most characters that it may hold back."""
-
-
-@dataclass(frozen=True, slots=True)
-class FilterResult:
-    """What a step's tokens became. `num_tokens`: how many of them were read, the last where the answer was stopped."""
-
-    spans: list[SourceSpan]
-    num_tokens: int
-    stopped_by: str | None = None
-    """NAME: REASON of the policy that ended the answer."""
-
-
 class OutputMetrics:
     """By policy; policies are those of the configuration."""
 
@@ -290,7 +286,7 @@ class OutputPolicies:
 
     def pipeline(self, answer: AnswerFacts) -> "FilterPipeline | None":
         """Return the filters of this answer; None if it has none."""
-        stages: list[tuple[LoadedPolicy, FilterStage]] = []
+        stages: list[FilterStage] = []
         for loaded in self.loaded:
             try:
                 reader = loaded.policy.begin(answer)
@@ -301,10 +297,10 @@ class OutputPolicies:
                     continue
                 reader = _Refusing()
             if reader is not None:
-                stages.append((loaded, FilterStage(reader, fails_open=loaded.fails_open, max_held=loaded.max_held)))
+                stages.append(FilterStage(loaded, reader))
         return FilterPipeline(stages, self, self._workers) if stages else None
 
-    def count(self, loaded: LoadedPolicy, passed: StageResult, seconds: float) -> None:
+    def count(self, loaded: LoadedPolicy, passed: FilterResult, seconds: float) -> None:
         """Count what a policy did with a step's tokens."""
         if self._metrics is None:
             return
@@ -326,9 +322,7 @@ class OutputPolicies:
 class FilterPipeline:
     """Reads one answer."""
 
-    def __init__(
-        self, stages: Sequence[tuple[LoadedPolicy, FilterStage]], policies: OutputPolicies, workers: Workers
-    ) -> None:
+    def __init__(self, stages: Sequence[FilterStage], policies: OutputPolicies, workers: Workers) -> None:
         self._stages = stages
         self._policies = policies
         self._workers = workers
@@ -340,27 +334,27 @@ class FilterPipeline:
         """
         current: list[list[SourceSpan]] = [list(spans) for spans in tokens]
         stopped_by: str | None = None
-        for loaded, stage in self._stages:
+        for stage in self._stages:
             if not stage.reads:
                 continue
             began = time.perf_counter()
-            passed = await self._ask(loaded, stage, current, ended=ended or stopped_by is not None)
-            self._policies.count(loaded, passed, time.perf_counter() - began)
+            passed = await self._ask(stage, current, ended=ended or stopped_by is not None)
+            self._policies.count(stage.loaded, passed, time.perf_counter() - began)
             stage.settle(passed)
             current = passed.tokens
             if passed.stopped_by is not None:
-                stopped_by = f"{loaded.name}: {passed.stopped_by}"
+                stopped_by = f"{stage.loaded.name}: {passed.stopped_by}"
             if passed.fault is not None:
-                log.warning("output_policy_failed", policy=loaded.name, kind=passed.fault)
-        return FilterResult([span for spans in current for span in spans], len(current), stopped_by)
+                log.warning("output_policy_failed", policy=stage.loaded.name, kind=passed.fault)
+        return FilterResult(current, stopped_by=stopped_by)
 
-    async def _ask(
-        self, loaded: LoadedPolicy, stage: FilterStage, tokens: list[list[SourceSpan]], *, ended: bool
-    ) -> StageResult:
-        if loaded.policy.inline:
+    async def _ask(self, stage: FilterStage, tokens: list[list[SourceSpan]], *, ended: bool) -> FilterResult:
+        if stage.loaded.policy.inline:
             return stage.take(tokens, ended=ended)
         try:
-            return await self._workers.run(lambda: stage.take(tokens, ended=ended), loaded.timeout_s)
+            return await self._workers.run(
+                lambda: stage.take(tokens, ended=ended), timeout_s=stage.loaded.timeout_ms / 1000.0
+            )
         except TimeoutError:
             return stage.fail(tokens, "late")
 
