@@ -102,15 +102,10 @@ def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
         device.propose += part
 
 
-_OFF_BY_PLAN: dict[str, EffectiveReason] = {
-    "killed": "killed",
-    "overload_plain": "overload_plain",
-    "overload_batch_waits": "overload_batch_waits",
-    "overload_low_refused": "overload_low_refused",
-}
-"""Reasons of plans that turn speculation off, as requests report them."""
-_STOPPED_OR_CUT: dict[str, EffectiveReason] = {"killed": "killed", "overload_shallow": "overload_shallow"}
-"""So do requests whose drafts were verified before, or in part."""
+_OFF_BY_PLAN: tuple[EffectiveReason, ...] = ("killed", "overload_plain", "overload_batch_waits", "overload_low_refused")
+"""Reasons of plans that turn speculation off, which requests report."""
+_STOPPED_OR_CUT: tuple[EffectiveReason, ...] = ("killed", "overload_shallow")
+"""Those that requests report whose drafts were verified before, or in part."""
 
 
 def count_started(sequence: SequenceState, now: float) -> None:
@@ -190,7 +185,7 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice = request.source.speculation
     if request.stats.num_drafts:
-        return _STOPPED_OR_CUT.get(plan.reason, "speculating")
+        return next((reason for reason in _STOPPED_OR_CUT if reason == plan.reason), "speculating")
     if request.stats.shadow:
         return "killed" if plan.reason == "killed" else "compared"
     if choice.rollout_run in plan.stopped:
@@ -198,7 +193,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return choice.off_reason if not choice.enabled else "requested_off"
     if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
-        return _OFF_BY_PLAN.get(plan.reason, "plan_off")
+        return next((reason for reason in _OFF_BY_PLAN if reason == plan.reason), "plan_off")
     frequent: EffectiveReason = "no_decode"
     steps = 0
     for plain, count in request.stats.plain_steps.items():

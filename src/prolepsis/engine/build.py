@@ -24,10 +24,10 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.memory import parse_bytes, plan_pages
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.draft_models import warn_of_other_target
-from prolepsis.models.heads.base import DraftHead, HeadInfo
+from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, ModelInfo, TargetModel
+from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
 from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
@@ -47,10 +47,10 @@ from prolepsis.spec.window import DraftWindow
 log = structlog.get_logger(__name__)
 
 FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
-    "grammar": lambda config: GrammarProposer(),
+    "grammar": lambda _: GrammarProposer(),
     "suffix": lambda config: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory")),
-    "prompt_lookup": lambda config: PromptLookupProposer(),
-    "prediction": lambda config: PredictionProposer(),
+    "prompt_lookup": lambda _: PromptLookupProposer(),
+    "prediction": lambda _: PredictionProposer(),
 }
 """Proposers that need nothing but the configuration."""
 
@@ -93,18 +93,19 @@ def assemble(
     `find_head` loads by name the heads that replace this one later; default: those of the registry.
     """
     model, info = target.model, target.model.info
-    max_model_len = context_length(config, info.max_positions)
+    max_model_len = _context_length(config, info.max_positions)
     exactness = decide(model, config.strict)
-    page_bytes = info.page_bytes + sum(other.page_bytes for other in _with_pages(draft, head))
+    others = (draft.model.info if draft else None, head.info if head else None)  # they have a page for each page
+    page_bytes = info.page_bytes + sum(other.page_bytes for other in others if other)
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
-    early = early_exit(config, target)
+    early = _early_exit(config, target)
     exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slot = _draft_head_slot(config, target, head, find_head, num_pages)
-    proposers = [*make_proposers(config, target, draft, num_pages)]
+    proposers = _proposers(config, target, draft, num_pages)
     if early:
-        scratch = partial(EarlyExitProposer, cache=cache, first_page=num_pages, page_bytes=info.page_bytes)
-        proposers.append(scratch(early, max_sequences=exit_sequences))
+        scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
+        proposers.append(EarlyExitProposer(early, cache, **scratch))
     if slot.head is not None:
         proposers.append(slot.head)
     speculation = _speculation(config, target, proposers, max_model_len)
@@ -200,9 +201,7 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     return (*names, *(name for name, asked in implied.items() if asked is not None and name not in names))
 
 
-def make_proposers(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int
-) -> Sequence[Proposer]:
+def _proposers(config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int) -> list[Proposer]:
     """Return the configured proposers that need nothing of the target's inside, in the configuration's order."""
     proposers: list[Proposer] = []
     for name in proposer_names(config):
@@ -214,7 +213,7 @@ def make_proposers(
     return proposers
 
 
-def early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
+def _early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
     """Return the early exit that is to draft, None if the configuration asks for none.
 
     Raises `ConfigError` if no layer is set or the target has no such layer, `ModelLoadError` for other forwards.
@@ -246,12 +245,7 @@ def _described(
     )
 
 
-def _with_pages(draft: LoadedModel | None, head: DraftHead | None) -> list[ModelInfo | HeadInfo]:
-    """Return the models that have a page for each of the target's."""
-    return [*([draft.model.info] if draft else []), *([head.info] if head else [])]
-
-
-def context_length(config: EngineConfig, max_positions: int) -> int:
+def _context_length(config: EngineConfig, max_positions: int) -> int:
     """Return the longest sequence served; raises `ConfigError` for one the model cannot hold."""
     if config.max_model_len is not None and config.max_model_len > max_positions:
         raise ConfigError(

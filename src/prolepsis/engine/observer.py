@@ -32,30 +32,18 @@ class EngineObserver(Protocol):
         """Sequences running and waiting, share of KV pages in use (0 to 1)."""
 
 
-class NoObserver:
-    """Observes nothing."""
-
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None: ...
-
-    def request_ended(self, stats: RequestStats, outcome: Outcome) -> None: ...
-
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
-
-    def grammar_failed(self) -> None: ...
-
-    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None: ...
-
-
 class Reporter:
-    """Reports each step and ended request to an observer."""
+    """Reports each step and ended request to an observer, if there is one."""
 
-    def __init__(self, observer: EngineObserver, proposers: ProposerSet) -> None:
+    def __init__(self, observer: EngineObserver | None, proposers: ProposerSet) -> None:
         self._observer = observer
         self._proposers = proposers
         self._failures: dict[str, int] = {}
 
     def step(self, timing: StepTiming, load: tuple[int, int, float]) -> None:
         """Report one step and the load after it: running, waiting, share of KV pages in use."""
+        if self._observer is None:
+            return
         self._observer.step_done(timing.phases(), timing.num_tokens)
         self._observer.set_load(*load)
         for name, count in self._proposers.failures.items():
@@ -66,6 +54,8 @@ class Reporter:
 
     def ended(self, events: Iterable[Event]) -> None:
         """Report the requests whose terminal event is among `events`."""
+        if self._observer is None:
+            return
         for event in events:
             if isinstance(event, Failed) and isinstance(event.error, GrammarFailed):
                 self._observer.grammar_failed()

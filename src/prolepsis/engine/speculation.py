@@ -11,7 +11,6 @@ from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
-from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import DisabledProposers
 from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
@@ -67,8 +66,10 @@ class Speculation:
                 self._commit(row.sequence)  # tokens from before it might draft
         chosen = [choices[row.sequence.key] for row in decoding]
         requests = self._requests(decoding, chosen, plan, load)
-        decoding = self._with_drafts(decoding, chosen, requests, plan, load)
-        decoding = self._with_shadows(decoding, chosen, requests, plan, load)
+        for verify in (True, False):
+            due = [_is_due(row, choice, verify=verify) for row, choice in zip(decoding, chosen, strict=True)]
+            if any(due):
+                decoding = self._with_drafts(decoding, due, requests, plan, load, verify=verify)
         drafted = {row.sequence.key: row for row in decoding}
         return [_explained(drafted.get(row.sequence.key, row)) for row in rows]
 
@@ -122,49 +123,27 @@ class Speculation:
 
     def _with_drafts(
         self,
-        rows: list[Row],
-        choices: Sequence[SpeculationChoice],
+        rows: Sequence[Row],
+        due: Sequence[bool],
         requests: Sequence[DraftRequest],
         plan: SpecPlan,
         load: StepLoad,
+        *,
+        verify: bool,
     ) -> list[Row]:
-        """Return the rows with the drafts to verify."""
-        verified = [choice.mode in ("auto", "on") for choice in choices]
-        if not any(verified):
-            return rows
-        chosen = self.proposers.propose(_only(requests, verified), plan, load)
-        return [
-            replace(row, draft=_within_end(row, choice.draft), plain=_plain(request, choice)) if is_verified else row
-            for row, request, choice, is_verified in zip(rows, requests, chosen, verified, strict=True)
-        ]
-
-    def _with_shadows(
-        self,
-        rows: list[Row],
-        choices: Sequence[SpeculationChoice],
-        requests: Sequence[DraftRequest],
-        plan: SpecPlan,
-        load: StepLoad,
-    ) -> list[Row]:
-        """Return the rows; those in shadow that compare no draft yet get one."""
-        due = [c.mode == "shadow" and row.sequence.shadow is None for row, c in zip(rows, choices, strict=True)]
-        if not any(due):
-            return rows
+        """Return the rows; those that are due with the drafts to verify, or else to compare in shadow."""
         began = self._clock()
-        chosen = self.proposers.propose(_only(requests, due), plan, load, verify=False)
-        compared = [
-            replace(
-                row,
-                shadow=_within_end(row, choice.draft),
-                plain=_plain(request, choice),
-                shadow_cost=choice.shadow_cost,
-            )
-            if is_due
-            else row
+        wanted = [
+            one if is_due else replace(one, limit=0, always_verify=False)
+            for one, is_due in zip(requests, due, strict=True)
+        ]
+        chosen = self.proposers.propose(wanted, plan, load, verify=verify)
+        if not verify:
+            self._shadow_budget.spend(self._clock() - began)
+        return [
+            _with_draft(row, request, choice, verify=verify) if is_due else row
             for row, request, choice, is_due in zip(rows, requests, chosen, due, strict=True)
         ]
-        self._shadow_budget.spend(self._clock() - began)
-        return compared
 
     @staticmethod
     def _choice(sequence: SequenceState, plan: SpecPlan) -> SpeculationChoice:
@@ -197,24 +176,23 @@ class Speculation:
             self.proposers.commit(sequence, num_new)
 
 
-def _only(requests: Sequence[DraftRequest], which: Sequence[bool]) -> list[DraftRequest]:
-    """Return the requests; those that are not meant this time may have no draft."""
-    return [
-        request if is_meant else DraftRequest(request.sequence, 0, request.allowed)
-        for request, is_meant in zip(requests, which, strict=True)
-    ]
+def _is_due(row: Row, choice: SpeculationChoice, *, verify: bool) -> bool:
+    """Whether the row may have a draft to verify, or else compares no draft in shadow yet."""
+    return choice.mode in ("auto", "on") if verify else choice.mode == "shadow" and row.sequence.shadow is None
 
 
-def _plain(request: DraftRequest, choice: ChosenDraft) -> PlainReason | None:
-    """Return why the row has no draft; the breaker, if no proposer may draft for it."""
-    return "breaker_open" if request.allowed == () and choice.plain == "no_draft" else choice.plain
+def _with_draft(row: Row, request: DraftRequest, choice: ChosenDraft, *, verify: bool) -> Row:
+    """Return the row with its draft, or why it has none: the breaker, if no proposer may draft for it."""
+    draft = None if choice.draft is None else cut_after_end(choice.draft, row.sequence.end_ids)
+    plain: PlainReason | None = choice.plain
+    if request.allowed == () and plain == "no_draft":
+        plain = "breaker_open"
+    if verify:
+        return replace(row, draft=draft, plain=plain)
+    return replace(row, shadow=draft, plain=plain, shadow_cost=choice.shadow_cost)
 
 
 def _explained(row: Row) -> Row:
     """Return the row, with the reason if its request was not admitted to drafting in shadow."""
     is_out = row.sequence.request.shadow_admitted is False and row.samples_next and row.sequence.num_output_tokens > 0
     return replace(row, plain="shadow_budget") if is_out else row
-
-
-def _within_end(row: Row, draft: Draft | None) -> Draft | None:
-    return None if draft is None else cut_after_end(draft, row.sequence.end_ids)

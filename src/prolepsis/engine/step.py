@@ -21,7 +21,7 @@ from prolepsis.engine.accounting import charge
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.observer import EngineObserver, NoObserver, Reporter
+from prolepsis.engine.observer import EngineObserver, Reporter
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
@@ -80,7 +80,7 @@ class Engine:
         self.hidden_states = parts.hidden_states
         self._verifier = parts.verifier
         self._draft_head = parts.draft_head
-        self._reporter = Reporter(parts.observer or NoObserver(), parts.speculation.proposers)
+        self._reporter = Reporter(parts.observer, parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
         self._rows: list[Row] = []

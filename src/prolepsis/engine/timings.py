@@ -4,9 +4,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeVar, TypeVarTuple
+from typing import Literal, Protocol, TypeVar, TypeVarTuple, get_args
 
 Phase = Literal["schedule", "propose", "forward", "verify", "commit", "learn"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(slots=True)
@@ -25,18 +26,11 @@ class StepTiming:
 
     def phases(self) -> dict[str, float]:
         """Return seconds by phase."""
-        return {
-            "schedule": self.schedule,
-            "propose": self.propose,
-            "forward": self.forward,
-            "verify": self.verify,
-            "commit": self.commit,
-            "learn": self.learn,
-        }
+        return {phase: getattr(self, phase) for phase in PHASES}
 
     @property
     def total(self) -> float:
-        return self.schedule + self.propose + self.forward + self.verify + self.commit + self.learn
+        return sum(self.phases().values())
 
     @property
     def outside_forward(self) -> float:
@@ -66,15 +60,8 @@ class Timings:
         """Keep one finished step."""
         self.last.append(step)
         self.num_steps += 1
-        totals = self.totals
-        totals.num_tokens += step.num_tokens
-        totals.num_sequences += step.num_sequences
-        totals.schedule += step.schedule
-        totals.propose += step.propose
-        totals.forward += step.forward
-        totals.verify += step.verify
-        totals.commit += step.commit
-        totals.learn += step.learn
+        for name in ("num_tokens", "num_sequences", *PHASES):
+            setattr(self.totals, name, getattr(self.totals, name) + getattr(step, name))
 
 
 class Timed(Protocol):
