@@ -12,7 +12,7 @@ import structlog
 import uvicorn
 
 from prolepsis.api.app import build
-from prolepsis.api.connections import gateway_protocol
+from prolepsis.api.connections import GatewayProtocol, gateway_protocol
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
@@ -50,6 +50,7 @@ def served(
     store: Store | None = None,
     prices: PriceFile | None = None,
     output: Sequence[LoadedPolicy] = (),
+    linger_s: float = GatewayProtocol.linger_s,
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
     app = build(
@@ -63,10 +64,10 @@ def served(
         prices=prices,
         output=output,
     )
+    protocol = gateway_protocol(config, app.state.admission_metrics)
+    protocol.linger_s = linger_s
     listener = bind(ServerConfig(port=0))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, lifespan="on", http=gateway_protocol(config, app.state.admission_metrics))
-    )
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=protocol))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
     thread.start()
     while not server.started:

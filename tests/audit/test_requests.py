@@ -15,6 +15,7 @@ from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import forget_tenant
+from prolepsis.audit.requests import AuditFeature
 from prolepsis.audit.routes import recorded_in
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
@@ -30,7 +31,9 @@ from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
+from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
+from tests.rollout.test_observation import ended
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
 
@@ -320,19 +323,24 @@ async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None
     assert Watched.threads == {"store-writer"}
 
 
-async def test_what_waits_has_a_bound_and_what_is_lost_is_counted(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("prolepsis.audit.requests.MAX_PENDING_TOKENS", 80)
-    app = build(ServerConfig(audit_sample=1.0, store_sample=0.0), FakeEngine(), ByteTokenizer(), Metrics(), store=store)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-        with store.database.write():  # holds the writer up
-            for _ in range(3):
-                await http.post("/v1/completions", json=ASKED)
-            assert store.writer.health().dropped == {"audit": 1}
-        assert len(kept(store)) == 2
-        await http.post("/v1/completions", json=ASKED)
-        assert len(kept(store)) == 3
+def test_what_waits_has_a_bound_and_what_is_lost_is_counted(store: Store) -> None:
+    async def no_replay(recorded: Recording, within_s: float) -> Any:
+        raise AssertionError("nothing is replayed")
+
+    feature = AuditFeature(store, str, lambda: INFO, no_replay, lambda _: None, sample=1.0, max_pending_tokens=2)
+
+    def serve() -> None:
+        shown = ended("stop")  # one token
+        feature.keeps(shown.about, shown.prompts[0].request)
+        feature.on_request_end(shown)
+
+    with store.database.write():  # holds the writer up
+        for _ in range(3):
+            serve()
+        assert store.writer.health().dropped == {"audit": 1}
+    assert len(kept(store)) == 2
+    serve()
+    assert len(kept(store)) == 3
 
 
 def test_a_recording_survives_as_plain_values() -> None:

@@ -64,8 +64,6 @@ def check_tls(config: ServerConfig) -> None:
         raise ConfigError(f"TLS cannot be set up from {files}: {error}", param="tls_certificate") from None
 
 
-LINGER_S = 2.0
-"""For the rest of a body that was answered before its end, and for the request of a connection that is one too many."""
 _OTHER_FILES = 64
 _MOST_BY_DEFAULT = 4096
 
@@ -80,13 +78,15 @@ class GatewayProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a bound on connections and on every wait for a client; refusals have OpenAI's shape.
 
     One clock a connection: a request's head has to be whole within `header_timeout_s` of the connection's start or of
-    the answer before, the rest of a body within `LINGER_S` of its answer, however steadily bytes trickle in. While a
+    the answer before, the rest of a body within `linger_s` of its answer, however steadily bytes trickle in. While a
     route reads a body the guard has its own clock.
     """
 
     door: ClassVar[ServerConfig]
     max_connections: ClassVar[int]
     metrics: ClassVar[AdmissionMetrics]
+    linger_s: ClassVar[float] = 2.0
+    """For the rest of a body that was answered before its end, and for the request of a surplus connection."""
 
     def __init__(
         self,
@@ -138,11 +138,11 @@ class GatewayProtocol(H11Protocol):
     def _patience_s(self) -> float | None:
         """Return how long the client may take for what it owes; None: nothing, or the guard watches it."""
         if self._surplus:
-            return LINGER_S
+            return self.linger_s
         if self.conn.their_state is h11.IDLE:
             return self.door.header_timeout_s
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
-            return LINGER_S
+            return self.linger_s
         return None
 
     def _stop_timer(self) -> None:

@@ -25,8 +25,6 @@ from prolepsis.web.feature import Feature
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of tokens, special ones included; called from the writer's thread."""
-MAX_PENDING_TOKENS = 1_000_000
-"""Of requests whose entries are not written yet; this bounds their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,19 @@ class AuditFeature(Feature):
         *,
         sample: float = 0.0,
         content: Content = "digests",
+        max_pending_tokens: int = 1_000_000,
     ) -> None:
-        """`sample` (0 to 1) and `content` apply if the policy does not set them; without a store nothing is audited."""
+        """`sample` (0 to 1) and `content` apply if the policy does not set them; without a store nothing is audited.
+
+        `max_pending_tokens` bounds the memory of requests whose entries are not written yet.
+        """
         self.routes = audit_routes(store, info, replay, emit)
         self._writer = store.writer if store is not None else None
         self._decode = decode
         self._info = info
         self._sample = sample
         self._content = content
+        self._max_pending = max_pending_tokens
         self._drawn: dict[str, Content] = {}
         """By running request that is audited."""
         self._pending = 0
@@ -114,7 +117,7 @@ class AuditFeature(Feature):
     def _enqueue(self, writer: Writer, served: _Served, content: Content) -> None:
         num_tokens = served.recorded.num_tokens
         with self._lock:
-            fits = self._pending + num_tokens <= MAX_PENDING_TOKENS
+            fits = self._pending + num_tokens <= self._max_pending
             self._pending += num_tokens if fits else 0
         item = QueuedEvent(partial(self._make, served, content, self._info()))
         if not fits:

@@ -27,10 +27,13 @@ class House:
         self.file.add(record)
         return key
 
-    def open(self, engine: EngineClient, config: ServerConfig | None = None) -> httpx.AsyncClient:
+    def open(
+        self, engine: EngineClient, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
+    ) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
         self.metrics = Metrics()
-        self.app = build(config or ServerConfig(), engine, ByteTokenizer(), self.metrics, Gateway(Keys(self.file)))
+        gateway = Gateway(Keys(self.file))
+        self.app = build(config or ServerConfig(), engine, tokenizer or ByteTokenizer(), self.metrics, gateway)
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def refused(self, reason: str) -> float:

@@ -86,23 +86,28 @@ async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
     assert (house.refused("queue_full"), house.refused("server_full")) == (1, 1)
 
 
-async def test_who_is_refused_has_nothing_tokenised(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
-    encode = ByteTokenizer.encode
+class RecordingTokenizer(ByteTokenizer):
+    """Keeps the texts that it encoded."""
 
-    def watched(self: ByteTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        texts.append(text)
-        return encode(self, text, add_special_tokens=add_special_tokens)
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
 
-    monkeypatch.setattr(ByteTokenizer, "encode", watched)
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.texts.append(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+async def test_who_is_refused_has_nothing_tokenised(house: House) -> None:
+    tokenizer = RecordingTokenizer()
     key, chat = house.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-    async with house.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1})) as http:
+    async with house.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1}), tokenizer) as http:
         assert (await ask(http, key)).status_code == 200
-        assert len(texts) == 1
+        assert len(tokenizer.texts) == 1
         assert (await ask(http, key, stream=True)).status_code == 429
         house.app.state.admission.drain()
         assert (await http.post("/v1/chat/completions", json=chat, headers=bearer(key))).status_code == 503
-    assert len(texts) == 1
+    assert len(tokenizer.texts) == 1
     assert (house.refused("rate_limited"), house.refused("draining")) == (1, 1)
 
 

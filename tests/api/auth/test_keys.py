@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from prolepsis.api.auth.key_file import KEY, KeyFile, new_key
+from prolepsis.api.auth.key_file import KEY, KeyFile, KeyRecord, new_key
 from prolepsis.api.auth.keys import MAX_CHECKS_WAITING, Keys
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.caller import DEVELOPER
@@ -140,22 +140,31 @@ async def test_a_revoked_last_key_does_not_open_the_server_at_a_restart(file: Ke
     assert (await refused(keys, None)).status == 401
 
 
-async def test_a_read_that_failed_is_tried_again(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
+class Unreliable(KeyFile):
+    """A key file that cannot be read while its disk is broken."""
+
+    broken = False
+
+    def read(self) -> tuple[KeyRecord, ...]:
+        if self.broken:
+            raise ConfigError("Input/output error", param="keys_file")
+        return super().read()
+
+
+async def test_a_read_that_failed_is_tried_again(tmp_path: Path) -> None:
+    file = Unreliable(tmp_path / "keys.json")
     key, clock = add(file), Clock()
     keys = Keys(file, clock)
     late = add(file, "late")
-    with monkeypatch.context() as broken, capture_logs() as logs:
-        broken.setattr(file, "read", _cannot_be_read)
+    file.broken = True
+    with capture_logs() as logs:
         for _ in range(3):
             clock.now += 1
             await keys.caller(f"Bearer {key}")
     assert [line["event"] for line in logs] == ["keys_not_reloaded"]
+    file.broken = False
     clock.now += 1
     assert (await keys.caller(f"Bearer {late}")).tenant == "late"
-
-
-def _cannot_be_read() -> None:
-    raise ConfigError("Input/output error", param="keys_file")
 
 
 def test_a_file_put_back_with_its_old_time_is_another_version(file: KeyFile) -> None:

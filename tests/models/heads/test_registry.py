@@ -13,11 +13,18 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads import registry as heads
 from prolepsis.models.heads.exchange import export_head, import_head, remove_head
 from prolepsis.models.heads.format import CONFIG, WEIGHTS, load_head, read_config
 from prolepsis.models.heads.levels import LEVELS, save_levels
-from prolepsis.models.heads.registry import find_head, fitting_head, head_folder, head_for, list_heads, open_head
+from prolepsis.models.heads.registry import (
+    HeadEntry,
+    find_head,
+    fitting_head,
+    head_folder,
+    head_for,
+    list_heads,
+    open_head,
+)
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
@@ -36,10 +43,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of models without any head, shipped or not."""
-    monkeypatch.setattr(heads, "SHIPPED", tmp_path / "shipped")
+def root(tmp_path: Path) -> Path:
+    """A folder of models without any head but those of the package."""
     return tmp_path / "models"
+
+
+def own(root: Path) -> list[HeadEntry]:
+    """Return the user's heads."""
+    return [entry for entry in list_heads(root) if not entry.shipped]
 
 
 def shape_of(target: LoadedModel) -> LeanShape:
@@ -56,7 +67,7 @@ def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target
     put(root, target, "a@10")
     put(root, target, "a@9", version=77)  # the folder's name counts
     put(root, target, "b")
-    assert [entry.label for entry in list_heads(root)] == ["a@2", "a@9", "a@10", "b@1"]
+    assert [entry.label for entry in own(root)] == ["a@2", "a@9", "a@10", "b@1"]
     assert find_head("a", root).version == 10
     assert find_head("a@2", root).folder.name == "a"
     with pytest.raises(ModelLoadError, match=r"draft_head is 'a@3'; allowed: .* or: a@2, a@9, a@10, b@1"):
@@ -64,10 +75,10 @@ def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target
 
 
 def test_the_users_head_comes_before_a_shipped_one_of_its_label(root: Path, target: LoadedModel) -> None:
-    save_random_head(heads.SHIPPED / "a", shape_of(target))
-    assert list_heads(root)[0].shipped
-    put(root, target, "a")
-    (entry,) = list_heads(root)
+    shipped = list_heads(root)[0]
+    assert shipped.shipped
+    put(root, target, shipped.label)
+    (entry,) = (entry for entry in list_heads(root) if entry.label == shipped.label)
     assert not entry.shipped
 
 
@@ -116,7 +127,7 @@ def test_unreadable_heads_are_left_out(root: Path, target: LoadedModel) -> None:
     (head_folder(root) / "bad-json").mkdir()
     (head_folder(root) / "bad-json" / CONFIG).write_text("{")
     put(root, target, ".staged.partial")
-    assert list_heads(root) == []
+    assert own(root) == []
 
 
 def test_import_copies_a_head_as_the_next_version_and_records_its_checksum(
@@ -175,14 +186,14 @@ def test_what_is_exported_is_the_head_and_names_its_target_for_others(
 
 def test_only_the_users_heads_are_removed(root: Path, tmp_path: Path, target: LoadedModel) -> None:
     source = save_random_head(tmp_path / "from", shape_of(target))
-    save_random_head(heads.SHIPPED / "shipped", shape_of(target))
+    shipped = list_heads(root)
     import_head(source, "a", root)
     assert remove_head("a", root).label == "a@1"
-    with pytest.raises(InvalidParameter, match="shipped@1 is in"):
-        remove_head("shipped", root)
+    with pytest.raises(InvalidParameter, match=f"{shipped[-1].label} is in"):
+        remove_head(shipped[-1].name, root)
     with pytest.raises(InvalidParameter, match="from@1 is in"):
         remove_head(str(source), root)
-    assert [entry.label for entry in list_heads(root)] == ["shipped@1"]
+    assert list_heads(root) == shipped
 
 
 def test_draft_models_are_model_folders_that_say_so(root: Path, target: LoadedModel) -> None:

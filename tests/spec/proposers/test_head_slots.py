@@ -1,11 +1,9 @@
 """Whose pages are whose: a sequence goes on only from slots that this head wrote."""
 
-import pytest
 import torch
 
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.proposer import HiddenStates
-from prolepsis.spec.proposers import head_slots as deferred
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.sequences import FakeSequence
 
@@ -116,9 +114,8 @@ def test_a_sequence_that_may_draft_at_last_writes_what_it_deferred_itself() -> N
     assert (state.written, state.seen) == (82, 81)
 
 
-def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "MAX_BYTES", 2 * PAGE_SIZE)
-    slots = HeadSlots(8, 1)
+def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale() -> None:
+    slots = HeadSlots(8, 1, max_deferred_bytes=2 * PAGE_SIZE)
     off = sequence("off", 0, 1, 2, 3)
     show_and_park(slots, off, 80)
     assert show(slots, off, 80, 1) is None, "page 1 was given up: the end of a prefix before its front"
@@ -132,9 +129,8 @@ def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale(monkeypatch: 
     assert slots.num_bytes == HeadSlots(8, 1).num_bytes, "what is written anew is not deferred"
 
 
-def test_what_was_begun_from_last_is_given_up_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred, "MAX_BYTES", 2 * 2 * PAGE_SIZE)
-    slots = HeadSlots(8, 1)
+def test_what_was_begun_from_last_is_given_up_last() -> None:
+    slots = HeadSlots(8, 1, max_deferred_bytes=2 * 2 * PAGE_SIZE)
     for number, of in enumerate((sequence("one", 0, 5), sequence("two", 1, 5), sequence("three", 2, 5))):
         show_and_park(slots, of, PAGE_SIZE)
         if number == 1:

@@ -20,8 +20,6 @@ from torch import Tensor
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.proposer import HiddenStates, SequenceView
 
-MAX_BYTES = 64 << 20
-
 
 class DeferredFeatures:
     """Features of full pages that are not written yet, by page, each [page size, feature_size] bfloat16.
@@ -29,8 +27,8 @@ class DeferredFeatures:
     The page that was unused for longest is given up first, and the end of a prefix before its front.
     """
 
-    def __init__(self, page_bytes: int) -> None:
-        self._page_bytes = page_bytes
+    def __init__(self, page_bytes: int, max_bytes: int) -> None:
+        self._page_bytes, self._max_bytes = page_bytes, max_bytes
         self._features: dict[int, Tensor] = {}
 
     def __contains__(self, page: int) -> bool:
@@ -40,7 +38,7 @@ class DeferredFeatures:
         """Keep the features of the pages, in their order; return the pages given up for that."""
         self._features.update(reversed(list(zip(pages, features, strict=True))))
         given_up: list[int] = []
-        while len(self._features) * self._page_bytes > MAX_BYTES:
+        while len(self._features) * self._page_bytes > self._max_bytes:
             given_up.append(next(iter(self._features)))
             del self._features[given_up[-1]]
         return given_up
@@ -111,13 +109,13 @@ class HeadState:
 class HeadSlots:
     """States of live sequences. The last features of each page are kept, so a prefix-cache hit can go on from it."""
 
-    def __init__(self, num_pages: int, feature_size: int) -> None:
+    def __init__(self, num_pages: int, feature_size: int, max_deferred_bytes: int = 64 << 20) -> None:
         self._states: dict[str, HeadState] = {}
         self._valid_from = array("q", [_STALE]) * num_pages
         self._full = bytearray(num_pages)  # pages all of whose tokens were seen: written, if they are not deferred
         self._size = (num_pages, feature_size)
         self._tails: Tensor | None = None  # [num_pages, feature_size], made where the features are
-        self._deferred = DeferredFeatures(2 * feature_size * PAGE_SIZE)
+        self._deferred = DeferredFeatures(2 * feature_size * PAGE_SIZE, max_deferred_bytes)
         self._forks: dict[int, HeadState] = {}
         """By page that was copied, and by its copy: the state of the sequence it was copied from."""
 
