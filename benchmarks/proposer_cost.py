@@ -21,7 +21,8 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.choose import DraftRequest, ProposerSet
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prediction import PredictionProposer

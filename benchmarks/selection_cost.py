@@ -20,7 +20,8 @@ from benchmarks.proposer_cost import PlainSequence
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.choose import DraftRequest, ProposerSet
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, best_first, chain
 from prolepsis.spec.proposer import SequenceView

@@ -164,4 +164,4 @@ def test_every_kind_of_time_is_charged() -> None:
 def test_a_curve_tells_about_many_rows_what_its_table_does() -> None:
     curve = CostCurve((1, 4, 64), (64, 512), ((10.0, 12.0), (11.0, 14.0), (30.0, 40.0)))
     for rows in (1, 5, 64, 100, 700):
-        assert curve.about(rows, 512) == pytest.approx(curve.ms(rows, 512))
+        assert curve.ms(rows, 512) == pytest.approx(curve.table(rows, 512)[rows])

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ChosenDraft, ProposerSet
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.spec.window import StepLoad

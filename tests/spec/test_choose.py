@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ChosenDraft, ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView

@@ -34,6 +34,15 @@ class SpecPlan:
     ones over later plans (`AppliedPlan`)."""
     disabled: tuple[DisabledProposer, ...] = ()
 
+    @property
+    def ceiling(self) -> int:
+        """Most tokens that a draft may have; 0: plain decoding."""
+        return (
+            self.num_speculative_tokens
+            if self.fixed_depth is None
+            else min(self.fixed_depth, self.num_speculative_tokens)
+        )
+
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")
 

@@ -90,9 +90,9 @@ def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: in
 
     Tables of the curve are renewed one by one, so two readings may be of different corrections.
     """
-    alone = cost.about(num_sequences, 0)
-    plain = max(alone, cost.about(num_sequences, num_context)) if num_context else alone
-    whole = max(plain, cost.about(num_tokens, num_context)) if num_tokens > num_sequences else plain
+    alone = cost.ms(num_sequences, 0)
+    plain = max(alone, cost.ms(num_sequences, num_context)) if num_context else alone
+    whole = max(plain, cost.ms(num_tokens, num_context)) if num_tokens > num_sequences else plain
     return max(alone, 1e-9), plain - alone, whole - plain
 
 
@@ -192,7 +192,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
         return "rolled_back"
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return choice.off_reason if not choice.enabled else "requested_off"
-    if plan.num_speculative_tokens == 0 or plan.fixed_depth == 0:
+    if plan.ceiling == 0:
         return next((reason for reason in _OFF_BY_PLAN if reason == plan.reason), "plan_off")
     frequent: EffectiveReason = "no_decode"
     steps = 0

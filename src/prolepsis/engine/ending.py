@@ -48,4 +48,4 @@ def cut_after_end(draft: Draft, end_ids: frozenset[int]) -> Draft:
     for node, parent in enumerate(draft.parents):
         if parent != ROOT and (parent in dead or draft.tokens[parent] in end_ids):
             dead.add(node)
-    return draft.select([node for node in range(len(draft.tokens)) if node not in dead]) if dead else draft
+    return draft.select([node for node in range(len(draft.tokens)) if node not in dead])

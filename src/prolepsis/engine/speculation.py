@@ -10,7 +10,8 @@ from prolepsis.core.stats import PlainReason
 from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.spec.choose import ChosenDraft, DraftRequest, ProposerSet
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ChosenDraft, ProposerSet
 from prolepsis.spec.ledger import DisabledProposers
 from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
@@ -104,7 +105,7 @@ class Speculation:
             request.shadow_admitted = self._shadow_budget.admit(request.request_id)
 
     def _drafts(self, plan: SpecPlan) -> bool:
-        return plan.num_speculative_tokens > 0 and plan.fixed_depth != 0 and bool(self.proposers.names)
+        return plan.ceiling > 0 and bool(self.proposers.names)
 
     def _requests(
         self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad

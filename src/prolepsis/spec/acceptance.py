@@ -182,8 +182,8 @@ class Scoreboard:
     """Drafts of live sequences that are still being judged, and each request's tilt per proposer."""
 
     def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
-        self._acceptance = acceptance
-        self._ledger = ledger or Ledger(())
+        self.acceptance = acceptance
+        self.ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
         self._tilts: dict[str, dict[str, Tilt]] = {}  # by sequence, by proposer
 
@@ -237,12 +237,12 @@ class Scoreboard:
         for node in range(at + 1, len(parents)):
             if parents[node] == at:
                 hit = draft.tokens[node] == token
-                self._acceptance.record(draft, node, entry.depth, hit=hit, first=first)
+                self.acceptance.record(draft, node, entry.depth, hit=hit, first=first)
                 first = False
                 entry.tilt.record(hit, entry.rates[node])
                 if hit:
                     follower = node
         if entry.depth == 0:
             right = follower is not None
-            self._ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
+            self.ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
         return follower

@@ -6,10 +6,13 @@ from math import log
 
 from prolepsis.core.stats import PlainReason
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard, survivals
+from prolepsis.spec.acceptance import Scoreboard, survivals
 from prolepsis.spec.draft import ROOT, Draft, principal_first
 from prolepsis.spec.effort import value
 from prolepsis.spec.proposer import SequenceView
+
+_MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
+_FLOOR = 0.5  # of the cost of a token: nodes that do not pay are not merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +26,29 @@ class ScoredDraft:
     """Expected accepted tokens, less the marginal cost of verifying them."""
 
 
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """What one decoding sequence may have of a step's drafts."""
+
+    sequence: SequenceView
+    limit: int
+    """Most draft nodes, by its own ceiling, its context and the tokens it may still emit; 0: none."""
+    allowed: tuple[str, ...] | None = None
+    """Proposers that may draft; None: every proposer of the plan."""
+    always_verify: bool = False
+    """Its draft is verified whole, whether or not the cost curve says that it pays."""
+
+
 @dataclass(slots=True)
 class DraftCandidate:
     """A sequence while proposers compete for it."""
 
-    sequence: SequenceView
+    request: DraftRequest
     limit: int
-    """Most draft nodes; 0: none."""
-    allowed: tuple[str, ...] | None
-    """Proposers that may draft for it; None: all."""
+    """Most draft nodes in this step; 0: none."""
     judged: bool
     """Its drafts are scored against the tokens to come: among many sequences, each every few steps."""
-    always_verify: bool = False
-    """Its draft is verified whole, whether or not it pays."""
-    shadow: bool = False
+    shadow: bool
     """Its draft is only compared with the emitted tokens."""
     best: ScoredDraft | None = None
     asked: bool = False
@@ -46,8 +58,13 @@ class DraftCandidate:
     in_backoff: bool = False
     """A proposer that may draft for it backs off after failures."""
 
+    @property
+    def sequence(self) -> SequenceView:
+        return self.request.sequence
+
     def allows(self, proposer: str) -> bool:
-        return self.limit > 0 and (self.allowed is None or proposer in self.allowed)
+        allowed = self.request.allowed
+        return self.limit > 0 and (allowed is None or proposer in allowed)
 
     def plain(self, draft: Draft | None, *, weighed: bool) -> PlainReason | None:
         """Return why the sequence is decoded plainly if `draft`, the part of its best that is verified, is None.
@@ -57,7 +74,7 @@ class DraftCandidate:
         if draft is not None:
             return None
         if self.best is not None:
-            return "not_worth_it" if weighed and not self.always_verify else "no_capacity"
+            return "not_worth_it" if weighed and not self.request.always_verify else "no_capacity"
         if self.limit <= 0:
             return "no_capacity"
         if self.skipped_cost:
@@ -75,6 +92,60 @@ class DraftCandidate:
     @property
     def gain(self) -> float:
         return self.best.gain if self.best else 0.0
+
+    def selected(self, nodes: Sequence[int]) -> Draft | None:
+        """Return these nodes of the best draft."""
+        return self.draft.select(nodes) if self.draft is not None and nodes else None
+
+    def compete(self, draft: Draft, board: Scoreboard, token_cost: float) -> ScoredDraft | None:
+        """Make `draft` the best if it gains more than the best so far; return it scored.
+
+        Nodes that leave the sequence's grammar are cut off first; None if none is left.
+        """
+        matcher = self.sequence.matcher
+        kept = within_grammar(draft, matcher) if matcher is not None else draft
+        if kept is None:
+            return None
+        scored = self._scored(kept, board, board.tilt(self.sequence, kept.proposer).factor, token_cost)
+        if self.best is None or scored.gain > _MARGIN * self.best.gain:
+            self.best = scored
+        return scored
+
+    def join(self, draft: Draft, board: Scoreboard, token_cost: float) -> float:
+        """Merge `draft` with the best so far, if there is one; return the gain of its own nodes in the merged tree.
+
+        The merged tree has estimates of its own, which know whether its parts agree. It contains each part, so nothing
+        is lost: the window cuts the nodes that do not pay.
+        """
+        other = self.best
+        scored = self.compete(draft, board, token_cost)
+        if scored is None:
+            return 0.0
+        if other is not None:
+            union = merge(other, scored, self.limit, 0.0 if self.request.always_verify else _FLOOR * token_cost)
+            if union.tokens:
+                self.best = merged = self._scored(union, board, 1.0, token_cost)
+                own = zip(merged.survivals, union.sources, strict=True)
+                return value([alive for alive, source in own if source == draft.proposer], token_cost)
+        return scored.gain
+
+    def _scored(self, draft: Draft, board: Scoreboard, tilt: float, token_cost: float) -> ScoredDraft:
+        """Score a draft by the acceptance estimates, and have it judged, chosen or not.
+
+        A token that the grammar forces is as good as accepted.
+        """
+        matcher = self.sequence.matcher
+        expected = board.acceptance.rates(draft)
+        if matcher is None:
+            alive = survivals(draft, expected, tilt)
+        else:
+            rates = [tilt * rate for rate in expected]
+            for node in forced_nodes(draft, matcher):
+                expected[node] = rates[node] = FORCED_RATE
+            alive = survivals(draft, rates)
+        if self.judged:
+            board.add(self.sequence, draft, expected)
+        return ScoredDraft(draft, alive, value(alive, token_cost))
 
 
 MERGED = "merged"
@@ -96,16 +167,15 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
     ranked = sorted(zip([-alive for alive in nodes.alive], range(len(nodes.alive)), strict=True))
     likeliest = [i for _, i in ranked[:limit]]  # parents stay before their children
     place = {node: i for i, node in enumerate(likeliest)} | {ROOT: ROOT}
-    order = [likeliest[i] for i in principal_first([place[nodes.parents[i]] for i in likeliest])]
-    place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-    return Draft(
-        tuple([nodes.tokens[i] for i in order]),
-        tuple([place[nodes.parents[i]] for i in order]),
+    union = Draft(
+        tuple([nodes.tokens[i] for i in likeliest]),
+        tuple([place[nodes.parents[i]] for i in likeliest]),
         MERGED,
-        tuple([nodes.alive[i] for i in order]),
-        buckets=tuple([nodes.bucket(i) for i in order]),
-        sources=tuple([nodes.sources[i] for i in order]),
+        tuple([nodes.alive[i] for i in likeliest]),
+        buckets=tuple([nodes.bucket(i) for i in likeliest]),
+        sources=tuple([nodes.sources[i] for i in likeliest]),
     )
+    return union.select(principal_first(union.parents))
 
 
 @dataclass(slots=True)
@@ -175,16 +245,11 @@ def within_grammar(draft: Draft, matcher: Matcher) -> Draft | None:
     None also if the grammar fails: then verification fails too, and reports it.
     """
     try:
-        if draft.is_chain:
-            size = matcher.accepted(draft.tokens)
-            return None if size == 0 else draft if size == len(draft.tokens) else draft.cut(size)
         kept: set[int] = set()
         for path in _paths(draft):
             kept.update(path[: matcher.accepted([draft.tokens[node] for node in path])])
     except Exception:  # contained: see above
         return None
-    if len(kept) == len(draft.tokens):
-        return draft
     return draft.select(sorted(kept)) if kept else None
 
 
@@ -209,64 +274,6 @@ def _paths(draft: Draft) -> list[list[int]]:
                 path.append(parent)
             paths.append(path[::-1])
     return paths
-
-
-_MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-_FLOOR = 0.5  # of the cost of a token: nodes that do not pay are not merged
-
-
-class Scorer:
-    """Scores drafts by the acceptance estimates and puts them on the scoreboard to be judged, chosen or not."""
-
-    def __init__(self, acceptance: AcceptanceEstimator, board: Scoreboard) -> None:
-        self._acceptance = acceptance
-        self._board = board
-
-    def compete(self, candidate: DraftCandidate, draft: Draft, token_cost: float) -> ScoredDraft | None:
-        """Make `draft` the sequence's best if it gains more than the best so far; return it scored.
-
-        Nodes that leave the sequence's grammar are cut off first; None if none is left.
-        """
-        kept = within_grammar(draft, candidate.sequence.matcher) if candidate.sequence.matcher is not None else draft
-        if kept is None:
-            return None
-        scored = self._scored(candidate, kept, self._board.tilt(candidate.sequence, kept.proposer).factor, token_cost)
-        if candidate.best is None or scored.gain > _MARGIN * candidate.best.gain:
-            candidate.best = scored
-        return scored
-
-    def join(self, candidate: DraftCandidate, draft: Draft, token_cost: float) -> float:
-        """Merge `draft` with the best so far, if there is one; return the gain of its own nodes in the merged tree.
-
-        The merged tree has estimates of its own, which know whether its parts agree. It contains each part, so nothing
-        is lost: the window cuts the nodes that do not pay.
-        """
-        other = candidate.best
-        scored = self.compete(candidate, draft, token_cost)
-        if scored is None:
-            return 0.0
-        if other is not None:
-            union = merge(other, scored, candidate.limit, 0.0 if candidate.always_verify else _FLOOR * token_cost)
-            if union.tokens:
-                candidate.best = merged = self._scored(candidate, union, 1.0, token_cost)
-                own = zip(merged.survivals, union.sources, strict=True)
-                return value([alive for alive, source in own if source == draft.proposer], token_cost)
-        return scored.gain
-
-    def _scored(self, candidate: DraftCandidate, draft: Draft, tilt: float, token_cost: float) -> ScoredDraft:
-        """Score a draft for its sequence; a token that the grammar forces is as good as accepted."""
-        matcher = candidate.sequence.matcher
-        expected = self._acceptance.rates(draft)
-        if matcher is None:
-            alive = survivals(draft, expected, tilt)
-        else:
-            rates = [tilt * rate for rate in expected]
-            for node in forced_nodes(draft, matcher):
-                expected[node] = rates[node] = FORCED_RATE
-            alive = survivals(draft, rates)
-        if candidate.judged:
-            self._board.add(candidate.sequence, draft, expected)
-        return ScoredDraft(draft, alive, value(alive, token_cost))
 
 
 def levels(draft: Draft, alive: Sequence[float]) -> tuple[float, ...]:

@@ -9,33 +9,20 @@ from functools import partial
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import PlainReason, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard
-from prolepsis.spec.candidate import MERGED, DraftCandidate, Scorer, levels
+from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, levels
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import Effort, ExpectedDraft, MarginalCost, StepBaseline
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.window import Cut, DraftWindow, StepLoad
+from prolepsis.spec.window import DraftWindow, StepLoad
 
 ShadowCost = tuple[tuple[str, float, float], ...]
 """Proposer, what drafting cost and what verifying would cost, in tokens that plain decoding emits in that time."""
 _FEW = 4  # sequences up to which drafts are made as long as allowed, and all are judged
 _SHORT = 4  # nodes of a draft among many sequences, at first
 _LEAST_RATE = 0.3  # below, a node's children are not expected to survive even less often
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """What one decoding sequence may have of a step's drafts."""
-
-    sequence: SequenceView
-    limit: int
-    """Most draft nodes, by its own ceiling, its context and the tokens it may still emit; 0: none."""
-    allowed: tuple[str, ...] | None = None
-    """Proposers that may draft; None: every proposer of the plan."""
-    always_verify: bool = False
-    """Its draft is verified whole, whether or not the cost curve says that it pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +68,7 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
         free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._drafters = [self._drafter(self._contain(proposer)) for proposer in free_first]
+        self._drafters = [_Drafter(self._contain(proposer), self._board) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
         self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
@@ -122,7 +109,7 @@ class ProposerSet:
             contained = self._contain(proposer)
             contained.succeed(self._removed.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
-            self._drafters.append(self._drafter(contained))
+            self._drafters.append(_Drafter(contained, self._board))
             self.counts.setdefault(name, ProposerCounts())
         self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
@@ -135,7 +122,7 @@ class ProposerSet:
         drafts are those that would be verified if these were the only sequences of the pass that draft; they are only
         compared with the emitted tokens, all of them are judged, and drafts that are verified are chosen as before.
         """
-        ceiling = _ceiling(plan)
+        ceiling = plan.ceiling
         if ceiling <= 0 or not any(request.limit > 0 for request in requests):
             return [_NO_CAPACITY] * len(requests)
         self._num_proposed += verify
@@ -180,9 +167,6 @@ class ProposerSet:
         for drafter in self._drafters:
             drafter.proposer.forget(sequence)
 
-    def _drafter(self, proposer: ContainedProposer) -> "_Drafter":
-        return _Drafter(proposer, self._acceptance, self._board, self.ledger)
-
     def _candidates(
         self, requests: Sequence[DraftRequest], ceiling: int, plan: SpecPlan, *, shadow: bool
     ) -> list[DraftCandidate]:
@@ -194,12 +178,11 @@ class ProposerSet:
         stride = 1 + (len(requests) - 1) // _FEW
         candidates = []
         for i, request in enumerate(requests):
-            limit, sequence = min(request.limit, ceiling), request.sequence
+            limit = min(request.limit, ceiling)
             if short:
-                limit = min(limit, _SHORT + 2 * self._kept.get(sequence.key, 0))
+                limit = min(limit, _SHORT + 2 * self._kept.get(request.sequence.key, 0))
             judged = shadow or (self._num_proposed + i) % stride == 0
-            always = request.always_verify
-            candidates.append(DraftCandidate(sequence, limit, request.allowed, judged, always, shadow))
+            candidates.append(DraftCandidate(request, limit, judged, shadow))
         return candidates
 
     def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:
@@ -227,24 +210,15 @@ class ProposerSet:
         self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float, *, weigh: bool
     ) -> list[Draft | None]:
         """Return the part of each best draft to verify: the nodes that pay, or without `weigh` all that fit."""
-        if not weigh:
-            return _within_budget([candidate.draft for candidate in candidates], load.max_draft_tokens)
-        cut = self._keep(candidates, load, spent_ms)
-        drafts = [
-            candidate.draft if candidate.always_verify else _selected(candidate, nodes)
-            for candidate, nodes in zip(candidates, cut.nodes, strict=True)
-        ]
-        if any(candidate.always_verify for candidate in candidates):
-            return _within_budget(drafts, load.max_draft_tokens)
-        return drafts
-
-    def _keep(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> Cut:
-        """Return which nodes are worth verifying, remembering how many for the sequences that may draft."""
-        cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
-        for candidate, nodes in zip(candidates, cut.nodes, strict=True):
-            if candidate.limit > 0:
-                self._kept[candidate.sequence.key] = len(nodes)
-        return cut
+        drafts = [candidate.draft for candidate in candidates]
+        if weigh:
+            cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
+            for i, (candidate, nodes) in enumerate(zip(candidates, cut.nodes, strict=True)):
+                if candidate.limit > 0:
+                    self._kept[candidate.sequence.key] = len(nodes)
+                if not candidate.request.always_verify:
+                    drafts[i] = candidate.selected(nodes)
+        return _within_budget(drafts, load.max_draft_tokens)
 
     def _shadow_costs(
         self, drafts: Sequence[Draft | None], before: Mapping[str, float], costs: MarginalCost
@@ -259,15 +233,10 @@ class ProposerSet:
 class _Drafter:
     """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
-    def __init__(
-        self, proposer: ContainedProposer, acceptance: AcceptanceEstimator, board: Scoreboard, ledger: Ledger
-    ) -> None:
+    def __init__(self, proposer: ContainedProposer, board: Scoreboard) -> None:
         self.proposer = proposer
         self.name = proposer.name
-        self._ledger = ledger
-        self._acceptance = acceptance
         self._board = board
-        self._scorer = Scorer(acceptance, board)
         self._effort = None if proposer.free else Effort(one_pass=proposer.one_pass)
 
     def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
@@ -285,13 +254,13 @@ class _Drafter:
         drafts, ms = self._propose(served, [candidate.limit for candidate in served], costs)
         for candidate, draft in zip(served, drafts, strict=True):
             if draft is not None:
-                self._scorer.compete(candidate, draft, costs.token if costs else 0.0)
+                candidate.compete(draft, self._board, costs.token if costs else 0.0)
         return ms
 
     def _draft_where_it_pays(self, effort: Effort, candidates: Sequence[DraftCandidate], step: StepBaseline) -> float:
         costs = step.costs
         longest = max(candidate.limit for candidate in candidates)
-        alive = self._acceptance.survival(self.name, max(2, longest))
+        alive = self._board.acceptance.survival(self.name, max(2, longest))
         decision = effort.decide(
             alive[:longest], [self._expected(each, alive, costs.token) for each in candidates], step
         )
@@ -308,7 +277,7 @@ class _Drafter:
         gained = 0.0
         for candidate, draft in zip(chosen, drafts, strict=True):
             if draft is not None:
-                gained += self._scorer.join(candidate, draft, costs.token)
+                gained += candidate.join(draft, self._board, costs.token)
         effort.learn(decision.gain, gained)
         return ms
 
@@ -326,8 +295,8 @@ class _Drafter:
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
         seconds = self.proposer.seconds - before
-        weighed = None if any(each.shadow or each.always_verify for each in candidates) else costs
-        self._ledger.ask(self.name, [sequence.traffic_class for sequence in sequences], seconds, weighed)
+        weighed = None if any(each.shadow or each.request.always_verify for each in candidates) else costs
+        self._board.ledger.ask(self.name, [sequence.traffic_class for sequence in sequences], seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds
@@ -352,21 +321,10 @@ class _Drafter:
 _NO_CAPACITY = ChosenDraft(None, "no_capacity")
 
 
-def _ceiling(plan: SpecPlan) -> int:
-    depth = plan.num_speculative_tokens if plan.fixed_depth is None else plan.fixed_depth
-    return min(depth, plan.num_speculative_tokens)
-
-
 def _shadow_cost(draft: Draft, drafting: Mapping[str, float], token_cost: float) -> ShadowCost:
     nodes = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
     names = sorted(drafting.keys() | nodes.keys())
     return tuple((name, drafting.get(name, 0.0), nodes[name] * token_cost) for name in names)
-
-
-def _selected(candidate: DraftCandidate, nodes: list[int]) -> Draft | None:
-    if candidate.draft is None or not nodes:
-        return None
-    return candidate.draft if len(nodes) == len(candidate.draft.tokens) else candidate.draft.select(nodes)
 
 
 def _own_load(requests: Sequence[DraftRequest], ceiling: int) -> StepLoad:

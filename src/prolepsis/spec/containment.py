@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
@@ -18,11 +17,7 @@ _FIRST_BACKOFF = 16  # steps; doubles with every further failure
 _LONGEST_BACKOFF = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    sequence: SequenceView
-    depth: int
-    limit: int
+_Asked = tuple[SequenceView, int, int]  # with depth and limit
 
 
 class ContainedProposer:
@@ -77,7 +72,7 @@ class ContainedProposer:
 
         The arguments are those of `Proposer.propose_trees`.
         """
-        asked = [_Asked(*each) for each in zip(sequences, depths, limits or depths, strict=True)]
+        asked = list(zip(sequences, depths, limits or depths, strict=True))
         started = self._clock()
         drafts = self._ask(asked, threshold)
         self.seconds += self._clock() - started
@@ -95,36 +90,33 @@ class ContainedProposer:
 
     def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
         try:
-            drafts = list(self._call(asked, threshold))
+            sequences, depths, limits = zip(*asked, strict=True)
+            drafts = list(self._proposer.propose_trees(sequences, depths, limits, threshold))
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request
             if len(asked) > 1:
                 return [draft for one in asked for draft in self._ask([one], threshold)]
-            self._fail(asked[0].sequence, f"propose: {error!r}")
+            self._fail(asked[0][0], f"propose: {error!r}")
             return [None]
-        checked = [self._checked(draft, one) for draft, one in zip(drafts, asked, strict=True)]
+        checked = [self._checked(draft, *one) for draft, one in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked
 
-    def _call(self, asked: Sequence[_Asked], threshold: float) -> Sequence[Draft | None]:
-        sequences, depths = [one.sequence for one in asked], [one.depth for one in asked]
-        return self._proposer.propose_trees(sequences, depths, [one.limit for one in asked], threshold)
-
-    def _checked(self, draft: Draft | None, asked: _Asked) -> Draft | None:
+    def _checked(self, draft: Draft | None, sequence: SequenceView, depth: int, limit: int) -> Draft | None:
         if draft is None:
             return None
         try:
-            fault = draft.fault(self._vocab_size, asked.limit)
+            fault = draft.fault(self._vocab_size, limit)
             if fault is None and (draft.proposer != self.name or draft.sources):
                 fault = f"draft is signed {draft.proposer!r} {draft.sources}"
         except Exception as error:  # contained: nonsense may be of any shape
             fault = repr(error)
         if fault is None:
-            self._ledger.succeed(self.name, asked.sequence.traffic_class)
+            self._ledger.succeed(self.name, sequence.traffic_class)
             return draft if draft.tokens else None
-        self._fail(asked.sequence, f"draft: {fault}")
+        self._fail(sequence, f"draft: {fault}")
         return None
 
     def _guard(self, sequence: SequenceView, verb: Callable[[], None]) -> None:

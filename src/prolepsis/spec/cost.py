@@ -49,8 +49,13 @@ class CostCurve:
         self._num_observed = 0
 
     def ms(self, num_tokens: int, num_context: int) -> float:
-        """Return the expected milliseconds of a pass of `num_tokens` tokens, correction included."""
-        return self.table(num_tokens, num_context)[num_tokens]
+        """Return the expected milliseconds of a pass of `num_tokens` tokens, correction included.
+
+        For many tokens no table is made, which is expensive for a single use.
+        """
+        if num_tokens <= _TABLE_TOKENS:
+            return self.table(num_tokens, num_context)[num_tokens]
+        return self._predict(num_tokens, num_context) * self.correction(num_tokens)
 
     def table(self, num_tokens: int, num_context: int) -> list[float]:
         """Return a list, indexed by tokens up to at least `num_tokens`, of milliseconds at about `num_context`."""
@@ -62,12 +67,6 @@ class CostCurve:
             size = max(_TABLE_TOKENS, 1 << num_tokens.bit_length())
             table = self._tables[step] = self._build(size, step * _CONTEXT_STEP)
         return table
-
-    def about(self, num_tokens: int, num_context: int) -> float:
-        """Return `ms` without making a table for many tokens, which is expensive for a single use."""
-        if num_tokens <= _TABLE_TOKENS:
-            return self.table(num_tokens, num_context)[num_tokens]
-        return self._predict(num_tokens, num_context) * self.correction(num_tokens)
 
     def observe(self, num_tokens: int, num_context: int, ms: float) -> None:
         """Learn that a pass took `ms`; outliers beyond 4 times either way are clipped (a compile, a page fault)."""

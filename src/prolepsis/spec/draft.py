@@ -40,27 +40,21 @@ class Draft:
 
     def cut(self, size: int) -> "Draft":
         """Return the draft with its first `size` nodes only."""
-        return Draft(
-            self.tokens[:size],
-            self.parents[:size],
-            self.proposer,
-            self.survival[:size],
-            self.bucket,
-            self.buckets[:size],
-            self.sources[:size],
-        )
+        return self.select(range(min(size, len(self.tokens))))
 
     def select(self, nodes: Sequence[int]) -> "Draft":
-        """Return the draft of `nodes` only, given in ascending order and each with its parent."""
+        """Return the draft of `nodes` only, in this order: each with its parent, and behind it."""
+        if tuple(nodes) == tuple(range(len(self.tokens))):
+            return self
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
         return Draft(
-            tuple(self.tokens[i] for i in nodes),
-            tuple(place[self.parents[i]] for i in nodes),
+            tuple([self.tokens[i] for i in nodes]),
+            tuple([place[self.parents[i]] for i in nodes]),
             self.proposer,
-            tuple(self.survival[i] for i in nodes) if self.survival else (),
+            tuple([self.survival[i] for i in nodes]) if self.survival else (),
             self.bucket,
-            tuple(self.buckets[i] for i in nodes) if self.buckets else (),
-            tuple(self.sources[i] for i in nodes) if self.sources else (),
+            tuple([self.buckets[i] for i in nodes]) if self.buckets else (),
+            tuple([self.sources[i] for i in nodes]) if self.sources else (),
         )
 
     def child(self, node: int, token: int) -> int | None:
@@ -143,17 +137,8 @@ def best_first(
 
     Nodes come after their parents, and the likeliest child of a node before its siblings.
     """
-    order = principal_first([parent for _, parent, _, _ in nodes])
-    place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
-    kept = [nodes[i] for i in order]
-    return Draft(
-        tuple(token for token, _, _, _ in kept),
-        tuple(place[parent] for _, parent, _, _ in kept),
-        proposer,
-        tuple(alive for _, _, alive, _ in kept),
-        0,
-        tuple(bucket for _, _, _, bucket in kept),
-    )
+    tokens, parents, survival, buckets = zip(*nodes, strict=True)
+    return Draft(tokens, parents, proposer, survival, buckets=buckets).select(principal_first(parents))
 
 
 def principal_first(parents: Sequence[int]) -> list[int]:

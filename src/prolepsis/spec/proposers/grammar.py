@@ -42,16 +42,16 @@ class GrammarProposer(Proposer):
         if not forced:
             return None
         found, size = self._find(sequence, forced, limit - len(forced))
-        tokens = forced + found
+        tokens = (*forced, *found)
         rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
         buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
         parents = tuple(range(-1, len(tokens) - 1))
         return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
 
-    def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[tuple[int, ...], int]:
+    def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[list[int], int]:
         """Return the tokens that followed the end of `forced` earlier, and the length of the match."""
         index = self._indexes.of(sequence)
         if limit <= 0:
-            return (), 0
+            return [], 0
         start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced])
-        return (continuation(sequence.tokens, start, limit), size) if size else ((), 0)
+        return (continuation(sequence.tokens, start, limit), size) if size else ([], 0)

@@ -54,13 +54,12 @@ class NgramIndexes:
         self._indexes.pop(sequence.key, None)
 
 
-def continuation(tokens: Sequence[int], start: int, limit: int) -> tuple[int, ...]:
-    """Return `limit` tokens from `start` on; past the end the copy goes on with itself, as a loop does."""
+def continuation(tokens: Sequence[int], start: int, limit: int) -> list[int]:
+    """Return `limit` tokens from `start` on; past the end they repeat, as a loop in the text does."""
     copied = list(tokens[start : start + limit])
-    period = len(tokens) - start
-    while len(copied) < limit:
-        copied.append(copied[len(copied) - period])
-    return tuple(copied)
+    if len(copied) < limit:
+        copied = (copied * (limit // len(copied) + 1))[:limit]
+    return copied
 
 
 class PromptLookupProposer(Proposer):
@@ -82,4 +81,4 @@ class PromptLookupProposer(Proposer):
         start, size = self._indexes.of(sequence).find(sequence.tokens)
         if size == 0:
             return None
-        return chain(continuation(sequence.tokens, start, limit), self.name, bucket=size)
+        return chain(tuple(continuation(sequence.tokens, start, limit)), self.name, bucket=size)

@@ -23,6 +23,7 @@ import numpy as np
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.prompt_lookup import continuation
 
 MAX_MATCH = 16  # longer matches are not told apart
 SIZES = (4, 2, 1)
@@ -80,7 +81,7 @@ class LocalIndex:
                 place, quota = previous[place], quota - 1
             if len(found) >= _ENOUGH:
                 break
-        return [Continuation(_looped(tokens, place, length), match, False) for place, match in found.items()]
+        return [Continuation(continuation(tokens, place, length), match, False) for place, match in found.items()]
 
 
 class SharedIndex:
@@ -186,14 +187,6 @@ def _match(tokens: Sequence[int], place: int, known: int) -> int:
         match += 1
         at -= 1
     return match
-
-
-def _looped(tokens: Sequence[int], place: int, length: int) -> list[int]:
-    """Return `length` tokens from `place` on; past the end they repeat, as a loop in the text does."""
-    copied = list(tokens[place : place + length])
-    if len(copied) < length:
-        copied = (copied * (length // len(copied) + 1))[:length]
-    return copied
 
 
 def _tag(cache_salt: str) -> int:
