@@ -11,7 +11,7 @@ import typer
 
 from prolepsis.cli.documents import Columns, print_reply
 from prolepsis.cli.flags import take_signature
-from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group
+from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group, note
 from prolepsis.core.errors import ConfigError, InvalidParameter
 
 HERE = "http://127.0.0.1:8000"
@@ -63,22 +63,29 @@ class Verb:
     columns: Columns = field(default_factory=dict)
     fails: Callable[[Any], bool] = _succeeds
     """Whether the exit status after this reply is 1."""
+    prepare: Callable[[dict[str, Any], Callable[[str], Any]], dict[str, Any]] = lambda given, get: given
+    """Makes the parameters of the request from those given; its second argument gets a path from the server."""
+    note: str = ""
+    """Printed after the reply."""
 
 
 def command(verb: Verb) -> Callable[..., None]:
     """Return the function that the command line runs for `verb`."""
     method, path = verb.request.split()
 
-    def run(url: str, key: str | None, *, as_json: bool, **given: str) -> None:
+    def run(url: str, key: str | None, *, as_json: bool, **given: Any) -> None:
+        given = verb.prepare(given, lambda path: ask(url, key, "GET", path))
         in_path = {name: quote(given.pop(name), safe="") for name in list(given) if f"{{{name}}}" in path}
         body = None if method == "GET" else given
         document = ask(url, key, method, path.format(**in_path), body)
         print_reply(document, verb.columns, as_json=as_json)
+        if verb.note and not as_json:
+            note(verb.note)
         if verb.fails(document):
             raise typer.Exit(FAILED)
 
     run.__name__, run.__doc__ = verb.name, verb.help
-    common = (_parameter("url", Url, HERE), _parameter("key", Key, None), _parameter("as_json", AsJson, False))
+    common = (parameter("url", Url, HERE), parameter("key", Key, None), parameter("as_json", AsJson, False))
     take_signature(run, run, [*verb.parameters, *common])
     return run
 
@@ -90,12 +97,13 @@ def add_verbs(app: typer.Typer, verbs: Sequence[Verb]) -> typer.Typer:
     return app
 
 
-def _parameter(name: str, annotation: Any, default: object = inspect.Parameter.empty) -> inspect.Parameter:
+def parameter(name: str, annotation: Any, default: object = inspect.Parameter.empty) -> inspect.Parameter:
+    """Return a parameter of a verb: an option or argument of the command."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _argument(name: str, help_text: str, metavar: str | None = None) -> inspect.Parameter:
-    return _parameter(name, Annotated[str, typer.Argument(metavar=metavar, help=help_text)])
+    return parameter(name, Annotated[str, typer.Argument(metavar=metavar, help=help_text)])
 
 
 def _message(document: Any) -> str:
@@ -157,7 +165,7 @@ drift = add_verbs(
 )
 
 _ROLLOUT_ID = _argument("rollout_id", "as `rollout list` shows it", "ID")
-_REASON = _parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
+_REASON = parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
 _VERDICT = {
     "verdict.guardrails": (
         *("guardrail=name", "outcome", "dry_run", "estimate", "lower", "upper", "allowed"),
@@ -270,11 +278,4 @@ COST = Verb(
             "amount_per_hour",
         ),
     },
-)
-
-POLICY_HISTORY = Verb(
-    "history",
-    "GET /admin/policy/versions",
-    "List the versions of the policy, the newest first, with author and reason.",
-    columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
 )

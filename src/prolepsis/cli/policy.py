@@ -1,15 +1,16 @@
 """`prolepsis policy`: check, compare and explain policies without a server, and the versions that a server has."""
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prolepsis.cli.admin import HERE, POLICY_HISTORY, Key, Url, add_verbs, ask
+from prolepsis.cli.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
@@ -21,6 +22,7 @@ from prolepsis.cli.output import (
     print_facts,
     print_json,
     print_table,
+    shown_duration,
     stdout,
     warn,
 )
@@ -28,36 +30,23 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located, read_text
 from prolepsis.policy.check import check as check_policy
-from prolepsis.policy.explain import Change, Explanation
+from prolepsis.policy.explain import Explanation
 from prolepsis.policy.explain import diff as diff_policies
 from prolepsis.policy.explain import explain as explain_request
 from prolepsis.policy.model import Policy, plain_terms
 from prolepsis.policy.reading import InvalidPolicy, read_policy
+from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
+from prolepsis.rollout.settings import settings_of
 
 if TYPE_CHECKING:
     from prolepsis.cli.policy_request import Sample
-from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
-from prolepsis.rollout.settings import settings_of
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
 """Terms that callers cannot change."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuleForecast:
-    """The forecast of one stage of a rule's rollout."""
-
-    rule: str
-    stage: Forecast
-
-    def plain(self) -> dict[str, object]:
-        """Return it as JSON shows it, in seconds; null if no verdict is expected."""
-        wait = self.stage.wait
-        least, most = (None, None) if wait is None else (_finite(wait.least_s), _finite(wait.most_s))
-        return {"rule": self.rule, "stage": self.stage.stage, "least_s": least, "most_s": most}
+_COLUMNS = {"findings": ("severity", "line", "where=path", "what=message"), "rollouts": ("rule", "stage", "expected")}
 
 
 @app.command(epilog=EPILOG)
@@ -74,18 +63,21 @@ def check(
 
     For rollouts, show the time that each stage is expected to take.
     """
+    policy: Policy | None = None
     try:
         policy, document = read_policy(file)
+        findings = sorted(_findings(policy, document), key=lambda one: one.line or 0)
     except InvalidPolicy as error:
-        _show_findings(file, None, error.findings, (), as_json=as_json)
-        raise typer.Exit(FAILED) from None
-    findings = sorted(_findings(policy, document), key=lambda one: one.line or 0)
-    is_right = all(one.severity != "error" for one in findings)
-    expected = forecasts(policy, requests_per_s, settings_here().server.replay_sample) if is_right else []
-    _show_findings(file, policy, findings, expected, as_json=as_json)
-    if expected and not as_json:
-        show_forecasts(expected, requests_per_s)
-    if any(strict or one.severity == "error" for one in findings):
+        findings = list(error.findings)
+    has_errors = any(one.severity == "error" for one in findings)
+    shown: dict[str, object] = {"file": file, "version": policy and policy.full_version}
+    shown |= {"findings": [one.plain() for one in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
+    if policy and not has_errors and (expected := _forecasts(policy, requests_per_s)):
+        shown["rollouts"] = expected
+    print_reply(shown, {name: _COLUMNS[name] for name in _COLUMNS if shown.get(name)}, as_json=as_json)
+    if "rollouts" in shown and not as_json:
+        note(f"expected: time to pass in four of five cases, at {requests_per_s:g} requests/s; assumed: {ASSUMED}")
+    if has_errors or (strict and findings):
         raise typer.Exit(FAILED)
 
 
@@ -103,7 +95,11 @@ def diff(
         versions = {"old": before.full_version, "new": after.full_version}
         print_json({**versions, "changes": [asdict(change) for change in changes]})
     else:
-        _show_changes(before, after, changes)
+        rows = [[one.kind, one.rule, one.field, _shown(one.old), _shown(one.new)] for one in changes]
+        if rows:
+            print_table(f"{before.full_version} -> {after.full_version}", ["", "rule", "field", "old", "new"], rows)
+        if not any(change.effective for change in changes):
+            stdout().print("no difference takes effect")
     if exit_code and changes:
         raise typer.Exit(FAILED)
 
@@ -155,46 +151,52 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
         note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
 
 
-Expect = Annotated[
-    int | None,
-    typer.Option(min=0, metavar="VERSION", help="fail if another version is in use; default: the one in use now"),
-]
-Reason = Annotated[str, typer.Option("--reason", help="recorded with the version and in the audit log")]
+def _replacing(given: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
+    """Read the file, and expect the version in use now unless another one is named."""
+    if "file" in given:
+        given["text"] = read_text(given.pop("file"), "policy")
+    if given["expect"] is None:
+        given["expect"] = int(get("/admin/policy")["version"] or 0)
+    return given
 
 
-@app.command(epilog=EPILOG)
-def apply(  # noqa: PLR0917  # typer names its options after parameters
-    file: PolicyPath,
-    expect: Expect = None,
-    reason: Reason = "",
-    url: Url = HERE,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Store a policy as a new version; all servers on the store use it within a second.
+_EXPECT = typer.Option(min=0, metavar="VERSION", help="fail if another version is in use; default: the one in use now")
+_REASON = typer.Option(help="recorded with the version and in the audit log")
+_CHANGE = (
+    parameter("expect", Annotated[int | None, _EXPECT], None),
+    parameter("reason", Annotated[str, _REASON], ""),
+)
+_VERSION = typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")
+_NOTE = "all servers on the store use it within a second"
 
-    The server checks it first. A policy with an error is refused, and nothing changes.
-    """
-    text = read_text(file, "policy")
-    body = {"text": text, "expect": _expected(url, key, expect), "reason": reason}
-    _show_changed(ask(url, key, "PUT", "/admin/policy", body), as_json=as_json)
-
-
-@app.command(epilog=EPILOG)
-def rollback(  # noqa: PLR0917  # typer names its options after parameters
-    to: Annotated[int, typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")],
-    expect: Expect = None,
-    reason: Reason = "",
-    url: Url = HERE,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Use the text of an earlier version again, as a new version."""
-    body = {"to": to, "expect": _expected(url, key, expect), "reason": reason}
-    _show_changed(ask(url, key, "POST", "/admin/policy/rollback", body), as_json=as_json)
-
-
-add_verbs(app, [POLICY_HISTORY])
+add_verbs(
+    app,
+    [
+        Verb(
+            "apply",
+            "PUT /admin/policy",
+            "Store a policy as a new version; all servers on the store use it within a second.\n\n"
+            "The server checks it first. A policy with an error is refused, and nothing changes.",
+            (parameter("file", PolicyPath), *_CHANGE),
+            prepare=_replacing,
+            note=_NOTE,
+        ),
+        Verb(
+            "rollback",
+            "POST /admin/policy/rollback",
+            "Use the text of an earlier version again, as a new version.",
+            (parameter("to", Annotated[int, _VERSION]), *_CHANGE),
+            prepare=_replacing,
+            note=_NOTE,
+        ),
+        Verb(
+            "history",
+            "GET /admin/policy/versions",
+            "List the versions of the policy, the newest first, with author and reason.",
+            columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
+        ),
+    ],
+)
 
 
 @app.command(epilog=EPILOG)
@@ -213,19 +215,6 @@ def show(
         print_json(document)
     else:
         print(document["text"], end="")
-
-
-def _expected(url: str, key: str | None, expect: int | None) -> int:
-    """Return the version to replace: the expected one, or the one in use now."""
-    if expect is not None:
-        return expect
-    return int(ask(url, key, "GET", "/admin/policy")["version"] or 0)
-
-
-def _show_changed(changed: dict[str, Any], *, as_json: bool) -> None:
-    print_reply(changed, as_json=as_json)
-    if not as_json:
-        note("all servers on the store use it within a second")
 
 
 def _findings(policy: Policy, document: Document) -> list[Finding]:
@@ -254,34 +243,6 @@ def _time(text: str | None) -> datetime:
         message = f"--at is {text!r}; allowed: an ISO time with its zone, such as 2026-11-21T22:30+01:00"
         raise ConfigError(message, param="at")
     return time
-
-
-def _show_findings(
-    file: Path,
-    policy: Policy | None,
-    findings: Sequence[Finding],
-    expected: Sequence[RuleForecast],
-    *,
-    as_json: bool,
-) -> None:
-    version = policy.full_version if policy else None
-    if as_json:
-        document = {"file": file, "version": version, "findings": [one.plain() for one in findings]}
-        print_json(document | ({"rollouts": [one.plain() for one in expected]} if expected else {}))
-        return
-    if findings:
-        rows = [[one.severity, str(one.line or ""), one.where, one.message] for one in findings]
-        print_table(str(file), ["", "line", "where", "what"], rows)
-    if policy is not None:
-        print_facts([("version", version), ("rules", len(policy.rules)), ("findings", len(findings))])
-
-
-def _show_changes(old: Policy, new: Policy, changes: list[Change]) -> None:
-    rows = [[change.kind, change.rule, change.field, _shown(change.old), _shown(change.new)] for change in changes]
-    if rows:
-        print_table(f"{old.full_version} -> {new.full_version}", ["", "rule", "field", "old", "new"], rows)
-    if not any(change.effective for change in changes):
-        stdout().print("no difference takes effect")
 
 
 def _document(explanation: Explanation, sample: "Sample") -> dict[str, object]:
@@ -340,52 +301,24 @@ def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
 
 
 def _shown(value: object) -> str:
-    """Show a value as YAML on one line would."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value)) or "none"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_shown(inner)}" for name, inner in value.items() if inner is not None) + "}"
-    return str(value)
+    """Show a value as YAML on one line would: JSON is YAML."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def forecasts(policy: Policy, requests_per_s: float, replay_sample: float) -> list[RuleForecast]:
-    """Return how long each stage of each rollout takes; the policy has no errors."""
+def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]:
+    """Return how long each stage of each rollout takes, in seconds; null if no verdict is expected."""
+    replay_sample = settings_here().server.replay_sample
     return [
-        RuleForecast(name, stage)
+        {"rule": name, "stage": stage.stage, **_expected(stage)}
         for name, terms in policy.named_terms()
         if terms.rollout is not None
         for stage in forecast(settings_of(terms), requests_per_s, replay_sample)
     ]
 
 
-def show_forecasts(expected: Sequence[RuleForecast], requests_per_s: float) -> None:
-    """Print the forecasts as a table, with their assumptions."""
-    rows = [[one.rule, one.stage.stage, _text(one.stage)] for one in expected]
-    print_table(f"expected time to pass, at {requests_per_s:g} requests/s", ["rule", "stage", "four of five"], rows)
-    note(f"assumed: {ASSUMED}")
-
-
-def _text(stage: Forecast) -> str:
+def _expected(stage: Forecast) -> dict[str, object]:
     if stage.wait is None:
-        return "no guardrail decides: manual only"
-    least, most = stage.wait.least_s, stage.wait.most_s
-    return f"{_duration(least)} to {_duration(most)}"
-
-
-def _duration(seconds: float) -> str:
-    if math.isinf(seconds):
-        return "never"
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def _finite(seconds: float) -> float | None:
-    return None if math.isinf(seconds) else round(seconds, 1)
+        return {"least_s": None, "most_s": None, "expected": "no guardrail decides: manual only"}
+    times = {"least_s": stage.wait.least_s, "most_s": stage.wait.most_s}
+    finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
+    return {**finite, "expected": " to ".join(map(shown_duration, times.values()))}
