@@ -1,7 +1,10 @@
 """Recipes as options: every option is found, keeps the type of its field, and reaches it again."""
 
+from typing import get_args
+
 import pytest
 
+from prolepsis.cli.flags import options_of, with_options
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.targets.native import WIDTH
 from prolepsis.train.settings import (
@@ -12,8 +15,6 @@ from prolepsis.train.settings import (
     LevelSettings,
     Rates,
     StepCost,
-    options_of,
-    with_options,
 )
 
 RECIPES = (HeadRecipe(), DraftModelRecipe(), LevelSettings(), StepCost())
@@ -28,7 +29,7 @@ def test_the_defaults_give_the_same_recipe(recipe: object) -> None:
 
 def test_an_option_reaches_the_field_of_a_nested_dataclass() -> None:
     values = {name: found.default for name, found in options_of(DraftModelRecipe()).items()}
-    changed = with_options(DraftModelRecipe(), {**values, "rate": 0.5, "hidden": 64})
+    changed = with_options(DraftModelRecipe(), {**values, "adamw": 0.5, "hidden": 64})
     assert changed.training.rates == Rates(adamw=0.5)
     assert changed.size == DraftModelSize(layers=4, hidden=64)
     assert changed.training.prompt_epochs == DraftModelRecipe().training.prompt_epochs
@@ -36,8 +37,9 @@ def test_an_option_reaches_the_field_of_a_nested_dataclass() -> None:
 
 def test_every_recipe_has_its_own_defaults() -> None:
     head, model = options_of(HeadRecipe()), options_of(DraftModelRecipe())
-    assert (head["batch"].default, model["batch"].default) == (768, 1024)
-    assert (head["batch"].type, head["rate"].type) == (int, float)
+    assert (head["anchors_per_step"].default, model["anchors_per_step"].default) == (768, 1024)
+    kinds = [get_args(head[name].annotation) for name in ("anchors_per_step", "adamw")]
+    assert [(kind, option.default) for kind, option in kinds] == [(int, "--batch"), (float, "--rate")]
 
 
 def test_widths_are_those_of_the_native_forward() -> None:

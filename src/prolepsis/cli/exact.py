@@ -1,19 +1,20 @@
 """`prolepsis exact`: speculation against plain decoding on the user's own prompts."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
 from prolepsis.cli.bench.ask import Answer, ask, in_flight
 from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.config import Settings, listed
+from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import configured
-from prolepsis.cli.output import FAILED, OK, AsJson, note, print_json, print_table, stdout
+from prolepsis.cli.output import FAILED, OK, AsJson, note, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
@@ -29,13 +30,22 @@ PLAIN_SHARE = 4
 """In the mixed run every fourth request decodes plainly, so that batches hold both."""
 CHUNK = 256
 """Tokens of one pass when a context is computed again."""
+Run = Literal["plain", "alone", "mixed"]
+RUNS: tuple[Run, ...] = get_args(Run)
+_COLUMNS = {
+    "requests": ("id", "category", "decoding", "temperature", "seed", "tokens=num_tokens", "identical"),
+    "requests.differences": (
+        *("id", "decoding", "run", "position", "plain", "text=plain_text", "speculated=other", "text=other_text"),
+        *("kind", "margin"),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first token of a run that differs from plain decoding; None: the run had ended there."""
 
-    run: Literal["alone", "mixed"]
+    run: Run
     position: int
     """Output position, from 0."""
     plain: int | None
@@ -48,12 +58,6 @@ class Difference:
 
 Classify = Callable[[Sequence[int], SamplingParams, int, tuple[int, int]], "Divergence"]
 """(context, sampling, output position, (plain token, other token)) -> the kind of the difference."""
-
-
-class TextTokenizer(ChatTokenizer, Protocol):
-    """A tokenizer that encodes prompts and shows tokens."""
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +85,7 @@ class Checked:
     """One case decoded plainly alone, speculated alone, and in a batch with all the others."""
 
     case: Case
-    plain: Answer
-    alone: Answer
-    mixed: Answer
+    answers: Mapping[Run, Answer]
     differences: tuple[Difference, ...]
 
 
@@ -113,17 +115,16 @@ def exact(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
     job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
-    status = print_result(asyncio.run(_run(job, settings)), as_json=as_json)
-    if status:
-        raise typer.Exit(status)
+    raise typer.Exit(print_result(asyncio.run(_run(job, settings)), as_json=as_json))
 
 
 def print_result(report: "Report", *, as_json: bool) -> int:
     """Print the report and return the exit status: 1 if any token differs."""
-    if as_json:
-        print_json(report.as_json())
-    else:
-        report.show()
+    tables = ("requests",) if report.identical else ("requests", "requests.differences")
+    print_reply(report.as_json(), {name: _COLUMNS[name] for name in tables}, as_json=as_json)
+    if not as_json:
+        different = f"different on {report.num_different} requests"
+        stdout().print("identical on every request" if report.identical else different)
     return OK if report.identical else FAILED
 
 
@@ -135,7 +136,7 @@ async def _run(job: Job, settings: Settings) -> "Report":
         return await check(job, engine.client, engine.tokenizer, classifier(model))
 
 
-async def check(job: Job, client: EngineClient, tokenizer: TextTokenizer, classify: Classify | None = None) -> "Report":
+async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classify: Classify | None = None) -> "Report":
     """Run the three runs of every case and compare them; raises the error of a request that fails."""
     cases = _cases(encode_prompts(job.prompts, tokenizer), job)
     note(f"{len(cases)} requests, plain")
@@ -149,20 +150,23 @@ async def check(job: Job, client: EngineClient, tokenizer: TextTokenizer, classi
     ]
     mixed = await in_flight(jobs, job.concurrency)
     checked = []
-    for case, a, b, c in zip(cases, plain, alone, mixed, strict=True):
-        checked.append(Checked(case, a, b, c, _differences(case, (a, b, c), classify)))
+    for case, *of_runs in zip(cases, plain, alone, mixed, strict=True):
+        answers = dict(zip(RUNS, of_runs, strict=True))
+        checked.append(Checked(case, answers, tuple(_differences(case, answers, classify))))
     return Report(job, client.info, tuple(checked), tokenizer)
 
 
 def _cases(prompts: Sequence[EncodedPrompt], job: Job) -> list[Case]:
     """Greedy and sampled in turn, so that a mixed batch holds both."""
     greedy = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
-    cases = []
-    for i, prompt in enumerate(prompts):
-        cases.append(Case(prompt, "greedy", greedy))
-        sampled = replace(greedy, temperature=job.temperature, seed=job.seed + i)
-        cases.append(Case(prompt, "sampled", sampled))
-    return cases
+    return [
+        case
+        for i, prompt in enumerate(prompts)
+        for case in (
+            Case(prompt, "greedy", greedy),
+            Case(prompt, "sampled", replace(greedy, temperature=job.temperature, seed=job.seed + i)),
+        )
+    ]
 
 
 def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True) -> GenerateRequest:
@@ -175,21 +179,18 @@ def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True
     )
 
 
-def _differences(case: Case, answers: Sequence[Answer], classify: Classify | None) -> tuple[Difference, ...]:
-    plain, alone, mixed = (answer.token_ids for answer in answers)
-    found = []
-    runs: tuple[tuple[Literal["alone", "mixed"], tuple[int, ...]], ...] = (("alone", alone), ("mixed", mixed))
-    for run, tokens in runs:
-        at = first_difference(plain, tokens)
+def _differences(case: Case, answers: Mapping[Run, Answer], classify: Classify | None) -> Iterator[Difference]:
+    plain = answers["plain"].token_ids
+    for run, answer in answers.items():
+        at = first_difference(plain, answer.token_ids)
         if at is None:
             continue
-        a, b = (ids[at] if at < len(ids) else None for ids in (plain, tokens))
+        a, b = (ids[at] if at < len(ids) else None for ids in (plain, answer.token_ids))
         if a is None or b is None or classify is None:
-            found.append(Difference(run, at, a, b))
-            continue
-        read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
-        found.append(Difference(run, at, a, b, read.kind, read.margin))
-    return tuple(found)
+            yield Difference(run, at, a, b)
+        else:
+            read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
+            yield Difference(run, at, a, b, read.kind, read.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,58 +200,31 @@ class Report:
     job: Job
     info: EngineInfo
     checked: tuple[Checked, ...]
-    tokenizer: TextTokenizer
+    tokenizer: ChatTokenizer
+
+    @property
+    def num_different(self) -> int:
+        return sum(bool(one.differences) for one in self.checked)
 
     @property
     def identical(self) -> bool:
-        return not any(one.differences for one in self.checked)
+        return not self.num_different
 
     def as_json(self) -> dict[str, object]:
         """Return the report for programs."""
+        speculated = [one.answers[run] for one in self.checked for run in ("alone", "mixed")]
+        settings = ("max_tokens", "temperature", "seed", "concurrency")
+        facts = ("exactness", "exactness_reason", "model", "forward")
         return {
             "identical": self.identical,
             "num_requests": len(self.checked),
-            "num_different": sum(bool(one.differences) for one in self.checked),
-            "num_tokens": self._num_tokens,
-            **self._drafts,
-            "exactness": self.info.exactness,
-            "exactness_reason": self.info.exactness_reason,
-            "model": self.info.model,
-            "forward": self.info.forward,
-            "max_tokens": self.job.max_tokens,
-            "temperature": self.job.temperature,
-            "seed": self.job.seed,
-            "concurrency": self.job.concurrency,
+            "num_different": self.num_different,
+            "num_tokens": sum(len(answer.token_ids) for answer in speculated),
+            "num_draft_tokens": sum(answer.stats.num_draft_tokens for answer in speculated),
+            "num_accepted": sum(answer.stats.num_accepted for answer in speculated),
+            **{name: getattr(self.info, name) for name in facts},
+            **{name: getattr(self.job, name) for name in settings},
             "requests": [self._described(one) for one in self.checked],
-        }
-
-    def show(self) -> None:
-        """Print a line for each request, then each difference, then the sum."""
-        rows = [[p.case.prompt.id, *_cells(p)] for p in self.checked]
-        columns = ["request", "category", "decoding", "tokens", "speculated", "in a batch"]
-        print_table("against plain decoding", columns, rows)
-        if not self.identical:
-            columns = ["request", "decoding", "run", "position", "plain", "speculated", "kind", "margin"]
-            print_table("first differences", columns, self._difference_rows())
-        different = sum(bool(one.differences) for one in self.checked)
-        drafts = self._drafts
-        verdict = "identical on every request" if self.identical else f"different on {different} requests"
-        stdout().print(
-            f"{verdict}: {len(self.checked)} requests, {self._num_tokens} tokens compared, "
-            f"{drafts['num_draft_tokens']} drafted and {drafts['num_accepted']} accepted; {self.info.exactness} mode",
-            soft_wrap=True,
-        )
-
-    @property
-    def _num_tokens(self) -> int:
-        return sum(len(one.alone.token_ids) + len(one.mixed.token_ids) for one in self.checked)
-
-    @property
-    def _drafts(self) -> Mapping[str, int]:
-        stats = [answer.stats for one in self.checked for answer in (one.alone, one.mixed)]
-        return {
-            "num_draft_tokens": sum(s.num_draft_tokens for s in stats),
-            "num_accepted": sum(s.num_accepted for s in stats),
         }
 
     def _described(self, one: Checked) -> dict[str, object]:
@@ -260,35 +234,16 @@ class Report:
             "decoding": one.case.decoding,
             "temperature": one.case.params.temperature,
             "seed": one.case.params.seed,
-            "num_tokens": len(one.plain.token_ids),
+            "num_tokens": len(one.answers["plain"].token_ids),
             "identical": not one.differences,
-            "differences": [self._difference(difference) for difference in one.differences],
+            "differences": [
+                {**asdict(each), "plain_text": self._text(each.plain), "other_text": self._text(each.other)}
+                for each in one.differences
+            ],
         }
-
-    def _difference(self, difference: Difference) -> dict[str, object]:
-        texts = {"plain_text": self._text(difference.plain), "other_text": self._text(difference.other)}
-        return {**asdict(difference), **texts}
-
-    def _difference_rows(self) -> list[list[str]]:
-        rows = []
-        for one in self.checked:
-            for d in one.differences:
-                tokens = [f"{t} {self._text(t)!r}" if t is not None else "ended" for t in (d.plain, d.other)]
-                margin = "-" if d.margin is None else f"{d.margin:.4f}"
-                place = [one.case.prompt.id, one.case.decoding, d.run, str(d.position)]
-                rows.append([*place, *tokens, d.kind or "not classified", margin])
-        return rows
 
     def _text(self, token: int | None) -> str | None:
         return None if token is None else self.tokenizer.decode([token], skip_special_tokens=False)
-
-
-def _cells(one: Checked) -> list[str]:
-    runs = {difference.run for difference in one.differences}
-    params = one.case.params
-    decoding = "greedy" if params.greedy else f"T={params.temperature:g}, seed {params.seed}"
-    results = ["different" if run in runs else "identical" for run in ("alone", "mixed")]
-    return [one.case.prompt.category, decoding, str(len(one.plain.token_ids)), *results]
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:

@@ -4,8 +4,9 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from prolepsis.cli.config import Settings, environment_name, flag_name, load_set
 from prolepsis.cli.output import show_settings, warn
 
 Command = Callable[..., None]
+Kind = TypeVar("Kind")
 
 _CONFIG = typer.Option(
     "--config",
@@ -51,6 +53,53 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
         return run
 
     return decorate
+
+
+def with_settings(*defaults: object) -> Callable[[Command], Command]:
+    """Give a command the options of settings dataclasses; its parameters of these types receive the settings.
+
+    Fields are options if they are annotated with `typer.Option`, also those of a dataclass in a field.
+    """
+    kinds = [type(settings) for settings in defaults]
+
+    def decorate(command: Command) -> Command:
+        own = [each for each in inspect.signature(command).parameters.values() if each.annotation not in kinds]
+        options = [option for settings in defaults for option in options_of(settings).values()]
+        for option in options:
+            shown = get_args(option.annotation)[1]
+            shown.rich_help_panel = shown.rich_help_panel or "Recipe"
+
+        def run(*given: object, **arguments: Any) -> None:
+            values = {option.name: arguments.pop(option.name) for option in options}
+            command(*given, *(with_options(settings, values) for settings in defaults), **arguments)
+
+        take_signature(run, command, [*own, *options])
+        return run
+
+    return decorate
+
+
+def options_of(settings: object) -> dict[str, inspect.Parameter]:
+    """Return the options of a settings dataclass by the names of their fields, with the values as defaults."""
+    found: dict[str, inspect.Parameter] = {}
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        value = getattr(settings, name)
+        if get_origin(hint) is Annotated:
+            found[name] = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hint)
+        elif is_dataclass(value):
+            found |= options_of(value)
+    return found
+
+
+def with_options(settings: Kind, values: Mapping[str, object]) -> Kind:
+    """Return a settings dataclass with `values` for its options."""
+    changes: dict[str, Any] = {}
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            changes[name] = values[name]
+        elif is_dataclass(value := getattr(settings, name)):
+            changes[name] = with_options(value, values)
+    return replace(settings, **changes)  # type: ignore[type-var]
 
 
 def settings_here(**flags: object) -> Settings:

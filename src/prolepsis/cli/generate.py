@@ -4,14 +4,14 @@ import asyncio
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 
 from prolepsis.cli.config import Settings
-from prolepsis.cli.flags import configured
+from prolepsis.cli.flags import configured, with_settings
 from prolepsis.cli.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineError, InvalidParameter
@@ -93,7 +93,6 @@ def _rounded(value: float | None, digits: int = 1) -> float | None:
 
 
 _ANY_VOCABULARY = 2**31
-_SAMPLING = "Sampling"
 
 
 class ChatTokenizer(Protocol):
@@ -129,9 +128,33 @@ class Answer:
     stats: RequestStats
 
 
+def _sampling(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Sampling")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The sampling parameters of the command line, named as in `SamplingParams`; its defaults differ from the API's."""
+
+    max_tokens: Annotated[int, _sampling("most tokens of the answer")] = 256
+    min_tokens: Annotated[int, _sampling("fewest tokens of the answer")] = 0
+    temperature: Annotated[float, _sampling("0 is greedy")] = 0.0
+    top_k: Annotated[int, _sampling("0 keeps all")] = 0
+    top_p: Annotated[float, _sampling("1 keeps all")] = 1.0
+    min_p: Annotated[float, _sampling("0 keeps all")] = 0.0
+    repetition_penalty: Annotated[float, _sampling("1 is none")] = 1.0
+    presence_penalty: Annotated[float, _sampling("0 is none")] = 0.0
+    frequency_penalty: Annotated[float, _sampling("0 is none")] = 0.0
+    seed: Annotated[int, _sampling("the same seed gives the same tokens")] = 0
+    stop: Annotated[list[str], _sampling("text that ends the answer; may be repeated")] = field(default_factory=list)
+    ignore_eos: Annotated[bool, _sampling("continue after the end of sequence", "--ignore-eos")] = False
+
+
 @configured(EngineConfig)
+@with_settings(Sampling())
 def generate(
     settings: Settings,
+    sampling: Sampling,
     *,
     prompt: Annotated[str, typer.Argument(help="the user's message; '-' reads standard input")] = "-",
     system: Annotated[str | None, typer.Option(help="system message")] = None,
@@ -139,45 +162,15 @@ def generate(
     prediction: Annotated[
         Path | None, typer.Option(help="file with text that the answer is likely to repeat", metavar="FILE")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="most tokens of the answer", rich_help_panel=_SAMPLING)] = 256,
-    min_tokens: Annotated[int, typer.Option(help="fewest tokens of the answer", rich_help_panel=_SAMPLING)] = 0,
-    temperature: Annotated[float, typer.Option(help="0 is greedy", rich_help_panel=_SAMPLING)] = 0.0,
-    top_k: Annotated[int, typer.Option(help="0 keeps all", rich_help_panel=_SAMPLING)] = 0,
-    top_p: Annotated[float, typer.Option(help="1 keeps all", rich_help_panel=_SAMPLING)] = 1.0,
-    min_p: Annotated[float, typer.Option(help="0 keeps all", rich_help_panel=_SAMPLING)] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="1 is none", rich_help_panel=_SAMPLING)] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="0 is none", rich_help_panel=_SAMPLING)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="0 is none", rich_help_panel=_SAMPLING)] = 0.0,
-    seed: Annotated[int, typer.Option(help="the same seed gives the same tokens", rich_help_panel=_SAMPLING)] = 0,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="text that ends the answer; may be repeated", rich_help_panel=_SAMPLING)
-    ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="continue after the end of sequence", rich_help_panel=_SAMPLING)
-    ] = False,
     speculation: Annotated[bool, typer.Option("--speculation/--no-speculation", help="draft tokens or not")] = True,
     stats: Annotated[bool, typer.Option("--stats", help="print times and acceptance on standard error")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document at the end")] = False,
 ) -> None:
     """Print the continuation of a prompt while it is generated."""
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-        seed=seed,
-    )
+    params = SamplingParams(**asdict(sampling) | {"stop": tuple(sampling.stop)})
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
-    ask = Ask(
-        _text(prompt), system, raw, _read(prediction), SpeculationChoice("auto" if speculation else "off"), params
-    )
+    choice = SpeculationChoice("auto" if speculation else "off")
+    ask = Ask(_text(prompt), system, raw, _read(prediction), choice, params)
     answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prolepsis.cli.flags import settings_here
+from prolepsis.cli.flags import settings_here, with_settings
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json, print_table, quiet_logs
 from prolepsis.cli.training import (
@@ -19,7 +19,6 @@ from prolepsis.cli.training import (
     run_training,
     target_of,
     training_dtype,
-    with_settings,
 )
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter

@@ -1,19 +1,16 @@
-"""Parts that the commands of `prolepsis train` share: options from settings, text generation, and progress bars."""
+"""Parts that the commands of `prolepsis train` share: text generation and progress bars."""
 
-import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
-from prolepsis.cli.flags import take_signature
 from prolepsis.cli.output import note, print_facts, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.train.settings import DeclaredOption, Dtype, Option, options_of, with_options
+from prolepsis.train.settings import Dtype
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,49 +19,14 @@ if TYPE_CHECKING:
     from prolepsis.train.target import Target
     from prolepsis.train.training import Training
 
-Command = Callable[..., None]
-
-_PANELS = {"Text": "Text", "StepCost": "Costs"}
-
 
 @dataclass(frozen=True, slots=True)
 class Text:
     """The text to train on."""
 
-    tokens: Annotated[str, Option("amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
-    prompts: Annotated[Path | None, Option("your own prompts, used first: JSON lines with 'prompt'")] = None
-    concurrency: Annotated[int, Option("texts generated at once", min=1)] = 48
-
-
-def with_settings(*defaults: object) -> Callable[[Command], Command]:
-    """Give a command an option for each `Option` field of `defaults`; its first parameters receive the settings."""
-    declared = [options_of(settings) for settings in defaults]
-
-    def decorate(command: Command) -> Command:
-        own = list(inspect.signature(command).parameters.values())[len(defaults) :]
-
-        def run(**arguments: Any) -> None:
-            values = {name: arguments.pop(name) for options in declared for name in options}
-            command(*(with_options(settings, values) for settings in defaults), **arguments)
-
-        options = [
-            _parameter(name, option, _PANELS.get(type(settings).__name__, "Recipe"))
-            for settings, found in zip(defaults, declared, strict=True)
-            for name, option in found.items()
-        ]
-        take_signature(run, command, [*own, *options])
-        return run
-
-    return decorate
-
-
-def _parameter(name: str, declared: DeclaredOption, panel: str) -> inspect.Parameter:
-    option = declared.option
-    shown = typer.Option(
-        f"--{name.replace('_', '-')}", help=option.help, min=option.min, max=option.max, rich_help_panel=panel
-    )
-    kind = Annotated[declared.type, shown]  # type: ignore[name-defined]  # a type found at run time
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=kind)
+    tokens: Annotated[str, Option(help="amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
+    prompts: Annotated[Path | None, Option(help="your own prompts, used first: JSON lines with 'prompt'")] = None
+    concurrency: Annotated[int, Option(help="texts generated at once", min=1)] = 48
 
 
 def count(text: str) -> int:

@@ -3,10 +3,11 @@
 The module imports no torch, so that the commands start fast.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal
+
+from typer import Option
 
 from prolepsis.core.errors import ConfigError
 
@@ -17,74 +18,28 @@ MEASURE_DRAFT_MODEL_EVERY = 200
 """Steps: a measurement covers the whole vocabulary, and takes as long as ten steps."""
 
 Dtype = Literal["float32", "bfloat16"]
-Settings = TypeVar("Settings")
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """Marks a field as an option of a command: `Annotated[int, Option("passes over the text", min=1)]`."""
-
-    help: str
-    name: str | None = None
-    """Name of the option, if it is not that of the field."""
-    min: float | None = None
-    max: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeclaredOption:
-    """An option with the type and the value of its field."""
-
-    option: Option
-    type: Any
-    default: Any
-
-
-def options_of(settings: object) -> dict[str, DeclaredOption]:
-    """Return the options of a settings dataclass, and of the dataclasses in its fields, by name."""
-    found: dict[str, DeclaredOption] = {}
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name)
-        if get_origin(hint) is Annotated:
-            kind, option = get_args(hint)
-            found[option.name or name] = DeclaredOption(option, kind, value)
-        elif is_dataclass(value):
-            found |= options_of(value)
-    return found
-
-
-def with_options(settings: Settings, values: Mapping[str, object]) -> Settings:
-    """Return `settings` with `values` for its options, by the names of the options."""
-    assert is_dataclass(settings), "settings are dataclasses"
-    hints = get_type_hints(type(settings), include_extras=True)
-    changes: dict[str, Any] = {}
-    for each in fields(settings):
-        value, hint = getattr(settings, each.name), hints[each.name]
-        if get_origin(hint) is Annotated:
-            changes[each.name] = values[get_args(hint)[1].name or each.name]
-        elif is_dataclass(value):
-            changes[each.name] = with_options(value, values)
-    return replace(settings, **changes)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """Peak learning rates."""
 
-    adamw: Annotated[float, Option("peak learning rate of AdamW", name="rate", min=0.0)] = 2.5e-4
-    muon: Annotated[float, Option("peak learning rate of Muon for matrices; 0: AdamW for all weights", min=0.0)] = 0.0
+    adamw: Annotated[float, Option("--rate", help="peak learning rate of AdamW", min=0.0)] = 2.5e-4
+    muon: Annotated[
+        float, Option(help="peak learning rate of Muon for matrices; 0: AdamW for all weights", min=0.0)
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """How a head or a draft model is trained."""
 
-    epochs: Annotated[float, Option("passes over the text", min=0.01)] = 4.0
-    anchors_per_step: Annotated[int, Option("tokens in a training step", name="batch", min=1)] = 768
+    epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
+    anchors_per_step: Annotated[int, Option("--batch", help="tokens in a training step", min=1)] = 768
     rates: Rates = field(default_factory=Rates)
     prompt_epochs: int = 1
     """Epochs that train on prompts too: most of them are the target's own text."""
-    seed: Annotated[int, Option("seed of prompts, answers and initial weights")] = 0
+    seed: Annotated[int, Option(help="seed of prompts, answers and initial weights")] = 0
     workers: int = 2
     dtype: Dtype = "float32"
     measure_every: int = 60
@@ -97,14 +52,14 @@ class TrainSettings:
 class Objective:
     """The loss of a head, summed over the steps of the training-time test."""
 
-    num_steps: Annotated[int, Option("steps of the training-time test", name="unroll", min=1, max=8)] = 3
+    num_steps: Annotated[int, Option("--unroll", help="steps of the training-time test", min=1, max=8)] = 3
     warm_up: float = 0.3
     """Share of the training with the first step only: alone, it is learnt several times faster."""
     step_decay: float = 0.8
     """Weight of step j is step_decay ** j."""
     feature_weight: float = 0.0
     """Weight of the distance to the target's own states, in addition to the cross entropy."""
-    noise: Annotated[float, Option("standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
+    noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
     """Of the factor on each hidden state and embedding; it makes a small text last for more epochs."""
     train_output_head: bool = False
     """False: the output head stays the target's own, since little text would damage it more than improve it."""
@@ -118,7 +73,7 @@ class Objective:
 class HeadRecipe:
     """A draft head, and how it is trained."""
 
-    draft_vocab: Annotated[int, Option("tokens that the head can draft", min=64)] = 8192
+    draft_vocab: Annotated[int, Option(help="tokens that the head can draft", min=64)] = 8192
     init: Path | None = None
     """Folder of a head that provides the initial weights and the draft vocabulary."""
     max_tokens: int | None = None
@@ -131,20 +86,20 @@ class HeadRecipe:
 class LevelSettings:
     """The levels of a head, and how they are trained. Raises `ConfigError` for a width that no head can run."""
 
-    count: Annotated[int, Option("levels after the first pass", name="levels", min=1, max=4)] = 3
-    width: Annotated[int, Option(f"width of a level, a multiple of {WIDTH_STEP}", min=WIDTH_STEP)] = 256
+    count: Annotated[int, Option("--levels", help="levels after the first pass", min=1, max=4)] = 3
+    width: Annotated[int, Option(help=f"width of a level, a multiple of {WIDTH_STEP}", min=WIDTH_STEP)] = 256
     max_anchors: Annotated[
-        int, Option("answer tokens to train on; a smaller text is read again", name="anchors", min=1)
+        int, Option("--anchors", help="answer tokens to train on; a smaller text is read again", min=1)
     ] = 400_000
     anchors_per_step: int = 512
-    rate: Annotated[float, Option("peak learning rate of AdamW", min=0.0)] = 1e-3
+    rate: Annotated[float, Option(help="peak learning rate of AdamW", min=0.0)] = 1e-3
     level_decay: float = 0.8
     """Weight of level i is level_decay ** (i - 1)."""
     unconditioned_weight: float = 0.3
     """Weight of a level's prediction before the drafted token is known, in addition to the conditioned one."""
     num_sampled: int = 1024
     """Tokens sampled for the loss of a batch, in addition to the likely ones (`losses.SampledSoftmax`)."""
-    seed: Annotated[int, Option("seed of the order and of the initial weights")] = 0
+    seed: Annotated[int, Option(help="seed of the order and of the initial weights")] = 0
     workers: int = 2
     dtype: Dtype = "float32"
     held_out_documents: int = 48
@@ -158,8 +113,8 @@ class LevelSettings:
 class DraftModelSize:
     """Layers and width; the rest follows. Raises `ConfigError` for a width that the native forward cannot run."""
 
-    layers: Annotated[int, Option("layers of the model", min=1)] = 4
-    hidden: Annotated[int, Option(f"width of the model, a multiple of {WIDTH_STEP}", min=1)] = 256
+    layers: Annotated[int, Option(help="layers of the model", min=1)] = 4
+    hidden: Annotated[int, Option(help=f"width of the model, a multiple of {WIDTH_STEP}", min=1)] = 256
 
     def __post_init__(self) -> None:
         if self.hidden < WIDTH_STEP or self.hidden % WIDTH_STEP:
@@ -186,8 +141,8 @@ class DraftModelRecipe:
     """A draft model, and how it is trained."""
 
     size: DraftModelSize = field(default_factory=DraftModelSize)
-    loss_vocab: Annotated[int, Option("frequent tokens, which are in the loss of every step", min=64)] = 8192
-    loss_sample: Annotated[int, Option("other tokens in the loss, sampled in each step", min=1)] = 1024
+    loss_vocab: Annotated[int, Option(help="frequent tokens, which are in the loss of every step", min=64)] = 8192
+    loss_sample: Annotated[int, Option(help="other tokens in the loss, sampled in each step", min=1)] = 1024
     max_tokens: int | None = None
     """Use no more of the data than this."""
     training: TrainSettings = field(
@@ -204,11 +159,11 @@ class DraftModelRecipe:
 class StepCost:
     """Costs of speculation in milliseconds at batch 1."""
 
-    plain_ms: Annotated[float, Option("milliseconds of a forward pass over one token", min=0.0)] = 17.0
-    token_ms: Annotated[float, Option("milliseconds of each further token in the pass", min=0.0)] = 0.29
-    draft_ms: Annotated[float, Option("milliseconds of a draft step without its output head", min=0.0)] = 0.6
+    plain_ms: Annotated[float, Option(help="milliseconds of a forward pass over one token", min=0.0)] = 17.0
+    token_ms: Annotated[float, Option(help="milliseconds of each further token in the pass", min=0.0)] = 0.29
+    draft_ms: Annotated[float, Option(help="milliseconds of a draft step without its output head", min=0.0)] = 0.6
     draft_ms_per_1k: Annotated[
-        float, Option("milliseconds of the output head for each thousand draft tokens", min=0.0)
+        float, Option(help="milliseconds of the output head for each thousand draft tokens", min=0.0)
     ] = 0.07
 
     def drafting(self, vocab: int) -> float:

@@ -39,6 +39,8 @@ class ChatTokenizer(Protocol):
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
 
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
 
 def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
     """Read the prompts of `path` (None: the shipped set), of `categories` only if there are any.
