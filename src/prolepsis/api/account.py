@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from prolepsis.api.admission.group import AdmittedRequest
+from prolepsis.api.admission.group import Progress
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.output.delivery import Delivery
@@ -31,13 +31,13 @@ def classified(error: BaseException) -> tuple[End, str | None]:
 class PromptAccount:
     """What one prompt's answer has come to so far."""
 
-    def __init__(self, entry: AdmittedRequest, *, whole: bool) -> None:
+    def __init__(self, request: GenerateRequest, progress: Progress, *, whole: bool) -> None:
         """`whole`: the answer goes out at its end, or not at all."""
-        self.progress = entry.progress
+        self.progress = progress
         self.delivery = Delivery(whole=whole)
         self.num_shown_tokens: int | None = None
         """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
-        self._request = entry.request
+        self._request = request
         self._finish_reasons: list[str] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
@@ -93,9 +93,9 @@ class RequestAccount:
         self._prompts: list[PromptAccount] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
-    def begin(self, entry: AdmittedRequest) -> PromptAccount:
+    def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
         """Return the account of a prompt that runs now."""
-        self._prompts.append(PromptAccount(entry, whole=self._whole))
+        self._prompts.append(PromptAccount(request, progress, whole=self._whole))
         return self._prompts[-1]
 
     def fail(self, error: BaseException) -> None:
@@ -110,17 +110,17 @@ class RequestAccount:
         )
 
 
-def about(route: str, prepared: PreparedRequest) -> RequestAbout:
+def about(prepared: PreparedRequest) -> RequestAbout:
     """Return the sender of a request, and what decided how it is served."""
-    caller, decision = prepared.caller, prepared.speculation
+    caller, decision = prepared.context.caller, prepared.speculation
     audit = decision.terms.audit if decision.terms else None
     return RequestAbout(
         answer_id=prepared.answer_id,
         tenant=caller.tenant,
         key_id=caller.key_id,
         tier=caller.tier,
-        route=route,
-        model=prepared.model,
+        route=prepared.context.route,
+        model=prepared.body.model,
         num_prompts=len(prepared.requests),
         policy_rule=decision.rule,
         policy_version=decision.policy_version,

@@ -32,7 +32,7 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
     Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
     once.
     """
-    account = RequestAccount(about(http.scope["path"], prepared), whole=not prepared.stream)
+    account = RequestAccount(about(prepared), whole=not prepared.stream)
     answering, stats = _Answering(prepared, services, account), list[RequestStats]()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
         parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
@@ -81,8 +81,8 @@ class _Answering:
     async def prompt(self, group: RequestGroup, number: int) -> Parts:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
         client = self.services.client
-        async with self.services.admission.start(group, number) as entry:
-            request, prompt = entry.request, self.account.begin(entry)
+        async with self.services.admission.start(group, number) as request:
+            prompt = self.account.begin(request, group.items[number].progress)
             samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit == "token"
             events = self._events(request, prompt, paced=paced)
             try:
@@ -111,11 +111,19 @@ class _Answering:
                 await close(events)
 
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
-        services, first, samples = self.services, number * request.n, list[_Sample]()
+        services, body = self.services, self.prepared.body
+        first, samples = number * request.n, list[_Sample]()
         for index in range(first, first + request.n):
             pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
-            samples.append(_Sample(Choice(index, request, services.tokenizer, self.prepared.options), filtered))
+            choice = Choice(
+                index,
+                request,
+                services.tokenizer,
+                skip_special_tokens=body.skip_special_tokens is not False,
+                include_stop=bool(body.include_stop_str_in_output),
+            )
+            samples.append(_Sample(choice, filtered))
         return samples
 
     def _facts(self, request: GenerateRequest, index: int) -> AnswerFacts:
@@ -128,7 +136,7 @@ class _Answering:
             tier=about.tier,
             key_id=about.key_id,
             model=about.model,
-            structured=request.grammar is not None or self.prepared.options.tools,
+            structured=request.grammar is not None or self.prepared.tools,
         )
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:

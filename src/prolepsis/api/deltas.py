@@ -1,16 +1,12 @@
 """From the engine's events to text: one `Choice` per sample, one `Delta` per step that has something to show."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from prolepsis.api.openai.prepared import OutputOptions
 from prolepsis.api.tokenizer import Tokenizer, Verbatim
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.text import TextStream
-
-if TYPE_CHECKING:
-    pass
 
 ShownReason = FinishReason | Literal["content_filter"]
 """Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
@@ -24,15 +20,10 @@ class ShownToken:
 
     text: str
     logprob: float
-
-
-@dataclass(frozen=True, slots=True)
-class ShownLogprobs:
-    """An emitted token, the likeliest in its place, and where its text starts in the sample's token texts."""
-
-    token: ShownToken
-    top: tuple[ShownToken, ...]
-    offset: int
+    top: "tuple[ShownToken, ...]" = ()
+    """Of an emitted token: the likeliest in its place."""
+    offset: int = 0
+    """Of an emitted token: where its text starts in the sample's token texts."""
 
 
 class OutputToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
@@ -43,7 +34,7 @@ class OutputToken(NamedTuple):  # there is one for every token served, and a dat
     end: int
     by: str
     """Whose drafted and accepted token it is; empty: the target's own."""
-    logprobs: ShownLogprobs | None = None
+    shown: ShownToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +44,7 @@ class Delta:
     index: int
     text: str
     first: bool
-    logprobs: tuple[ShownLogprobs, ...] | None = None
+    logprobs: tuple[ShownToken, ...] | None = None
     finish_reason: ShownReason | None = None
     stop_reason: str | int | None = None
     token_ids: tuple[int, ...] = ()
@@ -69,13 +60,22 @@ class Delta:
 class Choice:
     """One sample's text as it grows; tokens without text yet are held back with their ids and log-probabilities."""
 
-    def __init__(self, index: int, request: GenerateRequest, tokenizer: Tokenizer, options: OutputOptions) -> None:
+    def __init__(
+        self,
+        index: int,
+        request: GenerateRequest,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        """`include_stop`: the stop string that ends the text is part of it."""
         self.finished = False
         self._index = index
         self._tokenizer = tokenizer
-        decoder = tokenizer if options.skip_special_tokens else Verbatim(tokenizer)
+        decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
         self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
-        self._include_stop = options.include_stop
+        self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None
         self._held: list[OutputToken] = []
         self._offset = 0
@@ -99,7 +99,7 @@ class Choice:
         if not text and not self.finished:
             return None
         tokens, self._held = tuple(self._held), []
-        logprobs = tuple(one.logprobs for one in tokens if one.logprobs) if self._with_logprobs else None
+        logprobs = tuple(one.shown for one in tokens if one.shown) if self._with_logprobs else None
         token_ids = tuple([one.token_id for one in tokens])
         by = tuple([one.by for one in tokens if one.by])
         delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, tokens, len(tokens), by)
@@ -113,19 +113,18 @@ class Choice:
             if stream.matched is not None:
                 break
             added = stream.take(token)
-            logprobs = None
+            shown = None
             if self._with_logprobs and event.logprobs is not None:
-                logprobs = self._shown(token, event.logprobs[i], self._offset)
-                self._offset += len(logprobs.token.text)
+                shown = self._shown(token, event.logprobs[i])
+                self._offset += len(shown.text)
             by = accepted_by[i] if i < len(accepted_by) else ""
-            self._held.append(OutputToken(token, added, stream.num_characters, by, logprobs))
+            self._held.append(OutputToken(token, added, stream.num_characters, by, shown))
             text += added
         return text
 
-    def _shown(self, token_id: int, logprobs: TokenLogprobs, offset: int) -> ShownLogprobs:
-        top = tuple(self._token(i, value) for i, value in logprobs.top)
-        return ShownLogprobs(self._token(token_id, logprobs.logprob), top, offset)
+    def _shown(self, token_id: int, logprobs: TokenLogprobs) -> ShownToken:
+        top = tuple(ShownToken(self._text(i), max(value, LOWEST_LOGPROB)) for i, value in logprobs.top)
+        return ShownToken(self._text(token_id), max(logprobs.logprob, LOWEST_LOGPROB), top, self._offset)
 
-    def _token(self, token_id: int, logprob: float) -> ShownToken:
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return ShownToken(text, max(logprob, LOWEST_LOGPROB))
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)

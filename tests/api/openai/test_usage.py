@@ -1,16 +1,16 @@
 import pytest
 
-from prolepsis.api.openai.usage import Counting, acceptance_histogram, metrics, summed, usage
+from prolepsis.api.openai.usage import acceptance_histogram, metrics, summed, usage
 from prolepsis.core.stats import ProposerCounts, RequestStats
 
 
 def test_rejected_prediction_tokens_are_billed_only_by_choice() -> None:
     stats = RequestStats(num_prompt_tokens=3, num_output_tokens=10, prediction_accepted=4, prediction_rejected=5)
-    plain = usage(stats, Counting())
+    plain = usage(stats)
     assert (plain["completion_tokens"], plain["total_tokens"]) == (10, 13)
     assert "completion_tokens_details" not in plain
-    assert usage(stats, Counting(has_prediction=True))["completion_tokens"] == 15
-    assert usage(stats, Counting(has_prediction=True, count_rejected=False))["completion_tokens"] == 10
+    assert usage(stats, has_prediction=True)["completion_tokens"] == 15
+    assert usage(stats, has_prediction=True, count_rejected=False)["completion_tokens"] == 10
 
 
 @pytest.mark.parametrize("drafts", [[], [(3, 3)], [(1, 0), (3, 2), (3, 2), (2, 2), (4, 0)]])
@@ -30,7 +30,7 @@ def test_metrics_of_a_request_without_tokens_divide_by_nothing() -> None:
 
 
 def test_reasoning_tokens_are_shown_where_there_is_reasoning() -> None:
-    shown = usage(RequestStats(num_output_tokens=9), Counting(reasoning_tokens=4))
+    shown = usage(RequestStats(num_output_tokens=9), reasoning_tokens=4)
     assert shown["completion_tokens_details"] == {"reasoning_tokens": 4}
     assert shown["completion_tokens"] == 9
 

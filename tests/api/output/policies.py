@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass
 
 from prolepsis.api.deltas import Choice, Delta
-from prolepsis.api.openai.prepared import OutputOptions
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
@@ -64,7 +63,7 @@ class Told:
 
     @property
     def logprob_texts(self) -> list[str]:
-        return [shown.token.text for delta in self.deltas for shown in delta.logprobs or ()]
+        return [shown.text for delta in self.deltas for shown in delta.logprobs or ()]
 
     @property
     def ending(self) -> tuple[object, object]:
@@ -86,7 +85,7 @@ def tell(
 
 async def _tell(text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery) -> Told:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
-    choice = Choice(0, request, ByteTokenizer(), OutputOptions())
+    choice = Choice(0, request, ByteTokenizer())
     deltas = []
     tokens = [*text.encode(), END]
     for start in range(0, len(tokens), step):

@@ -4,15 +4,15 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.fair_queue import FairQueue, Waiting
-from prolepsis.api.admission.group import AdmittedRequest, GroupItem, Progress, RequestGroup
+from prolepsis.api.admission.group import GroupItem, Progress, RequestGroup
 from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.api.admission.metrics import AdmissionMetrics
-from prolepsis.api.admission.rate_limits import Limits, RateLimits, Reservation
+from prolepsis.api.admission.rate_limits import Limits, RateLimits
 from prolepsis.api.admission.response_cache import ResponseCache, cache_key
 from prolepsis.api.auth.middleware import reply_headers
 from prolepsis.core.config import ServerConfig
@@ -31,14 +31,6 @@ TICK_S = 0.2
 TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
 _LONGEST_WAIT_TOLD_S = 60.0
-
-
-@dataclass(slots=True)
-class _Turn:
-    """A place in the queue, and the future that is done when the engine has room for it."""
-
-    waiting: Waiting
-    granted: asyncio.Future[None]
 
 
 class AdmissionController:
@@ -68,7 +60,8 @@ class AdmissionController:
         self._places = config.max_in_engine or DEFAULT_IN_ENGINE
         self._taken = 0
         self._queue = FairQueue()
-        self._turns: dict[int, _Turn] = {}
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        """What each waiting request, by its serial number, waits for: room in the engine."""
         self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
         self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
         settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
@@ -88,9 +81,8 @@ class AdmissionController:
         deadline_s = self._deadline(http, requests[0])
         items = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
         group = RequestGroup(caller, items, deadline_s)
-        reservation = self._reserve(group)
         headers = reply_headers(http)
-        headers.update(reservation.headers)
+        headers.update(self._reserve(group))
         if any(item.cache_key is not None for item in items):
             headers[CACHE_HEADER] = "miss" if group.to_run else "hit"
         self.num_inside += 1
@@ -98,10 +90,10 @@ class AdmissionController:
             yield group
         finally:
             self.num_inside -= 1
-            self._rates.settle(reservation, group.num_used, self._clock())
+            self._rates.settle(caller, group.cost, group.num_used, self._clock())
 
     @asynccontextmanager
-    async def start(self, group: RequestGroup, number: int) -> AsyncIterator[AdmittedRequest]:
+    async def start(self, group: RequestGroup, number: int) -> AsyncIterator[GenerateRequest]:
         """Wait until a request of `group` may run and yield what to ask of whom; leave the block when it has ended.
 
         Raises `DeadlineExceeded` where the wait was too long.
@@ -109,11 +101,11 @@ class AdmissionController:
         item = group.items[number]
         request, progress = item.request, item.progress
         if progress.stored:
-            yield AdmittedRequest(request, progress)
+            yield request
             return
         try:
             async with self._place(group, item) as waited_s:
-                yield AdmittedRequest(_as_admitted(group.caller, request, group.deadline_s, waited_s), progress)
+                yield _as_admitted(group.caller, request, group.deadline_s, waited_s)
         finally:
             if item.cache_key is not None and progress.finished is not None:
                 self._cache.put(item.cache_key, progress.kept, progress.finished.stats)
@@ -129,7 +121,7 @@ class AdmissionController:
         """Let in a request that asks nothing of the engine; it counts as a request of no tokens. Raises `Refused`."""
         caller = caller_of(http)
         self._check_open(caller, 0, 1)
-        reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()).headers)
+        reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()))
 
     def tick(self) -> None:
         """Let the ladder see the queue's age, start what may run, set the gauges."""
@@ -155,9 +147,9 @@ class AdmissionController:
 
     def end_waiting(self) -> None:
         """Fail what still waits: the server ends."""
-        for turn in self._turns.values():
-            if not turn.granted.done():
-                turn.granted.set_exception(RequestAborted("The request was aborted: shutdown."))
+        for granted in self._turns.values():
+            if not granted.done():
+                granted.set_exception(RequestAborted("The request was aborted: shutdown."))
 
     def has_room(self, most_running: int | None) -> bool:
         """Return whether background work may run: places are free, nothing waits and nothing is shed.
@@ -171,7 +163,8 @@ class AdmissionController:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def _reserve(self, group: RequestGroup) -> Reservation:
+    def _reserve(self, group: RequestGroup) -> dict[str, str]:
+        """Charge the group, or raise what refuses it; return headers of the reply."""
         number, samples = len(group.to_run), group.items[0].request.n
         self._check_size(group.caller.tier, number, samples)
         try:
@@ -267,7 +260,7 @@ class AdmissionController:
     async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.push(waiting)
-        self._turns[waiting.serial] = _Turn(waiting, granted)
+        self._turns[waiting.serial] = granted
         self._dispatch()
         try:
             async with asyncio.timeout(deadline_s):
@@ -292,13 +285,13 @@ class AdmissionController:
         """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
         held = self.overload.held
         while (head := self._queue.peek(held)) is not None and head.size <= self._places - self._taken:
-            turn = self._turns.pop(head.serial)
-            if turn.granted.done():
+            granted = self._turns.pop(head.serial)
+            if granted.done():
                 self._queue.drop(head)  # cancelled a moment ago
                 continue
             self._queue.start(head)
             self._taken += head.size
-            turn.granted.set_result(None)
+            granted.set_result(None)
 
 
 def _as_admitted(

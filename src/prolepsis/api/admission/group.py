@@ -45,14 +45,6 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmittedRequest:
-    """A request that may run now, and its progress."""
-
-    request: GenerateRequest
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True)
 class GroupItem:
     """One prompt."""
 

@@ -97,15 +97,6 @@ class Limits:
                 yield owner, found
 
 
-@dataclass(slots=True)
-class Reservation:
-    """What a request took from the buckets; `headers` are those of its reply."""
-
-    caller: Caller
-    tokens: int
-    headers: dict[str, str]
-
-
 class RateLimits:
     """Owns the buckets. Those that are full again are forgotten: a full one is what a new one would be."""
 
@@ -115,8 +106,8 @@ class RateLimits:
         self._buckets: dict[tuple[Kind, str], Bucket] = {}
         self._swept_at = now
 
-    def reserve(self, caller: Caller, tokens: int, now: float) -> Reservation:
-        """Take a request and `tokens` from every bucket that applies, or from none.
+    def reserve(self, caller: Caller, tokens: int, now: float) -> dict[str, str]:
+        """Take a request and `tokens` from every bucket that applies, or from none; return headers of the reply.
 
         Raises `Refused` (429). More tokens than a minute's allowance are let in when the bucket is full: it is then in
         debt until the answer is settled and time has paid the rest.
@@ -127,16 +118,16 @@ class RateLimits:
         _check(found, amounts, now)
         for kind, _, bucket in found:
             bucket.take(amounts[kind])
-        return Reservation(caller, tokens, _headers(found, now))
+        return _headers(found, now)
 
     def check(self, caller: Caller, now: float) -> None:
         """Raise `Refused` (429) where not even a request of no tokens is let in; takes nothing."""
         _check(self._found(caller, now), {"requests": 1, "tokens": 0}, now)
 
-    def settle(self, reservation: Reservation, used: int, now: float) -> None:
-        """Give back what was reserved and not used; charge what was used beyond."""
-        for owner, allowed in self._limits.applying("tokens", reservation.caller):
-            self._bucket("tokens", owner, allowed, now).give(reservation.tokens - used, now)
+    def settle(self, caller: Caller, reserved: int, used: int, now: float) -> None:
+        """Give back the tokens that were reserved and not used; charge what was used beyond."""
+        for owner, allowed in self._limits.applying("tokens", caller):
+            self._bucket("tokens", owner, allowed, now).give(reserved - used, now)
 
     def _found(self, caller: Caller, now: float) -> list[Found]:
         return [

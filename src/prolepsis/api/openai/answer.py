@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking
-from prolepsis.api.openai.prepared import OutputOptions
+from prolepsis.api.openai.prepared import PreparedRequest
 
 PieceKind = Literal["content", "reasoning", "call", "arguments"]
 
@@ -237,9 +237,9 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 class ChatReader:
     """Reads one sample's deltas; `pieces` since the last delta, and how the answer ended."""
 
-    def __init__(self, options: OutputOptions) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
         self.call_ids: list[str] = []
-        self._parser = AnswerParser(options.thinking, tools=options.tools, parallel=options.parallel)
+        self._parser = AnswerParser(prepared.thinking, tools=prepared.tools, parallel=prepared.parallel)
 
     def take(self, delta: Delta) -> Sequence[Piece]:
         """Return what `delta` makes certain."""

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.api.openai.usage import Counting, Format, Json, metrics, usage
+from prolepsis.api.openai.usage import Format, Json, metrics, usage
 from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import off_loop
 from prolepsis.core.stats import RequestStats
@@ -36,21 +36,23 @@ async def completion_chunks(
 ) -> AsyncGenerator[Json, None]:
     """Yield a chunk per delta; the last one has no choices but the usage and metrics that were asked for."""
     envelope = _envelope(prepared, services, form.chunk_object)
-    showing = prepared.options
-    ending: Json = {"usage": None} if showing.usage else {}
+    options = prepared.body.stream_options
+    shows_usage = bool(options and options.include_usage)
+    shows_running = bool(shows_usage and options and options.continuous_usage_stats)
+    ending: Json = {"usage": None} if shows_usage else {}
     opening, running = _prompts(prepared), _RunningUsage(prepared)
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Delta):
                 choice = form.chunk_choice(part)
-                if showing.running_usage:
+                if shows_running:
                     ending = {"usage": running.after(part)}
                 if choice is not None:
                     yield {**envelope, "choices": [choice], **opening, **ending}
                     opening = {}
-            elif showing.usage or prepared.speculation.requested.metrics:
+            elif shows_usage or prepared.speculation.requested.metrics:
                 accounts = await _accounts(prepared, services, part, form)
-                if not showing.usage:
+                if not shows_usage:
                     del accounts["usage"]
                 yield {**envelope, "choices": [], **accounts}
 
@@ -76,31 +78,30 @@ def _envelope(prepared: PreparedRequest, services: Services, kind: str) -> Json:
         "id": prepared.answer_id,
         "object": kind,
         "created": int(time.time()),
-        "model": prepared.model,
+        "model": prepared.body.model,
         "system_fingerprint": services.client.info.fingerprint,
     }
 
 
 def _prompts(prepared: PreparedRequest) -> Json:
     """The prompt's tokens, where they are asked for: of the first prompt, as vLLM shows them."""
-    return {"prompt_token_ids": prepared.requests[0].prompt_token_ids} if prepared.options.token_ids else {}
+    return {"prompt_token_ids": prepared.requests[0].prompt_token_ids} if prepared.body.return_token_ids else {}
 
 
 async def _accounts(prepared: PreparedRequest, services: Services, stats: RequestStats, form: Format) -> Json:
     """`metrics` is null for several samples: their times and steps cannot be told apart."""
-    shown: Json = {"usage": usage(stats, await counting(prepared, services, form.reasoning))}
+    counted = usage(
+        stats,
+        has_prediction=prepared.has_prediction,
+        count_rejected=services.config.count_rejected_prediction_tokens,
+        reasoning_tokens=await num_tokens(form.reasoning, services) if form.reasoning else None,
+    )
+    shown: Json = {"usage": counted}
     if prepared.speculation.requested.metrics:
-        asked = prepared.speculation
-        shown["metrics"] = metrics(stats, asked) if prepared.num_choices == 1 else None
+        shown["metrics"] = metrics(stats, prepared.speculation) if prepared.num_choices == 1 else None
     return shown
 
 
-async def counting(prepared: PreparedRequest, services: Services, reasoning: str) -> Counting:
-    """Return what is counted of an answer that thought `reasoning`."""
-    thought = await _num_tokens(reasoning, services) if reasoning else None
-    has_prediction = prepared.options.has_prediction
-    return Counting(has_prediction, services.config.count_rejected_prediction_tokens, thought)
-
-
-async def _num_tokens(text: str, services: Services) -> int:
+async def num_tokens(text: str, services: Services) -> int:
+    """Return how many tokens a part of an answer has."""
     return await off_loop(len(text), lambda: len(services.tokenizer.encode(text, add_special_tokens=False)))

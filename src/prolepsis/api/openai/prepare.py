@@ -1,15 +1,16 @@
 """From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
 from prolepsis.api.openai.context import RequestContext
-from prolepsis.api.openai.conversation import Thinking, prompt_tokens, size, thinking_of
+from prolepsis.api.openai.conversation import prompt_tokens, size, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
-from prolepsis.api.openai.prepared import OutputOptions, PreparedRequest
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.speculation import check_allowed, requested_speculation
 from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
@@ -19,25 +20,6 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
 from prolepsis.policy.decision import Decision, SpeculationRequest, decide_alone
 from prolepsis.web.fields import MAX_SAMPLES
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A tokenised prompt, and how many tokens the answer may have (None: all that fit)."""
-
-    token_ids: list[int]
-    max_tokens: int | None
-    predicted: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """All prompts of a request, the field they came from, their parameters, and the language of the answers."""
-
-    field: str
-    params: SamplingParams
-    prompts: list[_Prompt]
-    grammar: GrammarSpec | None
 
 
 async def prepare_chat(
@@ -60,17 +42,19 @@ async def prepare_chat(
         lambda: prompt_tokens(body.messages, tools.shown, services.tokenizer, body.chat_template_kwargs),
     )
     thinking = thinking_of(services.config.reasoning, token_ids, services.tokenizer)
-    prompt = _Prompt(token_ids, max_tokens, await _predicted_tokens(body, services))
-    prompts = _Prompts(field, params, [prompt], constraint(form, tools, thinking))
-    prepared = await _admit(body, prompts, context, speculation, services)
-    options = replace(
-        prepared.options,
+    predicted = await _predicted_tokens(body, services)
+    max_tokens = _fitting(len(token_ids), max_tokens, field, params.min_tokens, services.client.info)
+    request = _request(body, token_ids, replace(params, max_tokens=max_tokens), constraint(form, tools, thinking))
+    request = replace(request, prediction_token_ids=predicted)
+    prepared = await _decided(body, [request], context, speculation, services)
+    callable_tools = bool(tools.callable)
+    return replace(
+        prepared,
         thinking=thinking,
-        tools=bool(tools.callable),
+        tools=callable_tools,
         parallel=tools.parallel,
-        has_prediction=body.prediction is not None,
+        grammar_field=_grammar_field(body, has_tools=callable_tools),
     )
-    return replace(prepared, options=options, grammar_field=_grammar_field(body, has_tools=bool(tools.callable)))
 
 
 async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
@@ -82,13 +66,14 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
     info = services.client.info
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
-    form = constraint(asked_form(body))
-    prompts = []
+    form, requests = constraint(asked_form(body)), []
     characters = sum(len(text) for text in body.prompt if isinstance(text, str))
     for text in body.prompt:
         token_ids = await _completion_tokens(text, characters, services)
-        prompts.append(_Prompt(token_ids, _completion_max_tokens(body, len(token_ids), info)))
-    prepared = await _admit(body, _Prompts("prompt", params, prompts, form), context, speculation, services)
+        max_tokens = _completion_max_tokens(body, len(token_ids), info)
+        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
+        requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form))
+    prepared = await _decided(body, requests, context, speculation, services)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
 
 
@@ -152,45 +137,45 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
     return "tools" if has_tools else None
 
 
-async def _admit(
+def _request(
+    body: GenerationBody, token_ids: list[int], params: SamplingParams, grammar: GrammarSpec | None
+) -> GenerateRequest:
+    """Return what the body says of one prompt's request."""
+    return GenerateRequest(
+        request_id="",
+        prompt_token_ids=tuple(token_ids),
+        params=params,
+        n=body.n or 1,
+        priority=body.priority or 0,
+        grammar=grammar,
+    )
+
+
+async def _decided(
     body: GenerationBody,
-    asked: _Prompts,
+    requests: Sequence[GenerateRequest],
     context: RequestContext,
     requested: SpeculationRequest,
     services: Services,
 ) -> PreparedRequest:
+    """Give the requests their ids, their scope and the decision on speculation."""
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
-    params, length = asked.params, services.client.info.max_model_len
-    lengths = [_fitting(prompt, asked.field, params.min_tokens, length) for prompt in asked.prompts]
-    longest = max(len(prompt.token_ids) for prompt in asked.prompts)
+    longest = max(len(request.prompt_token_ids) for request in requests)
     now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
-    facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
+    facts = request_facts(body, requests[0].params, context, prompt_tokens=longest, time=now, targeting_key=own)
     decision = await _decision(requested, facts, services)
-    requests = tuple(
-        GenerateRequest(
+    decided = tuple(
+        replace(
+            request,
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
-            prompt_token_ids=tuple(prompt.token_ids),
-            params=replace(params, max_tokens=lengths[i]),
-            n=body.n or 1,
-            priority=body.priority or 0,
             cache_salt=scope(context.caller.tenant, body.cache_salt),
             traffic_class=traffic_class_of(facts),
-            prediction_token_ids=prompt.predicted,
-            grammar=asked.grammar,
             speculation=decision.choice,
         )
-        for i, prompt in enumerate(asked.prompts)
+        for i, request in enumerate(requests)
     )
-    return PreparedRequest(
-        requests=requests,
-        caller=context.caller,
-        answer_id=f"{prefix}-{body.request_id or own}",
-        model=body.model,
-        stream=bool(body.stream),
-        speculation=decision,
-        options=_options(body),
-        deterministic=params.greedy or body.seed is not None,
-    )
+    answer_id = f"{prefix}-{body.request_id or own}"
+    return PreparedRequest(body=body, context=context, requests=decided, answer_id=answer_id, speculation=decision)
 
 
 async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
@@ -210,28 +195,15 @@ def scope(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
 
 
-def _options(body: GenerationBody) -> OutputOptions:
-    options = body.stream_options
-    return OutputOptions(
-        skip_special_tokens=body.skip_special_tokens is not False,
-        include_stop=bool(body.include_stop_str_in_output),
-        token_ids=bool(body.return_token_ids),
-        thinking=Thinking.NONE,
-        usage=bool(options and options.include_usage),
-        running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
-    )
-
-
-def _fitting(prompt: _Prompt, field: str, min_tokens: int, max_model_len: int) -> int:
+def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo) -> int:
     """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
-    length = len(prompt.token_ids)
     if not length:
         raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
-    answer = max(1, min_tokens) if prompt.max_tokens is None else prompt.max_tokens
-    if length + answer > max_model_len:
+    answer = max(1, min_tokens) if max_tokens is None else max_tokens
+    if length + answer > info.max_model_len:
         raise ContextTooLong(
-            f"This model's context holds {max_model_len} tokens; given: {length} in {field} and "
+            f"This model's context holds {info.max_model_len} tokens; given: {length} in {field} and "
             f"{answer} for the answer ({length + answer} in all).",
             param=field,
         )
-    return max_model_len - length if prompt.max_tokens is None else answer
+    return info.max_model_len - length if max_tokens is None else answer

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.answer import ChatReader, Piece
-from prolepsis.api.openai.prepared import OutputOptions
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Json, chat_logprobs
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
@@ -47,11 +47,11 @@ class _OpenItem:
 class ResponseItems:
     """Turns one sample's deltas into items; `output` holds those that are complete."""
 
-    def __init__(self, options: OutputOptions) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
         self.output: list[Json] = []
         self.finish_reason: str | None = None
         self.reasoning = ""
-        self._answer = ChatReader(options)
+        self._answer = ChatReader(prepared)
         self._open: _OpenItem | None = None
         self._logprobs: list[Json] = []
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.completions import Parts, counting
+from prolepsis.api.openai.completions import Parts, num_tokens
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.prepare import prepare_chat
 from prolepsis.api.openai.prepared import PreparedRequest
@@ -37,15 +37,15 @@ class ResponseShape:
     """The response object of one request, as far as it is known."""
 
     def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
-        self.items = ResponseItems(prepared.options)
-        self._admitted = prepared
-        self._room = services
+        self.items = ResponseItems(prepared)
+        self._prepared = prepared
+        self._services = services
         params = prepared.requests[0].params
         self._frame: Json = {
             "id": prepared.answer_id,
             "object": "response",
             "created_at": int(time.time()),
-            "model": prepared.model,
+            "model": body.model,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
@@ -71,9 +71,8 @@ class ResponseShape:
         shown = self._shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
         shown["usage"] = await self._usage(stats)
-        if self._admitted.speculation.requested.metrics:
-            asked = self._admitted.speculation
-            shown["metrics"] = metrics(stats, asked)
+        if self._prepared.speculation.requested.metrics:
+            shown["metrics"] = metrics(stats, self._prepared.speculation)
         return shown
 
     def failed(self, error: Exception) -> Json:
@@ -85,12 +84,14 @@ class ResponseShape:
         return {**self._frame, **state, "output": list(self.items.output)}
 
     async def _usage(self, stats: RequestStats) -> Json:
-        counted = await counting(self._admitted, self._room, self.items.reasoning)
+        reasoning = self.items.reasoning
         return {
             "input_tokens": stats.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": counted.reasoning_tokens or 0},
+            "output_tokens_details": {
+                "reasoning_tokens": await num_tokens(reasoning, self._services) if reasoning else 0
+            },
             "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
         }
 

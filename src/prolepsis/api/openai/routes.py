@@ -67,7 +67,7 @@ def openai_routes(services: Services) -> Sequence[Route]:
 async def _completion(
     request: Request, prepared: PreparedRequest, services: Services, make_form: MakeFormat
 ) -> Response:
-    parts, form = answer(request, prepared, services), make_form(prepared.options)
+    parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
         return EventStream(completion_chunks(parts, prepared, services, form), headers=_at_start(prepared))
     return await _whole(request, prepared, whole_completion(parts, prepared, services, form))

@@ -1,12 +1,12 @@
 """The two answer shapes of OpenAI's completions API, streamed and whole: chat and text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Protocol
 
-from prolepsis.api.deltas import Delta, ShownLogprobs, ShownToken
+from prolepsis.api.deltas import Delta, ShownToken
 from prolepsis.api.openai.answer import ChatReader, Piece
-from prolepsis.api.openai.prepared import OutputOptions
+from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.policy.decision import Decision
 
@@ -30,15 +30,15 @@ class Format(Protocol):
         """What was thought so far, over all samples."""
 
 
-MakeFormat = Callable[[OutputOptions], Format]
+MakeFormat = Callable[[PreparedRequest], Format]
 
 
 class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, options: OutputOptions) -> None:
-        self._options = options
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._prepared = prepared
         self._answers: dict[int, ChatReader] = {}
         self._reasoning: list[str] = []
 
@@ -56,9 +56,9 @@ class ChatFormat:
         calls = _call_deltas(pieces, answer)
         if calls:
             shown["tool_calls"] = calls
-        if not shown and delta.finish_reason is None and not (delta.logprobs or self._options.token_ids):
+        if not shown and delta.finish_reason is None and not (delta.logprobs or self._prepared.body.return_token_ids):
             return None
-        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._options)}
+        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._prepared)}
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         parts = [self._take(delta) for delta in deltas]
@@ -71,12 +71,12 @@ class ChatFormat:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._options)}
+        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._prepared)}
 
     def _take(self, delta: Delta) -> tuple[ChatReader, Sequence[Piece]]:
         answer = self._answers.get(delta.index)
         if answer is None:
-            answer = self._answers[delta.index] = ChatReader(self._options)
+            answer = self._answers[delta.index] = ChatReader(self._prepared)
         pieces = answer.take(delta)
         self._reasoning += [piece.text for piece in pieces if piece.kind == "reasoning"]
         return answer, pieces
@@ -87,8 +87,8 @@ class CompletionFormat:
     chunk_object = "text_completion"
     reasoning = ""
 
-    def __init__(self, options: OutputOptions) -> None:
-        self._options = options
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._prepared = prepared
 
     def chunk_choice(self, delta: Delta) -> Json | None:
         return self.choice([delta])
@@ -97,7 +97,7 @@ class CompletionFormat:
         last = deltas[-1]
         shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
         shown |= {"logprobs": _completion_logprobs(deltas), "finish_reason": last.finish_reason}
-        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._options)}
+        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._prepared)}
 
 
 def _text(pieces: Sequence[Piece], kind: str) -> str:
@@ -125,22 +125,24 @@ def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:
     return {"id": call_id, "type": "function", "function": function}
 
 
-def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, options: OutputOptions) -> Json:
+def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: PreparedRequest) -> Json:
     last = deltas[-1]
     logprobs = None
     if last.logprobs is not None:
         content = [chat_logprobs(shown) for delta in deltas for shown in delta.logprobs or ()]
         logprobs = {"content": content, "refusal": None}
     ending: Json = {"logprobs": logprobs, "finish_reason": answer.finish_reason(last)}
-    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, options)}
+    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, prepared)}
 
 
-def _token_ids(deltas: Sequence[Delta], options: OutputOptions) -> Json:
-    return {"token_ids": [token for delta in deltas for token in delta.token_ids]} if options.token_ids else {}
+def _token_ids(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
+    if not prepared.body.return_token_ids:
+        return {}
+    return {"token_ids": [token for delta in deltas for token in delta.token_ids]}
 
 
-def chat_logprobs(shown: ShownLogprobs) -> Json:
-    return {**_chat_token(shown.token), "top_logprobs": [_chat_token(token) for token in shown.top]}
+def chat_logprobs(shown: ShownToken) -> Json:
+    return {**_chat_token(shown), "top_logprobs": [_chat_token(token) for token in shown.top]}
 
 
 def _chat_token(token: ShownToken) -> Json:
@@ -154,38 +156,34 @@ def _completion_logprobs(deltas: Sequence[Delta]) -> Json | None:
         return None
     all_shown = [shown for delta in deltas for shown in delta.logprobs or ()]
     return {
-        "tokens": [shown.token.text for shown in all_shown],
-        "token_logprobs": [shown.token.logprob for shown in all_shown],
+        "tokens": [shown.text for shown in all_shown],
+        "token_logprobs": [shown.logprob for shown in all_shown],
         "top_logprobs": [{token.text: token.logprob for token in shown.top} for shown in all_shown],
         "text_offset": [shown.offset for shown in all_shown],
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Counting:
-    """What of an answer is counted besides prompt and completion."""
-
-    has_prediction: bool = False
-    count_rejected: bool = True
-    """Rejected tokens of the caller's prediction count as completion tokens, as OpenAI bills them."""
-    reasoning_tokens: int | None = None
-    """None: the answer has no reasoning."""
-
-
-def usage(stats: RequestStats, counting: Counting) -> Json:
+def usage(
+    stats: RequestStats,
+    *,
+    has_prediction: bool = False,
+    count_rejected: bool = True,
+    reasoning_tokens: int | None = None,
+) -> Json:
     """OpenAI's `usage`; the prediction's counts are there only where the request carried a prediction.
 
-    Tokens drafted by the engine itself are never counted.
+    `count_rejected`: rejected tokens of the prediction count as completion tokens, as OpenAI bills them.
+    `reasoning_tokens`: None where the answer has no reasoning. Tokens drafted by the engine itself are never counted.
     """
     completion = stats.num_output_tokens
-    if counting.has_prediction and counting.count_rejected:
+    if has_prediction and count_rejected:
         completion += stats.prediction_rejected
     details: Json = {}
-    if counting.has_prediction:
+    if has_prediction:
         details["accepted_prediction_tokens"] = stats.prediction_accepted
         details["rejected_prediction_tokens"] = stats.prediction_rejected
-    if counting.reasoning_tokens is not None:
-        details["reasoning_tokens"] = counting.reasoning_tokens
+    if reasoning_tokens is not None:
+        details["reasoning_tokens"] = reasoning_tokens
     shown: Json = {
         "prompt_tokens": stats.num_prompt_tokens,
         "completion_tokens": completion,

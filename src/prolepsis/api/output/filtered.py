@@ -163,7 +163,7 @@ class FilteredSample:
         delivered, self._delivered = tuple(self._delivered), []
         unsent, self._unsent = self._unsent, 0
         first, self._first = self._first, False
-        logprobs = tuple(token.logprobs for token in ready if token.logprobs) if delta.logprobs is not None else None
+        logprobs = tuple(token.shown for token in ready if token.shown) if delta.logprobs is not None else None
         return replace(
             delta,
             text=text,
