@@ -2,8 +2,8 @@
 
 from textwrap import dedent
 
+from prolepsis.policy.check import parse_policy
 from prolepsis.policy.model import Policy
-from prolepsis.policy.reading import parse_policy
 
 
 def policy(text: str) -> Policy:

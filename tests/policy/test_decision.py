@@ -29,31 +29,31 @@ def test_the_mode(given: Mode, requested: SpecMode, mode: SpecMode, source: str)
     ("ceiling", "depth", "num"), [(8, 4, 4), (8, 16, 8), (None, 4, 4), (8, None, 8), (None, None, None)]
 )
 def test_nobody_goes_beyond_the_ceiling(ceiling: int | None, depth: int | None, num: int | None) -> None:
-    decision = decide("r", Terms("on", num_speculative_tokens=ceiling), SpeculationRequest(max_depth=depth))
+    decision = decide("r", Terms(mode="on", num_speculative_tokens=ceiling), SpeculationRequest(max_depth=depth))
     assert decision.choice.num_speculative_tokens == num
 
 
 def test_depth_0_turns_it_off() -> None:
     for requested in (SpeculationRequest(max_depth=0), SpeculationRequest("on", max_depth=0)):
-        decision = decide("r", Terms("on"), requested)
+        decision = decide("r", Terms(mode="on"), requested)
         assert (decision.choice.mode, decision.choice.off_reason) == ("off", "requested_off")
         assert decision.sources["mode"] == "caller"
 
 
 def test_proposers_are_narrowed_never_widened() -> None:
-    terms = Terms("on", proposers=("suffix", "grammar"))
+    terms = Terms(mode="on", proposers=("suffix", "grammar"))
     assert decide("r", terms, SpeculationRequest(proposer="suffix")).choice.proposers == ("suffix",)
     assert decide("r", terms, UNSTATED).choice.proposers == ("suffix", "grammar")
     against = conflict("r", terms, SpeculationRequest(proposer="draft_head"))
     assert against is not None
     assert (against.param, "'r': suffix, grammar" in against.message) == ("speculation.proposer", True)
-    assert conflict("r", Terms("on"), SpeculationRequest(proposer="draft_head")) is None
+    assert conflict("r", Terms(mode="on"), SpeculationRequest(proposer="draft_head")) is None
 
 
 def test_emit_is_the_callers_where_one_is_given() -> None:
-    assert decide("r", Terms("on", emit="token"), UNSTATED).emit == "token"
-    assert decide("r", Terms("on", emit="token"), SpeculationRequest(emit="block")).emit == "block"
-    assert decide("r", Terms("on"), SpeculationRequest(emit="token")).emit == "token"
+    assert decide("r", Terms(mode="on", emit="token"), UNSTATED).emit == "token"
+    assert decide("r", Terms(mode="on", emit="token"), SpeculationRequest(emit="block")).emit == "block"
+    assert decide("r", Terms(mode="on"), SpeculationRequest(emit="token")).emit == "token"
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_emit_is_the_callers_where_one_is_given() -> None:
     ],
 )
 def test_a_pinned_rule_is_refused_not_overridden(mode: Mode, requested: SpeculationRequest, param: str | None) -> None:
-    against = conflict("r", Terms(mode, pinned=True), requested)
+    against = conflict("r", Terms(mode=mode, pinned=True), requested)
     assert (against.param if against else None) == param
-    assert conflict("r", Terms(mode), requested) is None
+    assert conflict("r", Terms(mode=mode), requested) is None
 
 
 def test_a_share_drafts_in_shadow_and_a_larger_one_holds_it() -> None:
     keys = [f"request-{i}" for i in range(4000)]
 
     def drawn(percentage: float, rule: str = "r") -> set[str]:
-        terms = Terms("shadow", shadow_percentage=percentage)
+        terms = Terms(mode="shadow", shadow_percentage=percentage)
         return {key for key in keys if decide(rule, terms, UNSTATED, key).choice.mode == "shadow"}
 
     assert drawn(0) == set()
@@ -92,8 +92,13 @@ def test_a_share_drafts_in_shadow_and_a_larger_one_holds_it() -> None:
     assert 400 - 80 < len(ten) < 400 + 80  # four standard deviations: 4 sqrt(4000 * 0.1 * 0.9) = 76
     assert ten < thirty
     assert len(ten & drawn(10, "another")) < 100  # drawn apart: 40 expected
-    assert decide("r", Terms("shadow", shadow_percentage=0), UNSTATED).choice.mode == "shadow"  # no key, nothing drawn
-    decision = decide("r", Terms("shadow", shadow_percentage=0), UNSTATED, "k")
+    assert (
+        decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED).choice.mode == "shadow"
+    )  # no key, nothing drawn
+    decision = decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED, "k")
     assert (decision.choice.mode, decision.choice.off_reason) == ("off", "policy_off")
     assert decision.sources["mode"] == "shadow_percentage"
-    assert decide("r", Terms("shadow", shadow_percentage=0), SpeculationRequest("shadow"), "k").choice.mode == "shadow"
+    assert (
+        decide("r", Terms(mode="shadow", shadow_percentage=0), SpeculationRequest("shadow"), "k").choice.mode
+        == "shadow"
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.yaml_document import read_yaml
-from prolepsis.policy.reading import InvalidPolicy, parse_policy, read_policy
+from prolepsis.policy.check import InvalidPolicy, parse_policy, read_policy
 
 
 def said(text: str) -> list[str]:

@@ -16,8 +16,8 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.policy.check import parse_policy
 from prolepsis.policy.model import Policy
-from prolepsis.policy.reading import parse_policy
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent, RolloutState

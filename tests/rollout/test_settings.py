@@ -4,7 +4,7 @@ from textwrap import indent
 
 import pytest
 
-from prolepsis.policy.reading import InvalidPolicy
+from prolepsis.policy.check import InvalidPolicy
 from prolepsis.rollout.settings import RolloutSettings, settings_of
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit, Ratio

@@ -29,12 +29,12 @@ from prolepsis.cli.output import (
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located, read_text
+from prolepsis.policy.check import InvalidPolicy, read_policy
 from prolepsis.policy.check import check as check_policy
 from prolepsis.policy.explain import Explanation
 from prolepsis.policy.explain import diff as diff_policies
 from prolepsis.policy.explain import explain as explain_request
 from prolepsis.policy.model import Policy, plain_terms
-from prolepsis.policy.reading import InvalidPolicy, read_policy
 from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.rollout.settings import settings_of
 

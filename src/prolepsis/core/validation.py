@@ -6,12 +6,15 @@ Also the base of the models that such documents are read as.
 import difflib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
 Kind = Literal["unknown", "missing", "type", "value"]
@@ -281,3 +284,37 @@ def one_or_more(value: object) -> object:
     if isinstance(value, list):
         return tuple(value)
     return value if isinstance(value, tuple | dict) else (value,)
+
+
+_DIGEST_LENGTH = 12
+
+
+def _label_text(value: object) -> object:
+    """Read a whole number as the text it is; 1.10 would become 1.1, so such versions need quotes."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+class VersionedPart(Part, ABC):
+    """A whole file, known by a version of its content."""
+
+    version: Annotated[
+        str,
+        spelt(r"[A-Za-z0-9._+-]{0,64}", "a text of at most 64 letters, digits, dots, dashes, underscores or +"),
+        BeforeValidator(_label_text),
+    ] = ""
+    """A label for this state of the file; nothing depends on it."""
+
+    @abstractmethod
+    def content(self) -> Mapping[str, object]:
+        """Return all that takes effect, as plain values."""
+
+    @cached_property
+    def digest(self) -> str:
+        """The version of the content: twelve hexadecimal digits of SHA-256."""
+        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+    @property
+    def full_version(self) -> str:
+        """`version@digest`, or the digest alone if the file has no `version`."""
+        return f"{self.version}@{self.digest}" if self.version else self.digest

@@ -1,9 +1,6 @@
 """Price books: the price of an hour of a device, by device, region and term. Without one there are no amounts."""
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -11,13 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import LastGood
-from prolepsis.core.validation import Finding, Name, Number, Part, one_or_more, spelt
+from prolepsis.core.validation import Finding, Name, Number, Part, VersionedPart, one_or_more, spelt
 from prolepsis.core.yaml_document import Malformed, read_shape, read_text
-from prolepsis.policy.model import Label, label_text
 
 HOURS_PER_MONTH = 730.0
 """A twelfth of 365 days."""
-_DIGEST_LENGTH = 12
 
 Currency = Annotated[str, spelt(r"[A-Z]{3}", "three capital letters of ISO 4217, such as EUR")]
 Amount = Annotated[Number, Field(ge=0)]
@@ -53,11 +48,9 @@ class Price(Part):
         return None if self.memory_gib is None else self.per_hour * num_bytes / (self.memory_gib * 2**30)
 
 
-class PriceBook(Part):
+class PriceBook(VersionedPart):
     """The content of a file."""
 
-    version: Annotated[Label, BeforeValidator(label_text)] = ""
-    """A name for this state of the file; nothing depends on it."""
     currency: Currency
     prices: Annotated[tuple[Price, ...], BeforeValidator(one_or_more), Field(min_length=1)]
 
@@ -69,19 +62,7 @@ class PriceBook(Part):
             raise ValueError(f"allowed: each name once; twice: {', '.join(twice)}")
         return self
 
-    @cached_property
-    def digest(self) -> str:
-        """The version of the content: twelve hexadecimal digits of SHA-256; descriptions and `version` do not count."""
-        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
-        return sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
-
-    @property
-    def full_version(self) -> str:
-        """`version@digest`, or the digest alone if the file has no `version`."""
-        return f"{self.version}@{self.digest}" if self.version else self.digest
-
     def content(self) -> Mapping[str, object]:
-        """Return everything that takes effect, as plain values."""
         prices = [price.model_dump(mode="json", exclude={"description"}) for price in self.prices]
         return {"currency": self.currency, "prices": sorted(prices, key=lambda price: str(price["name"]))}
 

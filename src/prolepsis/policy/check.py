@@ -1,18 +1,21 @@
-"""Checks a policy of the right shape: rules that cannot match, contradicting bounds, unknown names."""
+"""From a file or a text to a policy that makes sense: every problem at once, with line, value and what is allowed."""
 
 import difflib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from prolepsis.core.validation import Finding, Severity
-from prolepsis.core.yaml_document import located
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.validation import Finding
+from prolepsis.core.yaml_document import Document, Malformed, located, read_shape, read_text
 from prolepsis.policy.conditions import Names, Range
 from prolepsis.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms
-from prolepsis.policy.reading import InvalidPolicy, parse_policy
 from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms, RolloutTerms
 
 Keys = tuple[int | str, ...]
+_error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 MAX_FLAGS = 8
 """Feature flags that a policy may ask of every request."""
 _POSSIBLE: dict[str, tuple[float, float]] = {
@@ -188,16 +191,31 @@ def _twice(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-def _error(path: Keys, message: str) -> Finding:
-    return _found("error", path, message)
+class InvalidPolicy(ConfigError):
+    """A policy that cannot be used."""
+
+    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
+        first, *others = findings
+        more = f" (and {len(others)} more: `prolepsis policy check` shows all)" if others else ""
+        super().__init__(f"policy {first.in_file(name)}{more}", param="policy")
+        self.name = name
+        self.findings = tuple(findings)
 
 
-def _warning(path: Keys, message: str) -> Finding:
-    return _found("warning", path, message)
+def read_policy(file: Path) -> tuple[Policy, Document]:
+    """Return the policy of a file and where its parts stand.
+
+    Raises `InvalidPolicy` with everything that is wrong with its shape, `ConfigError` for an unreadable file.
+    """
+    return parse_policy(read_text(file, "policy"), str(file))
 
 
-def _found(severity: Severity, path: Keys, message: str) -> Finding:
-    return Finding(severity, path, message)
+def parse_policy(text: str, name: str) -> tuple[Policy, Document]:
+    """Return the policy that `text` holds; `name` is what errors call it. Raises `InvalidPolicy`."""
+    try:
+        return read_shape(text, Policy)
+    except Malformed as error:
+        raise InvalidPolicy(name, error.findings) from None
 
 
 def usable_policy(text: str, name: str, known: Known) -> Policy:

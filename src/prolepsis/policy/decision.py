@@ -117,7 +117,9 @@ def decide(
     assignment of the rule's rollout. Proposers and ceiling: a caller narrows them and never widens them. Emit: the
     caller's if one is given. `targeting_key` draws the share that drafts in shadow; without one every request does.
     """
-    given = terms if assignment is None else replace(terms, mode=assignment.mode, shadow_percentage=100.0)
+    given = (
+        terms if assignment is None else terms.model_copy(update={"mode": assignment.mode, "shadow_percentage": 100.0})
+    )
     mode, source = _mode(rule, given, requested, targeting_key)
     ceiling, depth = terms.num_speculative_tokens, requested.max_depth
     narrower = depth is not None and (ceiling is None or depth < ceiling)

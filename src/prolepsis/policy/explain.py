@@ -148,7 +148,7 @@ def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest =
         if name != DEFAULT_RULE:
             tried.append(Tried(rule.name, "not_reached"))
         elif (failed := mismatch(rule.match, facts)) is not None:
-            tried.append(Tried(rule.name, "no_match", str(failed)))
+            tried.append(Tried(rule.name, "no_match", failed))
         else:
             tried.append(Tried(rule.name, "matched"))
             name, terms = rule.name, rule.terms

@@ -1,18 +1,15 @@
 """The policy: ordered rules with conditions and terms, of which the first that matches counts, and a default."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cached_property
-from hashlib import sha256
 from math import isinf
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
 from prolepsis.core.facts import RequestFacts
-from prolepsis.core.validation import Name, Number, Part, one_or_more, spelt
+from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
 from prolepsis.policy.conditions import Condition, Flag, Headers, Kinds, Languages, Names, Range, TrueFlags, Windows
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 
@@ -75,34 +72,17 @@ class Match(Part):
         return all(name in theirs and mine.covers(theirs[name]) for name, mine in self.conditions.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """The first condition that does not hold."""
-
-    fact: str
-    given: str
-    asked: str
-
-    def __str__(self) -> str:
-        return f"{self.fact} is {self.given}; asked: {self.asked}"
-
-
-def mismatch(match: Match, facts: RequestFacts) -> Mismatch | None:
-    """Return the first condition of `match` that does not hold, None where all hold."""
-    for name, condition in match.conditions.items():
-        fact = getattr(facts, name)
-        if condition.holds(fact):
-            continue
-        if isinstance(condition, Headers):
-            return _header_mismatch(condition, facts)
-        return Mismatch(name, _shown(fact), str(condition))
-    return None
-
-
-def _header_mismatch(headers: Headers, facts: RequestFacts) -> Mismatch:
-    wrong = (name for name, match in headers.root.items() if not match.holds(facts.headers.get(name)))
-    name = next(wrong)
-    return Mismatch(f"headers.{name}", _shown(facts.headers.get(name)), str(headers.root[name]))
+def mismatch(match: Match, facts: RequestFacts) -> str | None:
+    """Return in words the first condition of `match` that does not hold, None if all hold."""
+    failed = next(((name, c) for name, c in match.conditions.items() if not c.holds(getattr(facts, name))), None)
+    if failed is None:
+        return None
+    name, asked = failed
+    if isinstance(asked, Headers):
+        wrong = ((header, one) for header, one in asked.root.items() if not one.holds(facts.headers.get(header)))
+        header, match_of_header = next(wrong)
+        return f"headers.{header} is {_shown(facts.headers.get(header))}; asked: {match_of_header}"
+    return f"{name} is {_shown(getattr(facts, name))}; asked: {asked}"
 
 
 def _shown(fact: object) -> str:
@@ -122,47 +102,38 @@ Emit = Literal["block", "token"]
 PresetName = Literal["chat", "code", "summarise", "retrieval", "tools", "batch"]
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(Part):
     """Terms in full; the defaults speculate nowhere."""
 
     mode: Mode = "off"
     """on: where it pays; shadow: drafts are compared with plain decoding, none is verified."""
-    proposers: tuple[str, ...] | None = None
+    proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
     """Those that may draft; None: all that are loaded."""
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     emit: Emit = "block"
     """token: each token leaves alone, evenly paced, so that a stream does not show what was accepted."""
     pinned: bool = False
     """No caller may change the mode: for routes that are regulated."""
-    shadow_percentage: float = 100.0
+    shadow_percentage: Percent = 100.0
     """Share of the requests that draft in shadow, as a mode or at the beginning of a rollout; the others are plain."""
-    guardrails: tuple[GuardrailTerms, ...] = ()
+    guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
     rollout: RolloutTerms | None = None
     audit: AuditTerms | None = None
     """What the audit log keeps of the requests; None leaves it to the server's settings."""
 
 
-class GivenTerms(Part):
+class GivenTerms(Terms):
     """Terms as the file gives them; what is not given is the preset's, else the default of `Terms`."""
 
     use: PresetName | None = None
     """A preset whose terms these begin with."""
-    mode: Mode = "off"
-    proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more)] | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
-    emit: Emit = "block"
-    pinned: bool = False
-    shadow_percentage: Percent = 100.0
-    guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
-    rollout: RolloutTerms | None = None
-    audit: AuditTerms | None = None
 
-    def over(self, base: Terms) -> Terms:
-        """Return `base` with what is given here in its place, each field as a whole."""
-        values = {f.name: getattr(self if f.name in self.model_fields_set else base, f.name) for f in fields(Terms)}
-        return Terms(**values)
+    def in_full(self) -> Terms:
+        """Return the terms with preset and defaults filled in, each field as a whole."""
+        base = PRESETS[self.use] if self.use else Terms()
+        given = self.model_fields_set & Terms.model_fields.keys()
+        return base.model_copy(update={name: getattr(self, name) for name in given})
 
 
 _FREE = ("grammar", "prediction", "prompt_lookup", "suffix")
@@ -179,15 +150,8 @@ PRESETS: dict[PresetName, Terms] = {
     "batch": Terms(mode="on", proposers=_FREE, num_speculative_tokens=4),
 }
 
-
-def in_full(given: GivenTerms) -> Terms:
-    """Return the terms with preset and defaults filled in."""
-    return given.over(PRESETS[given.use] if given.use else Terms())
-
-
 DEFAULT_RULE = "default"
 """The name of the default terms; no rule has this name."""
-_DIGEST_LENGTH = 12
 
 
 class Rule(GivenTerms):
@@ -199,41 +163,19 @@ class Rule(GivenTerms):
 
     @cached_property
     def terms(self) -> Terms:
-        return in_full(self)
+        return self.in_full()
 
 
-Label = Annotated[
-    str, spelt(r"[A-Za-z0-9._+-]{0,64}", "a text of at most 64 letters, digits, dots, dashes, underscores or +")
-]
+class Policy(VersionedPart):
+    """The content of one file. Its digest does not depend on descriptions and on the spelling of terms."""
 
-
-def label_text(value: object) -> object:
-    """Read a whole number as the text it is; 1.10 would become 1.1, so such versions need quotes."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-class Policy(Part):
-    """The content of one file."""
-
-    version: Annotated[Label, BeforeValidator(label_text)] = ""
-    """A label for this state of the file; nothing depends on it."""
     description: str = ""
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
 
     @cached_property
     def default_terms(self) -> Terms:
-        return in_full(self.default)
-
-    @cached_property
-    def digest(self) -> str:
-        """The version of the content: equal if rules, order and terms are, in any spelling.
-
-        Twelve hexadecimal digits of SHA-256 over names, conditions and terms with presets filled in; descriptions,
-        comments and `version` do not count.
-        """
-        text = json.dumps(self.content(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+        return self.default.in_full()
 
     @cached_property
     def flag_names(self) -> tuple[str, ...]:
@@ -241,13 +183,7 @@ class Policy(Part):
         asked = (rule.match.flag for rule in self.rules)
         return tuple(dict.fromkeys(name for flags in asked if flags is not None for name in flags.root))
 
-    @property
-    def full_version(self) -> str:
-        """`version@digest`, or the digest alone where the file has no `version`."""
-        return f"{self.version}@{self.digest}" if self.version else self.digest
-
     def content(self) -> Mapping[str, object]:
-        """Return all that takes effect, in plain values."""
         rules = [
             {"name": rule.name, "match": plain_match(rule.match), **plain_terms(rule.terms)} for rule in self.rules
         ]
@@ -269,15 +205,6 @@ def plain_match(match: Match) -> dict[str, object]:
 
 def plain_terms(terms: Terms) -> dict[str, object]:
     """Return the terms as plain values."""
-    rollout, audit = terms.rollout, terms.audit
-    return {
-        "mode": terms.mode,
-        "proposers": None if terms.proposers is None else list(terms.proposers),
-        "num_speculative_tokens": terms.num_speculative_tokens,
-        "emit": terms.emit,
-        "pinned": terms.pinned,
-        "shadow_percentage": terms.shadow_percentage,
-        "guardrails": [guardrail.model_dump(mode="json", exclude_none=True) for guardrail in terms.guardrails],
-        "rollout": None if rollout is None else rollout.model_dump(mode="json"),
-        **({} if audit is None else {"audit": audit.model_dump(mode="json")}),
-    }
+    plain = terms.model_dump(mode="json", exclude={"audit"} if terms.audit is None else None)
+    plain["guardrails"] = [guardrail.model_dump(mode="json", exclude_none=True) for guardrail in terms.guardrails]
+    return plain

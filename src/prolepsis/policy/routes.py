@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.policy.check import Known, check
+from prolepsis.policy.check import InvalidPolicy, Known, check
 from prolepsis.policy.model import Policy
-from prolepsis.policy.reading import InvalidPolicy
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyChange, StoredPolicy
 from prolepsis.policy.versions import PolicyText, PolicyVersion

@@ -81,7 +81,7 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
 
 def _drafting(terms: Terms) -> dict[str, object]:
     """Return the terms that change how requests are served: all but those of the audit log."""
-    return plain_terms(replace(terms, audit=None))
+    return plain_terms(terms.model_copy(update={"audit": None}))
 
 
 def _digest(content: object) -> str:
