@@ -21,8 +21,8 @@ from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.events import Finished, Proposed, Tokens
+from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.correctness.replay import Recording, parse, plain
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile

@@ -10,8 +10,9 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Difference, Event, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.recording import Recording, recording
 from prolepsis.core.requests import GenerateRequest, SamplingParams
-from prolepsis.correctness.replay import LAST, Recording, recording, replay
+from prolepsis.correctness.replay import LAST, replay
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient

@@ -7,7 +7,7 @@ from prolepsis.api.admission.group import Progress
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.output.delivery import Delivery
-from prolepsis.core.ended import End, Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -63,6 +63,14 @@ class PromptAccount:
         end, code = classified(error)
         self._end = ("finished" if end == "left" and self.progress.finished else end, code)
 
+    @property
+    def _answer(self) -> Answer:
+        if self.progress.stored is not None:
+            return "cached"
+        if self.progress.finished is not None:
+            return "complete"
+        return "cut" if self.progress.ended is not None else "unreported"
+
     def ended(self) -> PromptEnded:
         """Return what the answer came to."""
         progress, last = self.progress, self.progress.ended
@@ -75,9 +83,7 @@ class PromptAccount:
             error=self._end[1],
             stats=filled if last is not None else came,
             num_shown_tokens=self.num_shown_tokens,
-            has_engine_stats=last is not None,
-            is_complete=progress.finished is not None,
-            is_cached=progress.stored is not None,
+            answer=self._answer,
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),
             delivery=self.delivery.by_proposer(filled),

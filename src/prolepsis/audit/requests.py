@@ -13,12 +13,11 @@ from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.audit.routes import Replay, audit_routes
 from prolepsis.core.audit_event import AuditEvent, Emit
-from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Proposed, Tokens
+from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.correctness.replay import Recording, plain, recording
 from prolepsis.engine.client import EngineInfo
-from prolepsis.policy.model import Content
 from prolepsis.store.store import Store
 from prolepsis.store.writer import Writer
 from prolepsis.web.feature import Feature
@@ -71,7 +70,7 @@ class AuditFeature(Feature):
         emit: Emit,
         *,
         sample: float = 0.0,
-        content: Content = "digests",
+        content: AuditContent = "digests",
         max_pending_tokens: int = 1_000_000,
     ) -> None:
         """`sample` (0 to 1) and `content` apply if the policy does not set them; without a store nothing is audited.
@@ -85,7 +84,7 @@ class AuditFeature(Feature):
         self._sample = sample
         self._content = content
         self._max_pending = max_pending_tokens
-        self._drawn: dict[str, Content] = {}
+        self._drawn: dict[str, AuditContent] = {}
         """By running request that is audited."""
         self._pending = 0
         self._lock = threading.Lock()
@@ -104,17 +103,17 @@ class AuditFeature(Feature):
             return
         for prompt in ended.prompts:
             drawn = self._drawn.pop(prompt.request.request_id, None)
-            content = self._draw(ended.about) if prompt.is_cached else drawn
+            content = self._draw(ended.about) if prompt.answer == "cached" else drawn
             if content is not None:
                 served = _Served(ended.about, prompt, recording(prompt.request, prompt.tokens))
                 self._enqueue(self._writer, served, content)
 
-    def _draw(self, about: RequestAbout) -> Content | None:
+    def _draw(self, about: RequestAbout) -> AuditContent | None:
         """Return which content of a request is kept; None: the request is not audited."""
         sample = self._sample if about.audit_share is None else about.audit_share
         return (about.audit_content or self._content) if random.random() < sample else None
 
-    def _enqueue(self, writer: Writer, served: _Served, content: Content) -> None:
+    def _enqueue(self, writer: Writer, served: _Served, content: AuditContent) -> None:
         num_tokens = served.recorded.num_tokens
         with self._lock:
             fits = self._pending + num_tokens <= self._max_pending
@@ -125,7 +124,7 @@ class AuditFeature(Feature):
         elif not writer.offer(item):
             self._release(num_tokens)
 
-    def _make(self, served: _Served, content: Content, info: EngineInfo) -> AuditEvent:
+    def _make(self, served: _Served, content: AuditContent, info: EngineInfo) -> AuditEvent:
         try:
             return request_event(served, content, self._decode, info)
         finally:
@@ -136,7 +135,7 @@ class AuditFeature(Feature):
             self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
 
 
-def request_event(served: _Served, content: Content, decode: Decode, info: EngineInfo) -> AuditEvent:
+def request_event(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:
     """Return the event of a request; takes milliseconds per thousand characters: not for an event loop."""
     about, stats = served.about, served.prompt.stats
     versions = {
@@ -154,7 +153,7 @@ def request_event(served: _Served, content: Content, decode: Decode, info: Engin
     )
 
 
-def _details(served: _Served, content: Content, decode: Decode, info: EngineInfo) -> dict[str, object]:
+def _details(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> dict[str, object]:
     about, prompt, recorded = served.about, served.prompt, served.recorded
     stats, assignment = prompt.stats, about.assignment
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)

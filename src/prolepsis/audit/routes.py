@@ -15,7 +15,7 @@ from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.events import Difference
-from prolepsis.correctness.replay import Recording, Replayed, parse
+from prolepsis.core.recording import Recording, Replayed, parse
 from prolepsis.engine.client import EngineInfo
 from prolepsis.store.store import Store
 from prolepsis.web.body_reader import read_query

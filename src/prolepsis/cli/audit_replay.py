@@ -10,7 +10,8 @@ from prolepsis.audit.routes import recorded_in, replay_reply
 from prolepsis.cli.config import Settings
 from prolepsis.cli.engine import Running
 from prolepsis.core.errors import ConfigError
-from prolepsis.correctness.replay import Recording, replay
+from prolepsis.core.recording import Recording
+from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient
 
 StartEngine = Callable[[Settings], AbstractAsyncContextManager[Running]]

@@ -19,6 +19,16 @@ End = Literal[
     "refused",  # by the engine, for a fault of the caller
 ]
 
+Answer = Literal[
+    "complete",  # the engine finished it
+    "cut",  # the engine reported its figures, but not the end of the answer
+    "unreported",  # the engine's figures never came
+    "cached",  # from the response cache; the engine was not asked
+]
+AuditContent = Literal["digests", "text", "tokens"]
+"""Of prompt and answer: their salted digests only; their text too, redacted; their tokens too, where redaction finds
+nothing in their text, so that the request can be decoded again."""
+
 
 class Keep(IntEnum):
     """How much of a request is kept until it ends; each level includes the ones before it."""
@@ -73,7 +83,7 @@ class RequestAbout:
     """By flag: variant and reason."""
     audit_share: float | None = None
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
-    audit_content: Literal["digests", "text", "tokens"] | None = None
+    audit_content: AuditContent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +108,7 @@ class PromptEnded:
     """The engine's, with what was delivered; if the engine's never came, the number of tokens that did."""
     num_shown_tokens: int | None
     """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
-    has_engine_stats: bool
-    is_complete: bool
-    """The engine finished the answer itself; false for an answer that the server cut and aborted."""
-    is_cached: bool
-    """The answer came from the response cache; the engine was not asked."""
+    answer: Answer
     tokens: tuple[Tokens, ...]
     """All that was emitted, if it was kept (`Keep`)."""
     finish_reasons: tuple[str, ...]

@@ -18,9 +18,10 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.events import Difference
+from prolepsis.core.recording import Outcome, Recording, Replayed, recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode
-from prolepsis.correctness.replay import Outcome, Recording, Replayed, recording, replay
+from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
@@ -188,7 +189,7 @@ class ReplayFeature(Feature):
             request = prompt.request
             if request.request_id in self._drawn:
                 self._drawn.remove(request.request_id)
-                if prompt.end == "finished" and prompt.is_complete and not prompt.is_cached:
+                if prompt.end == "finished" and prompt.answer == "complete":
                     recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
                     self._enqueue(_Served(recorded, ended.about, prompt.stats.mode, counts))
 

@@ -107,7 +107,7 @@ class CostFeature(Feature):
         """
         about = ended.about
         for prompt in ended.prompts:
-            if prompt.has_engine_stats and not prompt.is_cached and prompt.stats.device.total:
+            if prompt.answer in ("complete", "cut") and prompt.stats.device.total:
                 is_compared = prompt.end == "finished" and about.num_prompts == 1
                 self._observe(about, prompt.stats, is_compared=is_compared)
 

@@ -8,14 +8,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field
 
+from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
 from prolepsis.policy.conditions import Condition, Flag, Headers, Kinds, Languages, Names, Range, TrueFlags, Windows
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
-
-Content = Literal["digests", "text", "tokens"]
-"""Of prompt and answer: their salted digests only; their text too, redacted; their tokens too, where redaction finds
-nothing in their text, so that the request can be decoded again."""
 
 
 class AuditTerms(Part):
@@ -23,7 +20,7 @@ class AuditTerms(Part):
 
     percentage: Annotated[Number, Field(ge=0, le=100)] = 100.0
     """Percent of the requests."""
-    content: Content = "digests"
+    content: AuditContent = "digests"
 
 
 class Match(Part):

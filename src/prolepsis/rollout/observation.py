@@ -29,7 +29,7 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     if ended.end != "finished":
         return {}
     prompts = ended.prompts
-    if not prompts or any(prompt.is_cached for prompt in prompts):
+    if not prompts or any(prompt.answer == "cached" for prompt in prompts):
         return None
     values = values_of([_shown(prompt) for prompt in prompts])
     return values | {"validity": float(_is_whole(prompts))} if _is_structured(prompts) else values

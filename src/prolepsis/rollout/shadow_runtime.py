@@ -71,7 +71,8 @@ class ShadowFeature(Feature):
         """Take in the prompts of a request that drafted in shadow."""
         for prompt in ended.prompts:
             request, stats = prompt.request, prompt.stats
-            if request.speculation.mode == "shadow" and prompt.has_engine_stats and stats.mode.reason in _CONCLUSIVE:
+            is_measured = request.speculation.mode == "shadow" and prompt.answer in ("complete", "cut")
+            if is_measured and stats.mode.reason in _CONCLUSIVE:
                 self.evidence.add(request.traffic_class, stats, self._version())
 
     @property

@@ -74,7 +74,7 @@ class RequestRecord(QueueItem):
 def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: str | None = None) -> RequestRecord:
     """Return the record of a prompt of a request that ends now; `prices_version` names the price in use."""
     stats, assignment = prompt.stats, about.assignment
-    device = stats.device if prompt.has_engine_stats else None
+    device = stats.device if prompt.answer != "unreported" else None
     return RequestRecord(
         record_id=uuid4().hex,
         ended_at=time.time(),
