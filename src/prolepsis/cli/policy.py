@@ -27,8 +27,9 @@ from prolepsis.cli.output import (
     warn,
 )
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
 from prolepsis.core.validation import Finding
-from prolepsis.core.yaml_document import Document, located, read_text
+from prolepsis.core.yaml_document import Document, located
 from prolepsis.policy.check import InvalidPolicy, read_policy
 from prolepsis.policy.check import check as check_policy
 from prolepsis.policy.explain import Explanation

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -68,6 +68,16 @@ def sha256_of(path: Path) -> str:
     """Return the file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
+
+
+def read_text(file: Path, what: str) -> str:
+    """Return the text of a file; raises `ConfigError`, which calls the file `what`."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
 
 
 def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
@@ -135,19 +145,18 @@ class Reload:
 class LastGood(ABC, Generic[Value]):
     """Holds the last good `value` of a file. One assignment replaces it, so readers need no lock."""
 
+    what: ClassVar[str]
+    """The content of the file, in errors; also the setting that names it."""
+
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` if the file cannot be used."""
         self.path = path
         self.fault = ""
         """Why the file's present content is not the value."""
         self._stamp = stamp(path)
-        text = self._read()
+        text = read_text(path, self.what)
         self._seen = _digest(text)
         self.value = self._parse(text)
-
-    @abstractmethod
-    def _read(self) -> str:
-        """Return the file's text; raises `ConfigError`."""
 
     @abstractmethod
     def _parse(self, text: str) -> Value:
@@ -169,7 +178,7 @@ class LastGood(ABC, Generic[Value]):
         """
         self._stamp = stamp(self.path) if seen is None else seen
         try:
-            text = self._read()
+            text = read_text(self.path, self.what)
         except ConfigError as error:
             return self._refuse(str(error), error)
         if _digest(text) == self._seen:

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,11 +14,19 @@ from prolepsis.core.validation import Finding, problems
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-class Malformed(ValueError):
-    """A text that does not fit the model it was read as."""
+class InvalidFile(ConfigError):
+    """A text that cannot be used as the file that it is meant to be."""
 
-    def __init__(self, findings: Sequence[Finding]) -> None:
-        super().__init__("; ".join(one.message for one in findings))
+    what: ClassVar[str]
+    """The content of the file, and the setting that names it."""
+    command: ClassVar[str]
+    """The command that shows all findings."""
+
+    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
+        first, *others = findings
+        more = f" (and {len(others)} more: `prolepsis {self.command}` shows all)" if others else ""
+        super().__init__(f"{self.what} {first.in_file(name)}{more}", param=self.what)
+        self.name = name
         self.findings = tuple(findings)
 
 
@@ -82,34 +89,27 @@ def read_yaml(text: str) -> Document:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def read_shape(text: str, shape: type[Shape]) -> tuple[Shape, Document]:
-    """Return what the YAML in `text` holds, and where its parts stand; raises `Malformed`."""
+def read_shape(text: str, shape: type[Shape], invalid: type[InvalidFile], name: str) -> tuple[Shape, Document]:
+    """Return what the YAML in `text` holds, and where its parts stand; `name` is what errors call it.
+
+    Raises `invalid` with everything that is wrong with the shape.
+    """
     try:
         document = read_yaml(text)
     except ValueError as error:
-        raise Malformed([Finding("error", (), f"is not YAML: {error}")]) from None
+        raise invalid(name, [Finding("error", (), f"is not YAML: {error}")]) from None
     if document.value is None:
-        raise Malformed([Finding("error", (), f"is empty; allowed: {', '.join(shape.model_fields)}")])
+        raise invalid(name, [Finding("error", (), f"is empty; allowed: {', '.join(shape.model_fields)}")])
     try:
         return shape.model_validate(document.value), document
     except ValidationError as error:
         found = [Finding("error", one.path, one.message) for one in problems(error, shape, document.value)]
-        raise Malformed(sorted(located(found, document), key=lambda one: one.line or 0)) from None
+        raise invalid(name, sorted(located(found, document), key=lambda one: one.line or 0)) from None
 
 
 def located(findings: Sequence[Finding], document: Document) -> list[Finding]:
     """Return the findings with their lines."""
     return [Finding(one.severity, one.path, one.message, document.line(one.path)) for one in findings]
-
-
-def read_text(file: Path, what: str) -> str:
-    """Return the text of a file; raises `ConfigError`, which calls the file `what`."""
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
 
 
 def _inner(node: yaml.Node, part: int | str, line: int) -> tuple[yaml.Node | None, int]:

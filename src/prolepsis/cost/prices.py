@@ -1,15 +1,15 @@
 """Price books: the price of an hour of a device, by device, region and term. Without one there are no amounts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import LastGood
-from prolepsis.core.validation import Finding, Name, Number, Part, VersionedPart, one_or_more, spelt
-from prolepsis.core.yaml_document import Malformed, read_shape, read_text
+from prolepsis.core.files import LastGood, read_text
+from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more, spelt
+from prolepsis.core.yaml_document import InvalidFile, read_shape
 
 HOURS_PER_MONTH = 730.0
 """A twelfth of 365 days."""
@@ -79,34 +79,27 @@ class PriceBook(VersionedPart):
         raise ConfigError(f"price is {name!r}; in the book: {names}", param="price")
 
 
-_WHAT = "prices"
-
-
-class InvalidPrices(ConfigError):
+class InvalidPrices(InvalidFile):
     """A file that is not a usable price book."""
 
-    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
-        first, *others = findings
-        more = f" (and {len(others)} more: `prolepsis cost check` shows all)" if others else ""
-        super().__init__(f"{_WHAT} {first.in_file(name)}{more}", param=_WHAT)
-        self.findings = tuple(findings)
+    what = "prices"
+    command = "cost check"
 
 
 def parse_prices(text: str, name: str) -> PriceBook:
     """Return the book that `text` holds; `name` names it in errors. Raises `InvalidPrices`."""
-    try:
-        return read_shape(text, PriceBook)[0]
-    except Malformed as error:
-        raise InvalidPrices(name, error.findings) from None
+    return read_shape(text, PriceBook, InvalidPrices, name)[0]
 
 
 def read_prices(file: Path) -> PriceBook:
     """Return the book of a file; raises `InvalidPrices`, and `ConfigError` if it cannot be read."""
-    return parse_prices(read_text(file, _WHAT), str(file))
+    return parse_prices(read_text(file, "prices"), str(file))
 
 
 class PriceFile(LastGood[PriceBook]):
     """Holds the last good book of a file, and the name of the price in use."""
+
+    what = "prices"
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         """`name`: of the price; None: the book has only one. Raises `ConfigError` if the file has no such price."""
@@ -116,9 +109,6 @@ class PriceFile(LastGood[PriceBook]):
     @property
     def price(self) -> Price:
         return self.value.price(self._name)
-
-    def _read(self) -> str:
-        return read_text(self.path, _WHAT)
 
     def _parse(self, text: str) -> PriceBook:
         book = parse_prices(text, str(self.path))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
 from prolepsis.core.validation import Finding
-from prolepsis.core.yaml_document import Document, Malformed, located, read_shape, read_text
+from prolepsis.core.yaml_document import Document, InvalidFile, located, read_shape
 from prolepsis.policy.conditions import Names, Range
 from prolepsis.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms
 from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms, RolloutTerms
@@ -191,15 +191,11 @@ def _twice(names: Sequence[str]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
 
 
-class InvalidPolicy(ConfigError):
+class InvalidPolicy(InvalidFile):
     """A policy that cannot be used."""
 
-    def __init__(self, name: str, findings: Sequence[Finding]) -> None:
-        first, *others = findings
-        more = f" (and {len(others)} more: `prolepsis policy check` shows all)" if others else ""
-        super().__init__(f"policy {first.in_file(name)}{more}", param="policy")
-        self.name = name
-        self.findings = tuple(findings)
+    what = "policy"
+    command = "policy check"
 
 
 def read_policy(file: Path) -> tuple[Policy, Document]:
@@ -212,10 +208,7 @@ def read_policy(file: Path) -> tuple[Policy, Document]:
 
 def parse_policy(text: str, name: str) -> tuple[Policy, Document]:
     """Return the policy that `text` holds; `name` is what errors call it. Raises `InvalidPolicy`."""
-    try:
-        return read_shape(text, Policy)
-    except Malformed as error:
-        raise InvalidPolicy(name, error.findings) from None
+    return read_shape(text, Policy, InvalidPolicy, name)
 
 
 def usable_policy(text: str, name: str, known: Known) -> Policy:

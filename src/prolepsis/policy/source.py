@@ -9,7 +9,6 @@ from prolepsis.audit.redaction import storable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError, ProlepsisError, StoreUnavailable
 from prolepsis.core.files import LastGood, Reload
-from prolepsis.core.yaml_document import read_text
 from prolepsis.policy import versions
 from prolepsis.policy.check import NOTHING_KNOWN, Known, usable_policy
 from prolepsis.policy.model import Policy
@@ -43,6 +42,8 @@ class PolicySource(Protocol):
 class PolicyFile(LastGood[Policy]):
     """Holds the last good policy of a file."""
 
+    what = "policy"
+
     def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
         """Raises `ConfigError` if the file has no usable policy."""
         self._known = known
@@ -55,9 +56,6 @@ class PolicyFile(LastGood[Policy]):
     @property
     def name(self) -> str:
         return str(self.path)
-
-    def _read(self) -> str:
-        return read_text(self.path, "policy")
 
     def _parse(self, text: str) -> Policy:
         return usable_policy(text, self.name, self._known)

@@ -141,13 +141,7 @@ Structure = Sequence[FlagValueType] | Mapping[str, FlagValueType]
 class FlagFile(LastGood[FlagSet]):
     """Holds the last good set of flags of a file."""
 
-    def _read(self) -> str:
-        try:
-            return self.path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"flags {self.path} cannot be read: {error.strerror}", param="flags") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"flags {self.path} is not UTF-8: {error.reason}", param="flags") from None
+    what = "flags"
 
     def _parse(self, text: str) -> FlagSet:
         return parse_flags(text, str(self.path))

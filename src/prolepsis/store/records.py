@@ -3,13 +3,13 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
 
 from prolepsis.core.ended import End, PromptEnded, RequestAbout
-from prolepsis.core.stats import Mode, ProposerCounts
+from prolepsis.core.stats import DeviceKind, Mode, ProposerCounts
 from prolepsis.store.database import Database
 from prolepsis.store.queue import Kind, QueueItem
 from prolepsis.store.tables import request_records
@@ -75,49 +75,33 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
     """Return the record of a prompt of a request that ends now; `prices_version` names the price in use."""
     stats, assignment = prompt.stats, about.assignment
     device = stats.device if prompt.answer != "unreported" else None
+    values: dict[str, Any] = {
+        **_named(about, "answer_id tenant key_id tier route model policy_rule policy_version flags"),
+        **_named(stats.mode, "mode reason plan_version"),
+        **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
+        **_named(stats, "num_drafts num_draft_tokens num_accepted queue_s compute_s first_token_s total_s"),
+        **{f"device_{kind}_s": getattr(device, kind, None) for kind in get_args(DeviceKind)},
+    }
     return RequestRecord(
         record_id=uuid4().hex,
         ended_at=time.time(),
         request_id=prompt.request.request_id,
-        answer_id=about.answer_id,
-        tenant=about.tenant,
-        key_id=about.key_id,
-        tier=about.tier,
-        route=about.route,
-        model=about.model,
-        policy_rule=about.policy_rule,
-        policy_version=about.policy_version,
         traffic_class=prompt.request.traffic_class or None,
         rollout_run=assignment.rollout_run if assignment else None,
         arm=assignment.arm if assignment else None,
-        flags=about.flags,
         terminal="failed" if prompt.end == "refused" else prompt.end,
         error=prompt.error,
-        mode=stats.mode.mode,
-        reason=stats.mode.reason,
-        plan_version=stats.mode.plan_version,
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_cached_tokens=stats.num_cached_tokens,
-        num_output_tokens=stats.num_output_tokens,
-        num_steps=stats.num_steps,
-        num_preemptions=stats.num_preemptions,
-        num_drafts=stats.num_drafts,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted=stats.num_accepted,
-        queue_s=stats.queue_s,
-        compute_s=stats.compute_s,
-        first_token_s=stats.first_token_s,
-        total_s=stats.total_s,
         proposers=_plain(stats.proposers),
         shadow=_plain(stats.shadow),
-        device_prefill_s=device.prefill if device else None,
-        device_plain_s=device.plain if device else None,
-        device_verify_s=device.verify if device else None,
-        device_propose_s=device.propose if device else None,
-        device_host_s=device.host if device else None,
         predicted_plain_s=device.predicted_plain if device else None,
         prices_version=prices_version,
+        **values,
     )
+
+
+def _named(source: object, names: str) -> dict[str, Any]:
+    """Return the attributes that have the name of their column."""
+    return {name: getattr(source, name) for name in names.split()}
 
 
 def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]:

@@ -3,54 +3,31 @@
 Times are seconds of Unix time, but for audit entries, whose time is hashed and therefore a text.
 """
 
+from typing import Any
+
 from sqlalchemy import JSON, BigInteger, Column, Double, Index, Integer, MetaData, String, Table, Text
 
 metadata = MetaData()
+
+
+def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[Any]]:
+    """Return columns of one type."""
+    return [Column(name, kind, nullable=nullable) for name in names.split()]
+
 
 request_records = Table(
     "request_records",
     metadata,
     Column("record_id", String(32), primary_key=True),
-    Column("ended_at", Double, nullable=False),
-    Column("request_id", Text, nullable=False),
-    Column("answer_id", Text, nullable=False),
-    Column("tenant", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("tier", Text, nullable=False),
-    Column("route", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("terminal", String(16), nullable=False),
-    Column("error", Text),
-    Column("mode", String(16), nullable=False),
-    Column("reason", Text, nullable=False),
-    Column("plan_version", Integer, nullable=False),
-    Column("policy_rule", Text),
-    Column("policy_version", Text),
-    Column("traffic_class", Text),
-    Column("rollout_run", Text),
-    Column("arm", Text),
-    Column("flags", JSON, nullable=False),
-    Column("num_prompt_tokens", Integer, nullable=False),
-    Column("num_cached_tokens", Integer, nullable=False),
-    Column("num_output_tokens", Integer, nullable=False),
-    Column("num_steps", Integer, nullable=False),
-    Column("num_preemptions", Integer, nullable=False),
-    Column("num_drafts", Integer, nullable=False),
-    Column("num_draft_tokens", Integer, nullable=False),
-    Column("num_accepted", Integer, nullable=False),
-    Column("queue_s", Double, nullable=False),
-    Column("compute_s", Double, nullable=False),
-    Column("first_token_s", Double),
-    Column("total_s", Double, nullable=False),
-    Column("proposers", JSON, nullable=False),
-    Column("shadow", JSON, nullable=False),
-    Column("device_prefill_s", Double),
-    Column("device_plain_s", Double),
-    Column("device_verify_s", Double),
-    Column("device_propose_s", Double),
-    Column("device_host_s", Double),
-    Column("predicted_plain_s", Double),
-    Column("prices_version", Text),
+    *_columns(Text, "request_id answer_id tenant key_id tier route model reason"),
+    *_columns(Text, "error policy_rule policy_version traffic_class rollout_run arm prices_version", nullable=True),
+    *_columns(String(16), "terminal mode"),
+    *_columns(JSON, "flags proposers shadow"),
+    *_columns(Integer, "plan_version num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
+    *_columns(Integer, "num_drafts num_draft_tokens num_accepted"),
+    *_columns(Double, "ended_at queue_s compute_s total_s"),
+    *_columns(Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
+    *_columns(Double, "device_propose_s device_host_s predicted_plain_s", nullable=True),
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
 )
@@ -61,18 +38,10 @@ audit_entries = Table(
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Column("uid", String(32), nullable=False, unique=True),
     Column("at", String(32), nullable=False),
-    Column("action", Text, nullable=False),
-    Column("versions", Text, nullable=False),
-    Column("erases", Text, nullable=False),
-    Column("actor", Text),
-    Column("tenant", Text),
-    Column("subject", Text),
-    Column("before", Text),
-    Column("after", Text),
+    *_columns(Text, "action versions erases"),
+    *_columns(Text, "actor tenant subject before after", nullable=True),
     Column("salt", String(64)),
-    Column("details_digest", String(64), nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("digest", String(64), nullable=False),
+    *_columns(String(64), "details_digest previous digest"),
     Index("ix_audit_entries_tenant", "tenant"),
 )
 
@@ -90,9 +59,7 @@ policy_versions = Table(
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("digest", String(64), nullable=False),
-    Column("text", Text, nullable=False),
-    Column("author", Text, nullable=False),
-    Column("reason", Text, nullable=False),
+    *_columns(Text, "text author reason"),
     Column("created_at", Double, nullable=False),
 )
 
@@ -108,8 +75,7 @@ price_books = Table(
     "price_books",
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("version", Text, nullable=False),
-    Column("content", Text, nullable=False),
+    *_columns(Text, "version content"),
     Column("taken_at", Double, nullable=False),
 )
 
