@@ -1,6 +1,6 @@
 """Breakers, from recorded counts and a fake clock."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 
 import pytest
@@ -101,7 +101,7 @@ def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_number
     assert (event.reason, event.acceptance, event.open_s) == ("acceptance", 0.0, SETTINGS.open_s)
     assert SETTINGS.min_judged <= event.judged < 100, "soon, but not on little"
     assert (event.proposer, event.traffic_class) == ("suffix", "chat")
-    assert BreakerEvent(**{f: getattr(event, f) for f in event.__slots__}) == event
+    assert BreakerEvent(**{f.name: getattr(event, f.name) for f in fields(event)}) == event
     assert watched.breaker.disabled(SETTINGS.probes) == DisabledProposer("suffix", "chat")
 
 

@@ -333,14 +333,12 @@ def _mismatch(served: _Served, first: tuple[int, Difference]) -> ReplayMismatch:
         rule=about.policy_rule,
         policy_version=about.policy_version,
         arm=about.assignment.arm if about.assignment else None,
-        mode=served.mode.mode,
-        reason=served.mode.reason,
-        plan_version=served.mode.plan_version,
         sample=sample,
         position=difference.position,
         kind=difference.kind,
         margin=difference.margin,
         tolerance=difference.tolerance,
+        **asdict(served.mode),
     )
 
 

@@ -1,7 +1,7 @@
 """The history of price books in the store, so that past requests keep the prices of their time."""
 
 import time
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
@@ -31,8 +31,7 @@ def put(connection: Connection, version: str, content: str) -> StoredPrices:
         stored = StoredPrices(newest.number + 1 if newest else 1, version, content, time.time())
         try:
             with connection.begin_nested():
-                row = {field.name: getattr(stored, field.name) for field in fields(StoredPrices)}
-                connection.execute(insert(price_books), [row])
+                connection.execute(insert(price_books), [asdict(stored)])
         except IntegrityError:  # another replica was faster
             continue
         return stored

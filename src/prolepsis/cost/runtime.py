@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import structlog
@@ -328,16 +328,8 @@ def cost_routes(costs: CostFeature) -> Sequence[Route]:
 
 def _price(used: PriceInUse) -> PriceReply:
     price = used.price
-    return PriceReply(
-        name=price.name,
-        version=used.version,
-        currency=used.currency,
-        region=price.region,
-        term=price.term,
-        per_device_hour=price.per_device_hour,
-        overheads=price.overheads,
-        per_hour=price.per_hour,
-    )
+    shown = price.model_dump(include={"name", "region", "term", "per_device_hour", "overheads"})
+    return PriceReply(version=used.version, currency=used.currency, per_hour=price.per_hour, **shown)
 
 
 def _by(usage: Usage, dimension: Dimension, price: PriceInUse | None) -> list[UsageReply]:
@@ -370,11 +362,5 @@ def _experiment(comparison: Comparison) -> ExperimentReply:
 
 
 def _memory(one: ProposerMemory, used: PriceInUse | None) -> ProposerMemoryReply:
-    return ProposerMemoryReply(
-        proposer=one.proposer,
-        weights=one.weights,
-        kv=one.kv,
-        index=one.index,
-        total=one.total,
-        amount_per_hour=used.price.memory_per_hour(one.total) if used else None,
-    )
+    amount = used.price.memory_per_hour(one.total) if used else None
+    return ProposerMemoryReply(**asdict(one), total=one.total, amount_per_hour=amount)

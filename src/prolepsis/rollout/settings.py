@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from prolepsis.policy.model import Terms
@@ -103,16 +104,8 @@ def stages(
 ) -> tuple[Stage, ...]:
     """Return canary stages with the same guardrails, after a shadow stage if that has guardrails to decide by."""
 
-    def stage(name: str, kind: Literal["shadow", "canary"], share: float, decisive: tuple[Guardrail, ...]) -> Stage:
-        return Stage(
-            name=name,
-            kind=kind,
-            share=share,
-            guardrails=decisive,
-            minimum_s=minimum_s,
-            maximum_s=maximum_s,
-            manual_gate=manual_gate,
-        )
-
-    canary = tuple(stage(f"canary {100 * share:g}%", "canary", share, guardrails) for share in shares)
-    return (stage("shadow", "shadow", shadow_share, shadow_guardrails), *canary) if shadow_guardrails else canary
+    stage = partial(Stage, minimum_s=minimum_s, maximum_s=maximum_s, manual_gate=manual_gate)
+    canary = tuple(stage(name=f"canary {100 * share:g}%", share=share, guardrails=guardrails) for share in shares)
+    if not shadow_guardrails:
+        return canary
+    return (stage(name="shadow", kind="shadow", share=shadow_share, guardrails=shadow_guardrails), *canary)

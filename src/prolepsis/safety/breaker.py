@@ -7,7 +7,7 @@ leaves the proposer out for that traffic class, and the breaker probes it again 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
@@ -118,6 +118,24 @@ class Window:
         return self.gained + standard_errors * sqrt(self.gained_squared + 1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerFigures:
+    """Recent figures of one proposer in one traffic class; older ones fade."""
+
+    proposer: str
+    traffic_class: str
+    acceptance: float | None
+    """Of the drafts' first tokens, over `judged` drafts; None: none was judged."""
+    judged: float
+    spent: float
+    """Cost of drafting and verifying in tokens, over `rounds` verified drafts."""
+    gained: float
+    """Accepted tokens over the same rounds."""
+    rounds: float
+    errors_in_row: int
+    late_in_row: int
+
+
 @dataclass(frozen=True, slots=True)
 class Breaker:
     """One proposer for one traffic class. Times in seconds of one monotonic clock."""
@@ -147,36 +165,42 @@ class Breaker:
             return DisabledProposer(self.proposer, self.traffic_class, probes, self.probe_round)
         return None
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The fields of `BreakerFigures`."""
+        window, seen = self.window, self.seen
+        return {
+            "proposer": self.proposer,
+            "traffic_class": self.traffic_class,
+            "acceptance": window.acceptance,
+            "judged": window.judged,
+            "spent": window.spent,
+            "gained": window.gained,
+            "rounds": window.rounds,
+            "errors_in_row": seen.errors_in_row,
+            "late_in_row": seen.late_in_row,
+        }
 
-@dataclass(frozen=True, slots=True)
-class BreakerEvent:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerEvent(BreakerFigures):
     """A change of a breaker, with the numbers that decided it.
 
     `before` equals `after` if a breaker in metrics_only would have opened.
     """
 
     at: float
-    proposer: str
-    traffic_class: str
     before: State
     after: State
     reason: Reason
-    acceptance: float | None
-    """Of the drafts' first tokens, over `judged` drafts; None: none was judged."""
-    judged: float
-    spent: float
-    """Cost of drafting and verifying in tokens, over `rounds` verified drafts."""
-    gained: float
-    """Accepted tokens over the same rounds."""
-    rounds: float
-    errors_in_row: int
-    late_in_row: int
     open_s: float
     """Seconds until it is probed, if it opened."""
     by: str = ""
     """The operator, if one set it."""
 
 
+_GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
+"""Counts that never fall while a proposer is in its place."""
 Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
 """The breaker afterwards, and its events."""
 
@@ -214,15 +238,7 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
 
 
 def _fell(before: TrafficClassCounts, after: TrafficClassCounts) -> bool:
-    return (
-        after.num_asked < before.num_asked
-        or after.num_judged < before.num_judged
-        or after.num_right < before.num_right
-        or after.num_rounds < before.num_rounds
-        or after.spent < before.spent
-        or after.gained < before.gained
-        or after.gained_squared < before.gained_squared
-    )
+    return any(getattr(after, name) < getattr(before, name) for name in _GROWING)
 
 
 def _replaced(breaker: Breaker, counts: TrafficClassCounts, now: float) -> Transition:
@@ -288,23 +304,8 @@ def _end_round(breaker: Breaker, state: Literal["closed", "open"], reason: Reaso
 
 def _event(before: Breaker, after: Breaker, reason: Reason, now: float, by: str = "") -> BreakerEvent:
     """Return the event of a change; its numbers are those of `before`, which decided."""
-    window, seen = before.window, before.seen
     return BreakerEvent(
-        at=now,
-        proposer=after.proposer,
-        traffic_class=after.traffic_class,
-        before=before.state,
-        after=after.state,
-        reason=reason,
-        acceptance=window.acceptance,
-        judged=window.judged,
-        spent=window.spent,
-        gained=window.gained,
-        rounds=window.rounds,
-        errors_in_row=seen.errors_in_row,
-        late_in_row=seen.late_in_row,
-        open_s=after.open_s,
-        by=by,
+        at=now, before=before.state, after=after.state, reason=reason, open_s=after.open_s, by=by, **before.figures
     )
 
 

@@ -17,7 +17,17 @@ from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.files import JsonFile, data_directory
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.breaker import STATES, Breaker, BreakerEvent, Breakers, Key, OperatorState, State, TripReason
+from prolepsis.safety.breaker import (
+    STATES,
+    Breaker,
+    BreakerEvent,
+    BreakerFigures,
+    Breakers,
+    Key,
+    OperatorState,
+    State,
+    TripReason,
+)
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -125,21 +135,8 @@ class BreakerFeature(Feature):
 
     def shown_one(self, breaker: Breaker) -> "BreakerReply":
         """One breaker, for people."""
-        window, seen = breaker.window, breaker.seen
-        is_open = breaker.state == "open"
-        return BreakerReply(
-            proposer=breaker.proposer,
-            traffic_class=breaker.traffic_class,
-            state=breaker.state,
-            acceptance=window.acceptance,
-            judged=window.judged,
-            spent=window.spent,
-            gained=window.gained,
-            rounds=window.rounds,
-            errors_in_row=seen.errors_in_row,
-            late_in_row=seen.late_in_row,
-            probed_in_s=max(0.0, breaker.since + breaker.open_s - self._clock()) if is_open else None,
-        )
+        probed_in_s = max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
+        return BreakerReply(state=breaker.state, probed_in_s=probed_in_s, **breaker.figures)
 
     async def tick(self) -> None:
         """Take in what the engine counted, and the file if it changed; cheap if nothing did."""
@@ -219,19 +216,10 @@ class BreakerBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerReply:
-    """One proposer in one traffic class; the figures are recent ones, older ones fade."""
+class BreakerReply(BreakerFigures):
+    """A breaker now, with its figures."""
 
-    proposer: str
-    traffic_class: str
     state: State
-    acceptance: float | None
-    judged: float
-    spent: float
-    gained: float
-    rounds: float
-    errors_in_row: int
-    late_in_row: int
     probed_in_s: float | None
 
 

@@ -1,11 +1,10 @@
 """The kill switch: no speculation while its file, an operator or a flag says so."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, computed_field
 
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile, data_directory
@@ -34,28 +33,27 @@ def kill_file(path: Path | None = None) -> JsonFile[KillState]:
     return JsonFile(path or data_directory() / "kill.json", adapter, absent=NEVER_SET, param="kill_file")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillStatus:
+class KillStatus(BaseModel):
     """The kill switch: on while the operator or the flag says so."""
 
-    on: bool
-    sources: tuple[Source, ...]
-    """Those that keep it on."""
-    operator: KillState
-    flag: FlagDecision | None
+    model_config = ConfigDict(frozen=True)
+
+    operator: KillState = NEVER_SET
+    flag: FlagDecision | None = None
     """The last successful evaluation of the flag; null if no flags are configured."""
-    fault: str | None
+    fault: str | None = None
     """Why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
-    not_saved: str | None
+    not_saved: str | None = None
     """Why the operator's state will be lost when the server ends."""
 
-    @classmethod
-    def of(
-        cls, operator: KillState, flag: FlagDecision | None, *, fault: str | None = None, not_saved: str | None = None
-    ) -> "KillStatus":
-        """Return the status that follows from operator and flag."""
-        sources: list[Source] = ["operator"] if operator.on else []
-        sources += ["flag"] if flag is not None and flag.value else []
-        return cls(
-            on=bool(sources), sources=tuple(sources), operator=operator, flag=flag, fault=fault, not_saved=not_saved
-        )
+    @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Those that keep it on."""
+        says: dict[Source, bool] = {"operator": self.operator.on, "flag": self.flag is not None and self.flag.value}
+        return tuple(source for source, on in says.items() if on)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def on(self) -> bool:
+        return bool(self.sources)

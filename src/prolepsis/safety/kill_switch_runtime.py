@@ -1,19 +1,18 @@
 """The kill switch while serving: it follows its file and the flag, and operators turn it over HTTP."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from prolepsis.core.audit_event import AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
-from prolepsis.safety.kill_switch import NEVER_SET, KillState, KillStatus
+from prolepsis.safety.kill_switch import KillState, KillStatus
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.feature import Feature
@@ -39,7 +38,7 @@ class KillSwitch(Feature):
         emit: Emit = discard,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.status = KillStatus.of(NEVER_SET, None)
+        self.status = KillStatus()
         self.routes = kill_routes(self)
         self._file = file
         self._kill = kill
@@ -58,20 +57,19 @@ class KillSwitch(Feature):
         """Turn the operator's switch at once; the status says if the state could not be saved."""
         before = self.status
         state = KillState(on=on, by=by, reason=reason, at=self._now())
-        self._become(KillStatus.of(state, before.flag))
+        self._become(KillStatus(operator=state, flag=before.flag))
         try:
             self._file.write(state)
         except ConfigError as error:
             log.error("kill_switch_not_saved", error=str(error))
-            self.status = replace(self.status, not_saved=str(error))
-        action = "kill.on" if on else "kill.off"
-        self._emit(AuditEvent(actor=by, action=action, before=_plain(before), after=_plain(self.status)))
+            self.status = self.status.model_copy(update={"not_saved": str(error)})
+        shown = [status.model_dump(mode="json") for status in (before, self.status)]
+        self._emit(AuditEvent(actor=by, action="kill.on" if on else "kill.off", before=shown[0], after=shown[1]))
 
     def follow(self, flag: FlagDecision) -> None:
         """Follow the flag; an evaluation that failed changes nothing."""
         if not flag.error:
-            now = self.status
-            self._become(KillStatus.of(now.operator, flag, fault=now.fault, not_saved=now.not_saved))
+            self._become(self.status.model_copy(update={"flag": flag}))
 
     def _read(self, *, at_start: bool) -> None:
         """Take over the file's state. A file that is damaged at the start counts as on, because it may have been."""
@@ -82,7 +80,7 @@ class KillSwitch(Feature):
             log.error("kill_file_unusable", error=fault)
             unknown = KillState(on=True, reason=fault[:1024], at=self._now())
             operator = unknown if at_start else self.status.operator
-        self._become(KillStatus.of(operator, self.status.flag, fault=fault))
+        self._become(KillStatus(operator=operator, flag=self.status.flag, fault=fault))
 
     def _become(self, status: KillStatus) -> None:
         before, self.status = self.status, status
@@ -94,13 +92,6 @@ class KillSwitch(Feature):
         operator = status.operator
         write = log.warning if status.on else log.info
         write("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)
-
-
-_STATUS = TypeAdapter(KillStatus)
-
-
-def _plain(status: KillStatus) -> object:
-    return _STATUS.dump_python(status, mode="json")
 
 
 class KillBody(Body):
