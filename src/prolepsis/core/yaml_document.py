@@ -19,13 +19,14 @@ class InvalidFile(ConfigError):
 
     what: ClassVar[str]
     """The content of the file, and the setting that names it."""
-    command: ClassVar[str]
-    """The command that shows all findings."""
+    command: ClassVar[str] = ""
+    """The command that shows all findings; empty: there is none, and the error shows them all."""
 
     def __init__(self, name: str, findings: Sequence[Finding]) -> None:
-        first, *others = findings
-        more = f" (and {len(others)} more: `prolepsis {self.command}` shows all)" if others else ""
-        super().__init__(f"{self.what} {first.in_file(name)}{more}", param=self.what)
+        shown = findings[:1] if self.command else findings
+        left = len(findings) - len(shown)
+        more = f" (and {left} more: `prolepsis {self.command}` shows all)" if left else ""
+        super().__init__(f"{self.what} {'; '.join(one.in_file(name) for one in shown)}{more}", param=self.what)
         self.name = name
         self.findings = tuple(findings)
 

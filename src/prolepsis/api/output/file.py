@@ -12,8 +12,9 @@ from prolepsis.api.output.built_in import Patterns, Repetition
 from prolepsis.api.output.pipeline import LoadedPolicy, OnFault
 from prolepsis.api.output.policy import OutputPolicy
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
 from prolepsis.core.validation import Part
-from prolepsis.core.yaml_document import Malformed, read_shape, read_text
+from prolepsis.core.yaml_document import InvalidFile, read_shape
 
 GROUP = "prolepsis.output_policies"
 """Entry points of this group may be named in the file."""
@@ -31,18 +32,20 @@ class PolicyEntry(Part):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+class InvalidOutputPolicies(InvalidFile):
+    """A file of the wrong shape."""
+
+    what = "output_policies"
+
+
 class PolicyList(Part):
     policies: Annotated[list[PolicyEntry], Field(max_length=16)]
 
 
 def read_output_policies(path: Path) -> list[LoadedPolicy]:
     """Return the policies of a file, made and in order; raises `ConfigError` that names what is wrong with it."""
-    try:
-        entries = read_shape(read_text(path, "output_policies"), PolicyList)[0].policies
-    except Malformed as error:
-        raise ConfigError(
-            "; ".join(one.in_file(str(path)) for one in error.findings), param="output_policies"
-        ) from None
+    text = read_text(path, InvalidOutputPolicies.what)
+    entries = read_shape(text, PolicyList, InvalidOutputPolicies, str(path))[0].policies
     loaded = [_loaded(path, entry) for entry in entries]
     names = [one.name for one in loaded]
     for name in names:
