@@ -82,7 +82,7 @@ class Oracle:
         self.texts = [tuple(text) for text in texts]
         self.num_checked = 0
         self._aux_layers = aux_layers
-        self._info = HeadInfo(name, aux_layers, len(aux_layers) * HIDDEN, 160, page_bytes=256, weight_bytes=0)
+        self._info = HeadInfo(name, aux_layers, len(aux_layers) * HIDDEN, page_bytes=256, weight_bytes=0)
 
     @property
     def info(self) -> HeadInfo:

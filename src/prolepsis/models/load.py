@@ -14,7 +14,11 @@ from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
+from prolepsis.models.targets.general import GeneralModel
+from prolepsis.models.targets.graphs import GraphedLean
+from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
+from prolepsis.models.targets.native import NativeModel
 
 log = structlog.get_logger(__name__)
 
@@ -78,22 +82,25 @@ def pick_forward(
     """Return the model and why the best forward for `device` could not be used, or None."""
     fault = lean_fault(checkpoint.config)
     if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
-        return _general(checkpoint, name, device), fault if config.forward == "auto" else None
+        general = GeneralModel(checkpoint, name, device, torch.bfloat16)
+        return general, fault if config.forward == "auto" else None
     shape = LeanShape.from_config(checkpoint.config)
     if device.type == "cuda":
         if config.forward == "native":
             raise ModelLoadError(
                 "forward is 'native', which runs on the CPU only; allowed with cuda: lean, transformers"
             )
-        return _graphed(checkpoint, shape, name, device), None
+        return GraphedLean(checkpoint, shape, name, device), None
     if config.forward == "lean":
-        return _lean(checkpoint, shape, name), None
+        return LeanModel(checkpoint, shape, name, device), None
     try:
-        return _native(checkpoint, shape, name, config.threads), None
+        native = NativeModel(checkpoint, shape, name, config.threads)
     except (ModelLoadError, RuntimeError, ImportError) as error:
         if config.forward == "native":
             raise ModelLoadError(f"the native forward cannot run {name}: {error}") from error
-        return _lean(checkpoint, shape, name), f"the native forward cannot run it: {error}"
+        return LeanModel(checkpoint, shape, name, device), f"the native forward cannot run it: {error}"
+    torch.set_num_threads(1)  # the pass has its own threads; torch's would spin on their cores after every small op
+    return native, None
 
 
 def identity_of(path: Path) -> str:
@@ -117,29 +124,3 @@ def weights_identity(path: Path) -> str:
 
 def _short_hash(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _native(checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None) -> TargetModel:
-    from prolepsis.models.targets.native import NativeModel
-
-    model: TargetModel = NativeModel(checkpoint, shape, name, threads)
-    torch.set_num_threads(1)  # the pass has its own threads; torch's would spin on their cores after every small op
-    return model
-
-
-def _lean(checkpoint: Checkpoint, shape: LeanShape, name: str) -> TargetModel:
-    from prolepsis.models.targets.lean import LeanModel
-
-    return LeanModel(checkpoint, shape, name, torch.device("cpu"))
-
-
-def _graphed(checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> TargetModel:
-    from prolepsis.models.targets.graphs import GraphedLean
-
-    return GraphedLean(checkpoint, shape, name, device)
-
-
-def _general(checkpoint: Checkpoint, name: str, device: torch.device) -> TargetModel:
-    from prolepsis.models.targets.general import GeneralModel
-
-    return GeneralModel(checkpoint, name, device, torch.bfloat16)

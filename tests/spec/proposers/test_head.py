@@ -31,7 +31,7 @@ def says(last: int, level: int, count: int = 12) -> list[tuple[int, float]]:
 class LevelledHead:
     """Says `says`; rows of a lookahead know the tokens they stand after."""
 
-    info = HeadInfo("levelled", (0,), 2, VOCAB, page_bytes=8, weight_bytes=0, levels=LEVELS)
+    info = HeadInfo("levelled", (0,), 2, page_bytes=8, weight_bytes=0, levels=LEVELS)
 
     def __init__(self) -> None:
         self.num_passes = 0

@@ -27,8 +27,6 @@ class HeadInfo:
     """Layers of the target whose input the head reads (EAGLE-3: auxiliary hidden-state layers)."""
     feature_size: int
     """Size of one token's features: number of these layers times the target's hidden size."""
-    num_candidates: int
-    """Number of tokens that it can draft."""
     page_bytes: int
     """Memory of one of its KV pages, in bytes."""
     weight_bytes: int

@@ -48,84 +48,70 @@ class HeadConfig:
     """How it was trained, with `target_fingerprint` if known (`models.provenance`). Plain JSON values."""
 
 
+def _stored(name: str, *sizes: str) -> dict[str, Any]:
+    """Return what a field of `HeadWeights` is called in the file, and its sizes (`tensor_shapes`)."""
+    return {"name": name, "sizes": sizes}
+
+
 @dataclass(slots=True)
 class HeadWeights:
-    """A head's tensors; projections have no bias."""
+    """A head's tensors; projections have no bias. The columns of q, k and v are of the embedding, then of g."""
 
-    fc: Tensor  # [d, aux_layers * d]
-    input_norm: Tensor | None  # [aux_layers * d]; with norm_before_fc only
-    embed_norm: Tensor  # [d]
-    hidden_norm: Tensor  # [d]
-    q: Tensor  # [h * head_dim, 2d]: columns of the embedding, then of g
-    k: Tensor  # [k * head_dim, 2d]
-    v: Tensor  # [k * head_dim, 2d]
-    o: Tensor  # [d, h * head_dim]
-    post_norm: Tensor  # [d]
-    gate: Tensor  # [intermediate, d]
-    up: Tensor  # [intermediate, d]
-    down: Tensor  # [d, intermediate]
-    norm: Tensor  # [d]
-    lm_head: Tensor  # [D, d]
-    d2t: Tensor  # [D] int64: target id minus draft id
-    t2d: Tensor  # [V] bool: tokens that the head can draft
+    fc: Tensor = field(metadata=_stored("fc.weight", "d", "features"))
+    input_norm: Tensor | None = field(metadata=_stored("input_norm.weight", "features"))  # with norm_before_fc only
+    embed_norm: Tensor = field(metadata=_stored("layers.0.input_layernorm.weight", "d"))
+    hidden_norm: Tensor = field(metadata=_stored("layers.0.hidden_norm.weight", "d"))
+    q: Tensor = field(metadata=_stored("layers.0.self_attn.q_proj.weight", "queries", "2d"))
+    k: Tensor = field(metadata=_stored("layers.0.self_attn.k_proj.weight", "keys", "2d"))
+    v: Tensor = field(metadata=_stored("layers.0.self_attn.v_proj.weight", "keys", "2d"))
+    o: Tensor = field(metadata=_stored("layers.0.self_attn.o_proj.weight", "d", "queries"))
+    post_norm: Tensor = field(metadata=_stored("layers.0.post_attention_layernorm.weight", "d"))
+    gate: Tensor = field(metadata=_stored("layers.0.mlp.gate_proj.weight", "intermediate", "d"))
+    up: Tensor = field(metadata=_stored("layers.0.mlp.up_proj.weight", "intermediate", "d"))
+    down: Tensor = field(metadata=_stored("layers.0.mlp.down_proj.weight", "d", "intermediate"))
+    norm: Tensor = field(metadata=_stored("norm.weight", "d"))
+    lm_head: Tensor = field(metadata=_stored("lm_head.weight", "D", "d"))
+    d2t: Tensor = field(metadata=_stored("d2t", "D"))  # int64: target id minus draft id
+    t2d: Tensor = field(metadata=_stored("t2d", "V"))  # bool: tokens that the head can draft
 
     @property
     def target_ids(self) -> Tensor:  # [D] int64, rising
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
 
-NAMES: dict[str, str] = {
-    "fc": "fc.weight",
-    "input_norm": "input_norm.weight",
-    "embed_norm": "layers.0.input_layernorm.weight",
-    "hidden_norm": "layers.0.hidden_norm.weight",
-    "q": "layers.0.self_attn.q_proj.weight",
-    "k": "layers.0.self_attn.k_proj.weight",
-    "v": "layers.0.self_attn.v_proj.weight",
-    "o": "layers.0.self_attn.o_proj.weight",
-    "post_norm": "layers.0.post_attention_layernorm.weight",
-    "gate": "layers.0.mlp.gate_proj.weight",
-    "up": "layers.0.mlp.up_proj.weight",
-    "down": "layers.0.mlp.down_proj.weight",
-    "norm": "norm.weight",
-    "lm_head": "lm_head.weight",
-    "d2t": "d2t",
-    "t2d": "t2d",
-}
+NAMES: dict[str, str] = {f.name: f.metadata["name"] for f in fields(HeadWeights)}
 """Field of `HeadWeights` -> tensor in the file."""
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor by field; `input_norm` only if the head has one."""
     shape, d = config.shape, config.shape.hidden
-    wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    width = len(config.aux_layers) * d
-    shapes: dict[str, tuple[int, ...]] = {
-        "fc": (d, width),
-        "embed_norm": (d,),
-        "hidden_norm": (d,),
-        "q": (wide, 2 * d),
-        "k": (narrow, 2 * d),
-        "v": (narrow, 2 * d),
-        "o": (d, wide),
-        "post_norm": (d,),
-        "gate": (shape.intermediate, d),
-        "up": (shape.intermediate, d),
-        "down": (d, shape.intermediate),
-        "norm": (d,),
-        "lm_head": (config.draft_vocab, d),
-        "d2t": (config.draft_vocab,),
-        "t2d": (shape.vocab,),
+    sizes = {
+        "d": d,
+        "2d": 2 * d,
+        "features": len(config.aux_layers) * d,
+        "queries": shape.heads * shape.head_dim,
+        "keys": shape.kv_heads * shape.head_dim,
+        "intermediate": shape.intermediate,
+        "D": config.draft_vocab,
+        "V": shape.vocab,
     }
-    return shapes | ({"input_norm": (width,)} if config.norm_before_fc else {})
+    return {
+        f.name: tuple(sizes[size] for size in f.metadata["sizes"])
+        for f in fields(HeadWeights)
+        if f.name != "input_norm" or config.norm_before_fc
+    }
 
 
 def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_config: Mapping[str, Any]) -> None:
     """Write a head: weights in bfloat16, `layer_config` as the transformers configuration of its layer."""
     folder.mkdir(parents=True, exist_ok=True)
+    present = [
+        (f.metadata["name"], tensor) for f in fields(weights) if (tensor := getattr(weights, f.name)) is not None
+    ]
     tensors = {
-        NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
-        for name, value in _present(weights).items()
+        name: (tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
+        for name, tensor in present
     }
     part = folder / f"{WEIGHTS}.part"
     save_file(tensors, part, {"format": "pt"})
@@ -199,10 +185,6 @@ def offsets(target_ids: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     t2d = torch.zeros(vocab, dtype=torch.bool)
     t2d[target_ids] = True
     return target_ids - torch.arange(len(target_ids)), t2d
-
-
-def _present(weights: HeadWeights) -> dict[str, Tensor]:
-    return {f.name: getattr(weights, f.name) for f in fields(weights) if getattr(weights, f.name) is not None}
 
 
 def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, Any]:

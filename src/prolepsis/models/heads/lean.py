@@ -97,7 +97,6 @@ class LeanHead:
             name=name,
             aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
-            num_candidates=config.draft_vocab,
             page_bytes=page_bytes(self._kv, dtype),
             weight_bytes=sum(int(t.nbytes) for t in (w.fc, w.q, w.k, w.v, w.o, w.gate, w.up, w.down, w.lm_head)),
             levels=levels.count if levels else 0,

@@ -58,7 +58,6 @@ class NativeHead:
             name=name,
             aux_layers=config.aux_layers,
             feature_size=weights.fc.shape[1],
-            num_candidates=config.draft_vocab,
             page_bytes=shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self._decoder.weight_bytes(),
             levels=levels.count if levels else 0,

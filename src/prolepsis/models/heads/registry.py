@@ -18,7 +18,9 @@ from prolepsis.models.heads.format import (
     read_config,
     weights_checksum,
 )
+from prolepsis.models.heads.lean import LeanHead
 from prolepsis.models.heads.levels import load_levels
+from prolepsis.models.heads.native import NativeHead
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.provenance import Provenance, read_provenance
 from prolepsis.models.targets.lean import LeanModel
@@ -125,11 +127,7 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
     config, weights = load_head(entry.folder)
     levels = load_levels(entry.folder, config.shape.hidden)
     if isinstance(model, NativeModel):
-        from prolepsis.models.heads.native import NativeHead
-
         return NativeHead(entry.label, config, weights, model, levels)
-    from prolepsis.models.heads.lean import LeanHead
-
     return LeanHead(entry.label, config, weights, model, levels)
 
 
