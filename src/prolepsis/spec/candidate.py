@@ -43,6 +43,7 @@ class DraftRequest:
 class DraftCandidate:
     """A sequence while proposers compete for it."""
 
+    sequence: SequenceView
     request: DraftRequest
     limit: int
     """Most draft nodes in this step; 0: none."""
@@ -57,10 +58,6 @@ class DraftCandidate:
     """A costly proposer was not called, as its time would not pay."""
     in_backoff: bool = False
     """A proposer that may draft for it backs off after failures."""
-
-    @property
-    def sequence(self) -> SequenceView:
-        return self.request.sequence
 
     def allows(self, proposer: str) -> bool:
         allowed = self.request.allowed

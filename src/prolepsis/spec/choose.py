@@ -182,7 +182,7 @@ class ProposerSet:
             if short:
                 limit = min(limit, _SHORT + 2 * self._kept.get(request.sequence.key, 0))
             judged = shadow or (self._num_proposed + i) % stride == 0
-            candidates.append(DraftCandidate(request, limit, judged, shadow))
+            candidates.append(DraftCandidate(request.sequence, request, limit, judged, shadow))
         return candidates
 
     def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:

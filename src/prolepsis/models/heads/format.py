@@ -106,12 +106,10 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_config: Mapping[str, Any]) -> None:
     """Write a head: weights in bfloat16, `layer_config` as the transformers configuration of its layer."""
     folder.mkdir(parents=True, exist_ok=True)
-    present = [
-        (f.metadata["name"], tensor) for f in fields(weights) if (tensor := getattr(weights, f.name)) is not None
-    ]
+    present = {name: tensor for name in NAMES if (tensor := getattr(weights, name)) is not None}
     tensors = {
-        name: (tensor.detach().to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous().cpu()
-        for name, tensor in present
+        NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
+        for name, value in present.items()
     }
     part = folder / f"{WEIGHTS}.part"
     save_file(tensors, part, {"format": "pt"})
