@@ -92,7 +92,7 @@ def serve(listener: socket.socket, keys_file: Path | None) -> None:
         metrics = Metrics()
         app = build(config, engine(), Letters(), metrics, Gateway(keys))
         settings = uvicorn.Config(
-            app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission_metrics)
+            app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission.metrics)
         )
         asyncio.run(uvicorn.Server(settings).serve([listener]))
 

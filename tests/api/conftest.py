@@ -13,6 +13,7 @@ import uvicorn
 
 from prolepsis.api.app import build
 from prolepsis.api.connections import GatewayProtocol, gateway_protocol
+from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
@@ -58,13 +59,9 @@ def served(
         engine,
         tokenizer or ByteTokenizer(),
         metrics,
-        policies=policies,
-        rollouts=rollouts,
-        store=store,
-        prices=prices,
-        output=output,
+        sources=Sources(policies=policies, rollouts=rollouts, store=store, prices=prices, output=output),
     )
-    protocol = gateway_protocol(config, app.state.admission_metrics)
+    protocol = gateway_protocol(config, app.state.admission.metrics)
     protocol.linger_s = linger_s
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=protocol))

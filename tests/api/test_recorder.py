@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
@@ -44,7 +45,7 @@ async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient
     clients: list[httpx.AsyncClient] = []
 
     def to(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
-        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), store=store)
+        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), sources=Sources(store=store))
         clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
         return clients[-1]
 
@@ -164,7 +165,13 @@ async def test_without_a_store_nothing_is_said_of_one() -> None:
 
 def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: Path) -> None:
     async def ask() -> None:
-        app = build(ServerConfig(), FakeEngine(text="an answer nobody keeps"), ByteTokenizer(), Metrics(), store=store)
+        app = build(
+            ServerConfig(),
+            FakeEngine(text="an answer nobody keeps"),
+            ByteTokenizer(),
+            Metrics(),
+            sources=Sources(store=store),
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
 
@@ -181,7 +188,13 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
     engine, metrics = FakeEngine(), Metrics()
     rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store)
+    app = build(
+        ServerConfig(),
+        engine,
+        ByteTokenizer(),
+        metrics,
+        sources=Sources(policies=policies, rollouts=rollouts, store=store),
+    )
     [view] = await rollouts.views()
     await rollouts.command(view.id, "start", "")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -201,7 +214,11 @@ async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_pat
     rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
-        config, engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, flags=flags, store=store
+        config,
+        engine,
+        ByteTokenizer(),
+        metrics,
+        sources=Sources(policies=policies, rollouts=rollouts, flags=flags, store=store),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import AuditLog
@@ -61,7 +62,7 @@ async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) 
     setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
     config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
     with opened_store(config, Metrics().registry) as store:
-        app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
+        app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
             assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
             breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}

@@ -11,6 +11,7 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
 from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
@@ -66,7 +67,7 @@ def whole(folder: Path) -> bytes:
 
 async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx.Response:
     config = ServerConfig(**{"audit_sample": 1.0, **settings})
-    app = build(config, engine, ByteTokenizer(), Metrics(), store=store)
+    app = build(config, engine, ByteTokenizer(), Metrics(), sources=Sources(store=store))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         return await http.post("/v1/completions", json=body)
 
@@ -174,9 +175,7 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         engine,
         ByteTokenizer(),
         metrics,
-        policies=policies,
-        rollouts=rollouts,
-        store=store,
+        sources=Sources(policies=policies, rollouts=rollouts, store=store),
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
@@ -204,7 +203,7 @@ def door(tmp_path: Path, store: Store) -> Any:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})
-        app = build(config, engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), store=store)
+        app = build(config, engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), sources=Sources(store=store))
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 
@@ -316,7 +315,7 @@ async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     config = ServerConfig(audit_sample=1.0, audit_content="tokens")
-    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), store=store)
+    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), sources=Sources(store=store))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         await http.post("/v1/completions", json=ASKED)
     assert len(kept(store)) == 1

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.output.policy import Decision, stop
 from prolepsis.core.config import ServerConfig
@@ -109,7 +110,11 @@ async def serving(
         rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="table")
         policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
     app = build(
-        config, client, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts, store=store, output=output
+        config,
+        client,
+        ByteTokenizer(),
+        metrics,
+        sources=Sources(policies=policies, rollouts=rollouts, store=store, output=output),
     )
     transport = httpx.ASGITransport(app)
     async with (

@@ -13,6 +13,7 @@ import uvicorn
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
@@ -91,7 +92,9 @@ class House:
         self.room.proposers = self.room.proposers or (SuffixProposer(1 << 20), PromptLookupProposer())
         self.engine = build_engine(self.room)
         self.client = CountingClient(self.engine)
-        self.app = build(self.config, self.client, self.tokenizer, self.metrics, self.door, output=self.output)
+        self.app = build(
+            self.config, self.client, self.tokenizer, self.metrics, self.door, sources=Sources(output=self.output)
+        )
 
     @property
     def gate(self) -> AdmissionController:

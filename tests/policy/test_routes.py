@@ -12,6 +12,7 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
@@ -42,7 +43,12 @@ class Server:
         self.rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
         self.policies = Policies(source, self.engine.info.proposers, self.rollouts)
         self.app = build(
-            ServerConfig(), self.engine, ByteTokenizer(), metrics, door, policies=self.policies, rollouts=self.rollouts
+            ServerConfig(),
+            self.engine,
+            ByteTokenizer(),
+            metrics,
+            door,
+            sources=Sources(policies=self.policies, rollouts=self.rollouts),
         )
         self.http = self.client()
 

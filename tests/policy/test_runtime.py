@@ -14,6 +14,7 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import StartedEngine, serve
 from prolepsis.api.services import Gateway
@@ -59,7 +60,14 @@ class House:
         metrics = Metrics()
         rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
-        app = build(ServerConfig(), self.engine, ByteTokenizer(), metrics, Gateway(Keys(file)), policies=self.policies)
+        app = build(
+            ServerConfig(),
+            self.engine,
+            ByteTokenizer(),
+            metrics,
+            Gateway(Keys(file)),
+            sources=Sources(policies=self.policies),
+        )
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
@@ -122,7 +123,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     metrics = Metrics()
     rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policies=policies, rollouts=rollouts)
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(policies=policies, rollouts=rollouts))
     [view] = await rollouts.views()
     for what in ("start", "promote"):
         await rollouts.command(view.id, what, "")  # out of shadow

@@ -9,6 +9,7 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.policy.runtime import Policies
@@ -45,8 +46,7 @@ def door(tmp_path: Path) -> Any:
             ByteTokenizer(),
             Metrics(),
             Gateway(Keys(file)),
-            policies=policies,
-            rollouts=rollouts,
+            sources=Sources(policies=policies, rollouts=rollouts),
         )
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)

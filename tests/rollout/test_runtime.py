@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
@@ -84,7 +85,12 @@ class Server:
         self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.registry, model="table", clock=self._clock)
         policies = Policies(PolicyFile(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
         app = build(
-            ServerConfig(), self.client, ByteTokenizer(), metrics, Gateway(), policies=policies, rollouts=self.rollouts
+            ServerConfig(),
+            self.client,
+            ByteTokenizer(),
+            metrics,
+            Gateway(),
+            sources=Sources(policies=policies, rollouts=self.rollouts),
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 

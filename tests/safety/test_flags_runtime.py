@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import serve
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -42,7 +43,11 @@ class House:
             policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
         config = ServerConfig(kill_file=folder / "kill.json")
         self.app: FastAPI = build(
-            config, self.engine, ByteTokenizer(), self.metrics, policies=policies, rollouts=rollouts, flags=provider
+            config,
+            self.engine,
+            ByteTokenizer(),
+            self.metrics,
+            sources=Sources(policies=policies, rollouts=rollouts, flags=provider),
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.core.config import ServerConfig
@@ -178,7 +179,13 @@ async def running_server(
         )
         policies = Policies(PolicyFile(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFileProvider(folder / "flags.yaml")
-    app = build(server, client, tokenizer, metrics, policies=policies, rollouts=made.rollouts, flags=flags, store=store)
+    app = build(
+        server,
+        client,
+        tokenizer,
+        metrics,
+        sources=Sources(policies=policies, rollouts=made.rollouts, flags=flags, store=store),
+    )
     try:
         async with (
             app.router.lifespan_context(app),

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.policy.runtime import Policies
@@ -139,7 +140,7 @@ def test_every_metric_is_in_the_documents(tmp_path: Path) -> None:
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), engine.info.proposers, rollouts)
     flags = FlagFileProvider(write(tmp_path / "flags.json", flag()))
     with opened_store(config, metrics.registry) as store:
-        build(config, engine, ByteTokenizer(), metrics, policies=policies, flags=flags, store=store)
+        build(config, engine, ByteTokenizer(), metrics, sources=Sources(policies=policies, flags=flags, store=store))
         families = [family.name for family in metrics.registry.collect()]
     assert len(families) > 60
     assert [name for name in families if name not in named] == []

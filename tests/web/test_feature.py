@@ -34,20 +34,20 @@ class Broken(Counting):
 
 
 async def within(features: Sequence[Feature]) -> None:
-    async with asyncio.timeout(5), running(features, ()):
+    async with asyncio.timeout(5), running(features):
         pass
 
 
 async def test_only_what_stops_speculation_ticks_before_the_first_request() -> None:
     database = asyncio.Event()  # it does not answer
     guard, slow = Counting(first=True), Counting(waits=database)
-    async with asyncio.timeout(5), running([slow, guard], ()):
+    async with asyncio.timeout(5), running([slow, guard]):
         assert (guard.num_ticks, slow.num_ticks) == (1, 0)
 
 
 async def test_the_others_tick_at_the_start_too() -> None:
     feature = Counting()
-    async with running([feature], ()):
+    async with running([feature]):
         for _ in range(3):
             await asyncio.sleep(0)
         assert feature.num_ticks == 1

@@ -114,7 +114,11 @@ class _Answering:
         services, body = self.services, self.prepared.body
         first, samples = number * request.n, list[_Sample]()
         for index in range(first, first + request.n):
-            pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
+            pipeline = (
+                services.features.output.pipeline(self._facts(request, index))
+                if services.features.output.loaded
+                else None
+            )
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
             choice = Choice(
                 index,

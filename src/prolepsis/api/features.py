@@ -8,8 +8,9 @@ from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.output.delivery import DeliveryFeature
-from prolepsis.api.output.pipeline import OutputPolicies
+from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
@@ -17,6 +18,7 @@ from prolepsis.audit.requests import AuditFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
+from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature, ReplaySettings
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
@@ -39,13 +41,19 @@ REPLAYS = "replays"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """What an operator configured besides settings; None or empty: the feature does without."""
+    """What an operator configured besides settings; None or empty: the server does without.
+
+    Without policies callers decide alone how they speculate; flags may turn that off. Without prices no cost is in
+    money. Without a store no requests are recorded; its opener closes it.
+    """
 
     policies: Policies | None = None
     rollouts: Rollouts | None = None
     flags: FeatureProvider | None = None
     prices: PriceFile | None = None
     store: Store | None = None
+    output: Sequence[LoadedPolicy] = ()
+    """Every answer passes these before its client sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,8 @@ class Features:
     """The features by name, for those that need a particular one, and `all` of them."""
 
     all: Sequence[Feature]
+    admission: AdmissionController
+    output: OutputPolicies
     safety: Safety
     policies: Policies | None
     recorder: Recorder
@@ -66,12 +76,13 @@ def features_of(
     metrics: Metrics,
     sources: Sources,
     *,
-    plan: EffectivePlan,
-    admission: AdmissionController,
-    output: OutputPolicies,
+    base_plan: SpecPlan,
 ) -> Features:
-    """Return the features of a server; `plan` is what they change of the engine's."""
+    """Return the features of a server; `base_plan` is the engine's plan before they change it."""
     store, policies, registry = sources.store, sources.policies, metrics.registry
+    plan = EffectivePlan(base_plan, client.apply_plan)
+    admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
+    output = OutputPolicies(sources.output, OutputMetrics(registry))
     emit = AuditLog(store.writer if store else None).record
     version_of = partial(_version_of, client, policies)
     safety = safety_features(config, client, plan, registry, flags=sources.flags, version_of=version_of, emit=emit)
@@ -79,6 +90,7 @@ def features_of(
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
     listed = (
+        admission,
         safety.kill_switch,
         safety.flags,
         recorder,
@@ -98,7 +110,15 @@ def features_of(
         *policy_routes(policies),
         *rollout_routes(sources.rollouts),
     )
-    return Features(all=features, safety=safety, policies=policies, recorder=recorder, routes=routes)
+    return Features(
+        all=features,
+        admission=admission,
+        output=output,
+        safety=safety,
+        policies=policies,
+        recorder=recorder,
+        routes=routes,
+    )
 
 
 def _audit(

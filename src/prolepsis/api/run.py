@@ -19,6 +19,7 @@ from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import announce, check_exposure, check_tls, gateway_protocol
+from prolepsis.api.features import Sources
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.services import Gateway
@@ -92,19 +93,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
                 rollouts = _rollouts(kept, engine.client, metrics, emit)
                 policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
             door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-            app = build(
-                config,
-                engine.client,
-                engine.tokenizer,
-                metrics,
-                door,
-                policies=policies,
-                rollouts=rollouts,
-                flags=flags,
-                prices=prices,
-                store=store,
-                output=output,
+            sources = Sources(
+                policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output
             )
+            app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources)
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)
             with _signals_end_quietly():
@@ -197,7 +189,7 @@ class StoppingServer(uvicorn.Server):
             log_config=None,
             access_log=False,
             lifespan="on",
-            http=gateway_protocol(config, app.state.admission_metrics),
+            http=gateway_protocol(config, app.state.admission.metrics),
             ws="none",
             timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
             server_header=False,

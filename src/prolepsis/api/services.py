@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.features import Features
-from prolepsis.api.output.pipeline import OutputPolicies
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ModelNotFound
@@ -26,16 +25,18 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What serves requests: the engine, admission, the output policies and the features."""
+    """What serves requests: the engine, its tokenizer and the features."""
 
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
-    admission: AdmissionController
     started: int
     """Unix time in seconds."""
-    output: OutputPolicies
     features: Features
+
+    @property
+    def admission(self) -> AdmissionController:
+        return self.features.admission
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The interface between the application and a feature: its routes, its clock, and the requests that have ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import structlog
@@ -49,14 +49,12 @@ class Feature:
 
 
 @asynccontextmanager
-async def running(
-    features: Sequence[Feature], others: Sequence[Coroutine[object, object, None]]
-) -> AsyncIterator[None]:
-    """Run the features and `others` while the block runs; close the features at its end."""
+async def running(features: Sequence[Feature]) -> AsyncIterator[None]:
+    """Run the features while the block runs; close them at its end."""
     for feature in features:
         if feature.ticks_before_serving:
             await contained_tick(feature)
-    tasks = [asyncio.create_task(work) for work in (*(_contained_run(feature) for feature in features), *others)]
+    tasks = [asyncio.create_task(_contained_run(feature)) for feature in features]
     yield
     for task in tasks:
         task.cancel()

@@ -284,7 +284,7 @@ async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
     tasks += await started(bare.stay(bare.caller("b", "batch"), later))
     seen = []
     for _ in range(9):
-        bare.gate.tick()
+        await bare.gate.tick()
         seen.append(bare.gate.overload.level)
         bare.clock.now += 1
     assert seen == [0, 1, 2, 2, 3, 3, 3, 3, 4]
@@ -308,16 +308,16 @@ async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
 
     leave.set()  # the standard request runs, batch is held
     await tasks[0]
-    bare.gate.tick()
+    await bare.gate.tick()
     assert (bare.gate.num_waiting, bare.gate.overload.level) == (1, 4)
     later.set()
     await tasks[1]
-    bare.gate.tick()
+    await bare.gate.tick()
     assert bare.gate.num_waiting == 1, "batch waits although there is room"
     levels = []
     for _ in range(14):
         bare.clock.now += 1
-        bare.gate.tick()
+        await bare.gate.tick()
         levels.append(bare.gate.overload.level)
         await asyncio.sleep(0)
     assert levels == [4, 4, 3, 3, 3, 2, 2, 2, 1, 1, 1, 0, 0, 0]
@@ -330,7 +330,7 @@ async def test_batch_work_that_waits_is_no_overload() -> None:
     bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8))), asyncio.Event()
     tasks = await started(*(bare.stay(bare.caller("b", "batch"), leave) for _ in range(3)))
     bare.clock.now += 100
-    bare.gate.tick()
+    await bare.gate.tick()
     assert bare.gate.overload.level == 0
     leave.set()
     await asyncio.gather(*tasks)
@@ -349,7 +349,7 @@ async def test_waiting_batch_work_locks_nobody_out() -> None:
     assert bare.gate.num_waiting == 6
     for _ in range(6):
         bare.clock.now += 1
-        bare.gate.tick()
+        await bare.gate.tick()
     assert bare.gate.overload.level == 3
     now.set()
     async with asyncio.timeout(5):

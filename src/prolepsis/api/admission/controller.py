@@ -24,17 +24,20 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.web import refusals
 from prolepsis.web.caller import Caller, caller_of
 from prolepsis.web.errors import RequestAborted
+from prolepsis.web.feature import Feature
 from prolepsis.web.refusals import Refused
 
 DEFAULT_IN_ENGINE = 64
-TICK_S = 0.2
 TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
 _LONGEST_WAIT_TOLD_S = 60.0
 
 
-class AdmissionController:
+class AdmissionController(Feature):
     """Everything that generates goes through `admit` and `start`. Belongs to one event loop."""
+
+    name = "admission"
+    period_s = 0.2
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class AdmissionController:
         """HTTP requests that wait or run."""
         self._config = config
         self._client = client
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock
         self._places = config.max_in_engine or DEFAULT_IN_ENGINE
         self._taken = 0
@@ -109,7 +112,7 @@ class AdmissionController:
         finally:
             if item.cache_key is not None and progress.finished is not None:
                 self._cache.put(item.cache_key, progress.kept, progress.finished.stats)
-                self._metrics.cache_bytes.set(self._cache.num_bytes)
+                self.metrics.cache_bytes.set(self._cache.num_bytes)
 
     def check_open(self, caller: Caller) -> None:
         """Raise `Refused` if `admit` would now refuse every request of the caller; saves the work before it."""
@@ -123,27 +126,24 @@ class AdmissionController:
         self._check_open(caller, 0, 1)
         reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()))
 
-    def tick(self) -> None:
+    async def tick(self) -> None:
         """Let the ladder see the queue's age, start what may run, set the gauges."""
         now = self._clock()
         oldest = self._queue.oldest(PATIENT)
         age_s = 0.0 if oldest is None else now - oldest
         self.overload.observe(age_s, now)
         self._dispatch()
-        self._metrics.queue_age.set(age_s)
-        self._metrics.in_engine.set(self._taken)
+        self.metrics.queue_age.set(age_s)
+        self.metrics.in_engine.set(self._taken)
         for tier in TIERS:
-            self._metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
-
-    async def run(self) -> None:
-        """Tick until cancelled."""
-        while True:
-            self.tick()
-            await asyncio.sleep(TICK_S)
+            self.metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
 
     def drain(self) -> None:
         """Take nothing new; what waits or runs goes on."""
         self.draining = True
+
+    async def close(self) -> None:
+        self.end_waiting()
 
     def end_waiting(self) -> None:
         """Fail what still waits: the server ends."""
@@ -171,7 +171,7 @@ class AdmissionController:
             self._check_open(group.caller, number, samples)
             return self._rates.reserve(group.caller, group.cost, self._clock())
         except Refused as refused:  # a stream answers it by itself, past the error handler
-            self._metrics.refuse(refused)
+            self.metrics.refuse(refused)
             raise
 
     def _check_open(self, caller: Caller, number: int, samples: int) -> None:
@@ -238,7 +238,7 @@ class AdmissionController:
             return GroupItem(request, Progress(), None)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
         stored = self._cache.get(key)
-        self._metrics.cache.labels("hit" if stored else "miss").inc()
+        self.metrics.cache.labels("hit" if stored else "miss").inc()
         return GroupItem(request, Progress(stored, Keep.TOKENS), key)
 
     @asynccontextmanager
@@ -249,7 +249,7 @@ class AdmissionController:
         waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
         await self._wait_for_turn(waiting, group.deadline_s)
         waited_s = self._clock() - since
-        self._metrics.wait.labels(caller.tier).observe(waited_s)
+        self.metrics.wait.labels(caller.tier).observe(waited_s)
         try:
             yield waited_s
         finally:
@@ -267,7 +267,7 @@ class AdmissionController:
                 await granted
         except TimeoutError:
             self._give_up(waiting, granted)
-            self._metrics.refused.labels("deadline").inc()
+            self.metrics.refused.labels("deadline").inc()
             raise DeadlineExceeded(f"not started {deadline_s:g} s after its arrival") from None
         except BaseException:
             self._give_up(waiting, granted)
