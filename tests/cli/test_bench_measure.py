@@ -153,7 +153,7 @@ def test_a_percentile_lies_among_the_values(values: list[float], share: float) -
 
 def test_percentile_and_spread_of_nothing() -> None:
     assert percentile([], 0.5) is None
-    assert spread([]).as_figure() == {"median": None, "min": None, "max": None}
+    assert spread([]) == {"median": None, "min": None, "max": None}
     assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.5
 
 

@@ -3,17 +3,21 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Protocol
 from urllib.parse import quote, urlencode
 
 import typer
+from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry, Details
 from prolepsis.audit.verify import Anchor, Verified, parse_anchor
 from prolepsis.audit.verify import verify as verify_entries
 from prolepsis.cli.admin import Key, ask
+from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -32,27 +36,45 @@ from prolepsis.core.errors import ConfigError, InvalidParameter
 _PAGE = 500
 
 
+class Log(Protocol):
+    """An audit log; entries are read up to its head."""
+
+    @property
+    def head(self) -> Anchor: ...
+
+    def newest(self, number: int, *, action: str | None, tenant: str | None) -> list[AuditEntry]:
+        """Return the newest entries, oldest first."""
+
+    def entries(self, after: int = 0) -> Iterable[AuditEntry]:
+        """Return the entries in order, beginning after number `after`."""
+
+
+class StoredLog:
+    """The log of a store."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.head = Anchor(*chain.head(connection))
+        self.newest = partial(chain.newest, connection)
+        self.entries = partial(chain.entries, connection)
+
+
 class RemoteLog:
-    """Reads entries from a server; raises the errors of `ask`."""
+    """The log of a server; raises the errors of `ask`."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = url
         self._key = key
-        self._head: Anchor | None = None
 
-    @property
+    @cached_property
     def head(self) -> Anchor:
-        """The end of the chain at the first request; entries are read up to it."""
-        if self._head is None:
-            self._head = parse_anchor(self._ask(last=1)["head"])
-        return self._head
+        """The end of the chain at the first request."""
+        return parse_anchor(self._ask(last=1)["head"])
 
     def newest(self, number: int, *, action: str | None, tenant: str | None) -> list[AuditEntry]:
-        found = self._ask(last=number, action=action, tenant=tenant)["entries"]
-        return [_parsed(entry) for entry in found]
+        return [_parsed(entry) for entry in self._ask(last=number, action=action, tenant=tenant)["entries"]]
 
     def entries(self, after: int = 0) -> Iterator[AuditEntry]:
-        """Yield entries in order, beginning after number `after`."""
         while after < self.head.seq:
             page = [_parsed(entry) for entry in self._ask(last=_PAGE, after=after)["entries"]]
             yield from (entry for entry in page if entry.seq <= self.head.seq)
@@ -63,6 +85,16 @@ class RemoteLog:
     def _ask(self, **query: object) -> Any:
         given = urlencode({name: value for name, value in query.items() if value is not None})
         return ask(self._url, self._key, "GET", f"/admin/audit?{given}")
+
+
+@contextmanager
+def _opened(store: str | None, url: str | None, key: str | None) -> Iterator[Log]:
+    """Open the log of the server at `url`, without one that of the store."""
+    if url is not None:
+        yield RemoteLog(url, key)
+        return
+    with ready_database(store) as database, database.read() as connection:
+        yield StoredLog(connection)
 
 
 def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
@@ -112,14 +144,8 @@ def verify(
         with file.open(encoding="utf-8") as lines:
             _show_verified(verify_entries(exported(lines), anchor=noted), as_json=as_json)
         return
-    if url is not None:
-        log = RemoteLog(url, key)
+    with _opened(store, url, key) as log:
         _show_verified(verify_entries(log.entries(), head=log.head, anchor=noted), as_json=as_json)
-        return
-    with ready_database(store) as database, database.read() as connection:
-        head = Anchor(*chain.head(connection))
-        verified = verify_entries(chain.entries(connection), head=head, anchor=noted)
-    _show_verified(verified, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -134,11 +160,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest entries, oldest first."""
-    if url is not None:
-        entries = RemoteLog(url, key).newest(last, action=action, tenant=tenant)
-    else:
-        with ready_database(store) as database, database.read() as connection:
-            entries = chain.newest(connection, last, action=action, tenant=tenant)
+    with _opened(store, url, key) as log:
+        entries = log.newest(last, action=action, tenant=tenant)
     if as_json:
         print_json([entry.plain() for entry in entries])
         return
@@ -155,11 +178,15 @@ def export(
     key: Key = None,
 ) -> None:
     """Write entries as JSON lines; a complete export can be verified without the store."""
-    if url is not None:
-        _write_to(output, RemoteLog(url, key).entries(after))
-        return
-    with ready_database(store) as database, database.read() as connection:
-        _write_to(output, chain.entries(connection, after))
+    with (
+        _opened(store, url, key) as log,
+        output.open("w", encoding="utf-8") if output else nullcontext(sys.stdout) as to,
+    ):
+        number = 0
+        for number, entry in enumerate(log.entries(after), 1):  # noqa: B007
+            to.write(json.dumps(entry.plain(), ensure_ascii=False) + "\n")
+    if output is not None:
+        note(f"{number} entries are in {output}")
 
 
 @app.command(epilog=EPILOG)
@@ -189,37 +216,9 @@ def replay(
         from prolepsis.cli.engine import running
 
         document = replayed_here(found, settings_here(model=model), context.obj or running, any_model=any_model)
-    if as_json:
-        print_json(document)
-    else:
-        _show_replay(document)
+    print_reply(document, {"differences": ("sample", "position", "kind", "margin", "tolerance")}, as_json=as_json)
     if document["outcome"] != "match":
         raise typer.Exit(FAILED)
-
-
-def _show_replay(document: Mapping[str, Any]) -> None:
-    names = ("request_id", "outcome", "num_tokens", "exactness")
-    print_facts([(name.replace("_", " "), document[name]) for name in names])
-    if document["differences"]:
-        columns = ["sample", "position", "kind", "margin", "tolerance"]
-        rows = [["-" if one[name] is None else str(one[name]) for name in columns] for one in document["differences"]]
-        print_table("differences", columns, rows)
-
-
-def _write_to(output: Path | None, entries: Iterable[AuditEntry]) -> None:
-    if output is None:
-        _write(entries, sys.stdout)
-        return
-    with output.open("w", encoding="utf-8") as lines:
-        number = _write(entries, lines)
-    note(f"{number} entries are in {output}")
-
-
-def _write(entries: Iterable[AuditEntry], lines: TextIO) -> int:
-    number = 0
-    for number, entry in enumerate(entries, 1):  # noqa: B007
-        lines.write(json.dumps(entry.plain(), ensure_ascii=False) + "\n")
-    return number
 
 
 def _show_verified(verified: Verified, *, as_json: bool) -> None:

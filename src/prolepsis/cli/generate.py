@@ -10,12 +10,13 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
+from prolepsis.cli.bench.ask import ask as ask_engine
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured, with_settings
 from prolepsis.cli.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import EngineError, InvalidParameter
-from prolepsis.core.events import Aborted, Failed, Tokens
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineClient
@@ -24,18 +25,16 @@ from prolepsis.engine.text import TextStream
 
 def figures(stats: RequestStats) -> dict[str, object]:
     """Return counts, times in milliseconds and ratios of one request, as JSON shows them."""
+    counts = ("num_prompt_tokens", "num_cached_tokens", "num_output_tokens", "num_steps")
     return {
-        "num_prompt_tokens": stats.num_prompt_tokens,
-        "num_cached_tokens": stats.num_cached_tokens,
-        "num_output_tokens": stats.num_output_tokens,
-        "num_steps": stats.num_steps,
+        **{name: getattr(stats, name) for name in counts},
         "acceptance_length": round(stats.acceptance_length, 3),
         "tokens_per_s": _rounded(tokens_per_s(stats)),
-        "first_token_ms": _rounded(None if stats.first_token_s is None else 1e3 * stats.first_token_s),
-        "queue_ms": round(1e3 * stats.queue_s, 1),
-        "compute_ms": round(1e3 * stats.compute_s, 1),
-        "total_ms": round(1e3 * stats.total_s, 1),
-        "device_ms": {kind: round(1e3 * seconds, 1) for kind, seconds in stats.device.by_kind().items()},
+        "first_token_ms": _ms(stats.first_token_s),
+        "queue_ms": _ms(stats.queue_s),
+        "compute_ms": _ms(stats.compute_s),
+        "total_ms": _ms(stats.total_s),
+        "device_ms": {kind: _ms(seconds) for kind, seconds in stats.device.by_kind().items()},
         "mode": stats.mode.mode,
         "reason": stats.mode.reason,
         "plain_steps": dict(stats.plain_steps),
@@ -86,6 +85,10 @@ def _acceptance_length(counts: ProposerCounts) -> float | None:
 
 def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 1)
 
 
 def _rounded(value: float | None, digits: int = 1) -> float | None:
@@ -194,28 +197,21 @@ async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, sh
     """
     text = TextStream(tokenizer, ask.params.stop, min_tokens=ask.params.min_tokens)
     pieces: list[str] = []
-    token_ids: list[int] = []
-    reason: str | None = None
-    stop_reason: str | int | None = None
+    last = Tokens("", 0, ())
 
     def take(piece: str) -> None:
         if piece:
             pieces.append(piece)
             show(piece)
 
-    async for event in client.generate(_request(ask, tokenizer)):
-        if isinstance(event, Tokens):
-            token_ids += event.token_ids
-            reason, stop_reason = event.finish_reason, event.stop_reason
-            take(text.push(event.token_ids))
-        elif isinstance(event, Failed):
-            raise event.error
-        elif isinstance(event, Aborted):
-            raise EngineError(f"the request was aborted: {event.reason}")
-        else:
-            take(text.finish())
-            return Answer("".join(pieces), tuple(token_ids), reason, stop_reason, event.stats)
-    raise EngineError("the request ended without a terminal event")
+    def push(event: Tokens) -> None:
+        nonlocal last
+        last = event
+        take(text.push(event.token_ids))
+
+    answer = await ask_engine(client, _request(ask, tokenizer), push)
+    take(text.finish())
+    return Answer("".join(pieces), answer.token_ids, last.finish_reason, last.stop_reason, answer.stats)
 
 
 def _request(ask: Ask, tokenizer: ChatTokenizer) -> GenerateRequest:

@@ -1,6 +1,5 @@
 """`prolepsis models`: models, draft heads and draft models in the cache directory."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prolepsis.cli.config import Settings
+from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -18,7 +18,6 @@ from prolepsis.cli.output import (
     note,
     print_facts,
     print_json,
-    print_table,
     quiet_logs,
     stderr,
     stdout,
@@ -31,10 +30,11 @@ if TYPE_CHECKING:
     from prolepsis.models.files.store import Manifest, Store
     from prolepsis.models.heads.registry import HeadEntry
 
-MEGABYTE = 1e6
-TITLE = "draft heads and draft models (chain of 3: tokens of a step on held-out text)"
-COLUMNS = ("kind", "name", "version", "trained for", "chain of 3", "MB", "from")
-HEAD, DRAFT_MODEL = "head", "draft-model"
+_COLUMNS = {
+    "models": ("name", "size=size:bytes", "licence", "source"),
+    "known": ("name", "licence", "description"),
+    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "from"),
+}
 
 app = command_group("Download, list, export and import models, draft heads and draft models.")
 
@@ -133,18 +133,15 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
     quiet_logs()
     settings = settings_here(model_dir=model_dir)
     store, entries = _store(settings), drafters(settings.engine.model_dir)
-    here = {manifest.name: manifest for manifest in store.installed()}
-    if as_json:
-        known = [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()]
-        models = [_described(store, manifest) for manifest in here.values()]
-        drafting = [describe_drafter(entry) for entry in entries]
-        print_json({"directory": store.root, "models": models, "known": known, "drafters": drafting})
-        return
-    rows = [[m.name, f"{m.size / MEGABYTE:.0f}", m.licence or "not stated", m.source] for m in here.values()]
-    rows += [[k.name, "", k.licence, "not here: `models pull`"] for k in KNOWN.values() if k.name not in here]
-    print_table(str(store.root), ["model", "MB", "licence", "source"], rows)
-    if entries:
-        print_table(TITLE, COLUMNS, [drafter_row(entry) for entry in entries])
+    document = {
+        "directory": str(store.root),
+        "models": [_described(store, manifest) for manifest in store.installed()],
+        "known": [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()],
+        "drafters": [describe_drafter(entry) for entry in entries],
+    }
+    print_reply(document, _COLUMNS, as_json=as_json)
+    if not as_json:
+        note("known models are downloaded by `models pull`; chain of 3: tokens of a step on held-out text")
 
 
 @app.command(epilog=EPILOG)
@@ -167,13 +164,10 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
 def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: bool) -> None:
     entry = find_drafter(wanted, settings.engine.model_dir)
     if entry is None:
-        names = [m.name for m in store.installed()] + [entry.name for entry in drafters(settings.engine.model_dir)]
+        names = [entry.name for entry in (*store.installed(), *drafters(settings.engine.model_dir))]
         here = ", ".join(dict.fromkeys(names)) or "none"
         raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
-    if as_json:
-        print_json(describe_drafter(entry))
-    else:
-        print_facts(drafter_facts(entry))
+    print_reply(describe_drafter(entry), as_json=as_json)
 
 
 @contextmanager
@@ -228,20 +222,6 @@ def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry |
     return matching[-1] if matching else None
 
 
-def drafter_row(entry: "HeadEntry | DraftModelEntry") -> list[str]:
-    """Return the cells of `COLUMNS`."""
-    length = entry.provenance.chain_of_3
-    return [
-        _kind(entry),
-        entry.name,
-        str(entry.version),
-        entry.target or "not stated",
-        "not measured" if length is None else f"{length:.2f}",
-        f"{entry.size / MEGABYTE:.1f}",
-        _origin(entry),
-    ]
-
-
 def describe_drafter(entry: "HeadEntry | DraftModelEntry") -> dict[str, object]:
     """Return everything known about a head or draft model, as JSON values."""
     provenance = entry.provenance
@@ -266,27 +246,14 @@ def describe_drafter(entry: "HeadEntry | DraftModelEntry") -> dict[str, object]:
     }
 
 
-def drafter_facts(entry: "HeadEntry | DraftModelEntry") -> list[tuple[str, object]]:
-    """Return the same as (name, text): one for each kind of prompt and each training setting."""
-    plain = {name: value for name, value in describe_drafter(entry).items() if name not in ("acceptance", "training")}
-    length = entry.provenance.chain_of_3
-    plain["chain_of_3"] = "not measured" if length is None else f"{length:.2f} tokens a step"
-    rates = [(f"chain_of_3 {kind}", f"{counts.length():.2f}") for kind, counts in entry.provenance.acceptance.items()]
-    training = [(name, _text(value)) for name, value in entry.provenance.training.items()]
-    return [*plain.items(), *(rate for rate in rates if rate[0] != "chain_of_3 all"), *training]
-
-
 def _kind(entry: "HeadEntry | DraftModelEntry") -> str:
     from prolepsis.models.heads.registry import HeadEntry
 
-    return HEAD if isinstance(entry, HeadEntry) else DRAFT_MODEL
+    return "head" if isinstance(entry, HeadEntry) else "draft-model"
 
 
 def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
-    from prolepsis.models.heads.registry import HeadEntry
-
-    shipped = isinstance(entry, HeadEntry) and entry.shipped
-    return "shipped" if shipped else entry.provenance.source or "here"
+    return "shipped" if getattr(entry, "shipped", False) else entry.provenance.source or "here"
 
 
 def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
@@ -300,7 +267,3 @@ def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
     except ModelLoadError:
         found = ""
     return "matches" if found == recorded else "differs: the file is damaged"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -11,8 +11,9 @@ import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
+from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json
+from prolepsis.cli.output import EPILOG, AsJson, command_group
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions
@@ -63,13 +64,13 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
         found = revision(database)
-        facts: dict[str, object] = {"store": database.name, "schema": found, "newest schema": newest_revision()}
+        facts: dict[str, object] = {"store": database.name, "schema": found, "newest_schema": newest_revision()}
         if found == newest_revision():
             with database.read() as connection:
-                facts["request records"] = records.count(connection)
-                facts["audit entries"] = chain.head(connection)[0]
-                facts["policy version"] = versions.current_version(connection)
-    _show(facts, as_json=as_json)
+                facts["request_records"] = records.count(connection)
+                facts["audit_entries"] = chain.head(connection)[0]
+                facts["policy_version"] = versions.current_version(connection)
+    print_reply(facts, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -78,7 +79,7 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
     with configured_database(store) as database:
         before = revision(database)
         upgrade_schema(database)
-        _show({"store": database.name, "schema before": before, "schema": revision(database)}, as_json=as_json)
+        print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -93,7 +94,7 @@ def prune(
         with database.write() as connection:
             event = AuditEvent(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
             chain.append(connection, [event])
-        _show({"store": database.name, "request records deleted": number}, as_json=as_json)
+        print_reply({"store": database.name, "request_records_deleted": number}, as_json=as_json)
 
 
 @app.command("forget-tenant", epilog=EPILOG)
@@ -106,11 +107,11 @@ def forget(
     with ready_database(store) as database:
         forgotten = forget_tenant(database, tenant, _actor())
     facts: dict[str, object] = {
-        "request records deleted": forgotten.num_records,
-        "audit entries erased": len(forgotten.entry.erases),
-        "by audit entry": forgotten.entry.seq,
+        "request_records_deleted": forgotten.num_records,
+        "audit_entries_erased": len(forgotten.entry.erases),
+        "by_audit_entry": forgotten.entry.seq,
     }
-    _show(facts, as_json=as_json)
+    print_reply(facts, as_json=as_json)
 
 
 def _actor() -> str:
@@ -119,10 +120,3 @@ def _actor() -> str:
     except (KeyError, OSError):  # a container may run as a user without a name
         name = f"user {os.getuid()}"
     return f"command line, {name}"
-
-
-def _show(facts: dict[str, object], *, as_json: bool) -> None:
-    if as_json:
-        print_json({name.replace(" ", "_"): value for name, value in facts.items()})
-    else:
-        print_facts(list(facts.items()))

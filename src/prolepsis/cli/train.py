@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import settings_here, with_settings
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json, print_table, quiet_logs
@@ -52,9 +53,7 @@ def head(
     from prolepsis.models.heads.registry import find_head
     from prolepsis.train.head import HeadTraining
 
-    quiet_logs()
-    settings = settings_here(model=target, threads=threads)
-    ensure_model(settings)
+    settings = _ready(target, threads)
     initial = find_head(init, settings.engine.model_dir).folder if init else None
     directory = RunDirectory(out)
     directory.create(resume=resume)
@@ -83,9 +82,7 @@ def train_levels(
     """Train levels for an existing head, so that its first pass drafts all tokens. Takes minutes."""
     from prolepsis.models.heads.registry import find_head
 
-    quiet_logs()
-    settings = settings_here(model=target, threads=threads)
-    ensure_model(settings)
+    settings = _ready(target, threads)
     directory = RunDirectory(out)
     folder = find_head(head, settings.engine.model_dir).folder if head else directory.exported
     _train_levels(settings.engine, folder, directory.data, recipe, threads)
@@ -108,9 +105,7 @@ def draft_model(
     """Train a draft model: distil the target into a small model with its tokenizer, on the same text as a head."""
     from prolepsis.train.draft_model import DraftModelTraining
 
-    quiet_logs()
-    settings = settings_here(model=target, threads=threads)
-    ensure_model(settings)
+    settings = _ready(target, threads)
     directory = RunDirectory(out, MODEL)
     directory.create(resume=resume)
     generate_text(settings.engine, directory, text, recipe.training.seed)
@@ -140,9 +135,7 @@ def estimate(
     from prolepsis.train.estimate import predict, prediction_check, small_run
     from prolepsis.train.head import HeadTraining
 
-    quiet_logs()
-    settings = settings_here(model=target)
-    ensure_model(settings)
+    settings = _ready(target)
     run_sizes = sorted({count(size) for size in sizes.split(",")})
     if len(run_sizes) < 2:
         raise InvalidParameter(f"sizes is {sizes!r}; allowed: two or more, e.g. 50k,100k,200k", param="sizes")
@@ -163,6 +156,14 @@ def estimate(
     _print_predictions(predictions)
     if checked is not None:
         print_facts([(name, str(value)) for name, value in checked.items()])
+
+
+def _ready(target: str, threads: int | None = None) -> Settings:
+    """Return the settings of a training, with the target on this machine."""
+    quiet_logs()
+    settings = settings_here(model=target, threads=threads)
+    ensure_model(settings)
+    return settings
 
 
 def _print_predictions(predictions: "list[Prediction]") -> None:

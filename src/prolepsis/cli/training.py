@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -75,7 +75,7 @@ def target_of(config: EngineConfig) -> "Target":
     return open_target(config.model, config.model_dir)
 
 
-def run_training(training: "Training", name: str) -> None:
+def run_training(training: "Training[Any]", name: str) -> None:
     """Train to the end, with a progress bar called `name`."""
     num_steps = training.trainer.num_steps
     note(f"{name}: {training.dataset.num_response_tokens:,} answer tokens, {num_steps:,} steps")
@@ -89,7 +89,7 @@ def run_training(training: "Training", name: str) -> None:
             bar.update(task, completed=done.step, status=status)
 
 
-def print_outcome(training: "Training") -> None:
+def print_outcome(training: "Training[Any]") -> None:
     """Print where the export is and how well it drafts."""
     directory, last = training.directory, training.trainer.history[-1]
     print_facts(

@@ -72,35 +72,26 @@ class SamplingParams:
         """Raise `InvalidParameter` for the first value outside its range, naming what was given and what is allowed."""
         for name, allowed, accepts in _RANGES:
             value = getattr(self, name)
-            if not math.isfinite(value) or not accepts(value):
-                raise InvalidParameter(f"{name} is {value}; allowed: {allowed}", param=name)
-        if self.min_tokens > self.max_tokens:
-            raise InvalidParameter(
-                f"min_tokens is {self.min_tokens}; allowed: at most max_tokens ({self.max_tokens})", param="min_tokens"
-            )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_TOP_LOGPROBS:
-            raise InvalidParameter(
-                f"top_logprobs is {self.logprobs}; allowed: 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
-            )
+            _check(math.isfinite(value) and accepts(value), name, f"is {value}", allowed)
+        at_most = f"at most max_tokens ({self.max_tokens})"
+        _check(self.min_tokens <= self.max_tokens, "min_tokens", f"is {self.min_tokens}", at_most)
+        has_place = self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS
+        _check(has_place, "top_logprobs", f"is {self.logprobs}", f"0 to {MAX_TOP_LOGPROBS}")
         self._validate_tokens(vocab_size)
 
     def _validate_tokens(self, vocab_size: int) -> None:
+        tokens = f"0 to {vocab_size - 1}"
         for token, bias in self.logit_bias:
-            if not 0 <= token < vocab_size:
-                raise InvalidParameter(
-                    f"logit_bias names token {token}; allowed: 0 to {vocab_size - 1}", param="logit_bias"
-                )
-            if not -100.0 <= bias <= 100.0:
-                raise InvalidParameter(
-                    f"logit_bias of token {token} is {bias}; allowed: -100 to 100", param="logit_bias"
-                )
+            _check(0 <= token < vocab_size, "logit_bias", f"names token {token}", tokens)
+            _check(-100.0 <= bias <= 100.0, "logit_bias", f"of token {token} is {bias}", "-100 to 100")
         for token in self.stop_token_ids:
-            if not 0 <= token < vocab_size:
-                raise InvalidParameter(
-                    f"stop_token_ids names token {token}; allowed: 0 to {vocab_size - 1}", param="stop_token_ids"
-                )
-        if any(not text for text in self.stop):
-            raise InvalidParameter("stop holds an empty string; allowed: non-empty strings", param="stop")
+            _check(0 <= token < vocab_size, "stop_token_ids", f"names token {token}", tokens)
+        _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")
+
+
+def _check(holds: bool, name: str, given: str, allowed: str) -> None:
+    if not holds:
+        raise InvalidParameter(f"{name} {given}; allowed: {allowed}", param=name)
 
 
 @dataclass(frozen=True, slots=True)

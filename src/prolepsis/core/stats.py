@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
-from typing import Literal
+from typing import Literal, get_args
 
 DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
+_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class DeviceSeconds:
 
     @property
     def total(self) -> float:
-        return self.prefill + self.plain + self.verify + self.propose + self.host
+        return sum(self.by_kind().values())
 
     @property
     def speculation(self) -> float:
@@ -36,13 +37,7 @@ class DeviceSeconds:
 
     def by_kind(self) -> dict[DeviceKind, float]:
         """Return the parts of the total."""
-        return {
-            "prefill": self.prefill,
-            "plain": self.plain,
-            "verify": self.verify,
-            "propose": self.propose,
-            "host": self.host,
-        }
+        return {kind: getattr(self, kind) for kind in _KINDS}
 
     def add(self, other: "DeviceSeconds") -> None:
         for name in _NAMES:

@@ -122,11 +122,13 @@ class _Requests:
 
         self._requests = counter("requests", "Accepted requests by their end", "outcome")
         self._effective = counter("requests_effective", "Accepted requests by what speculation did", "mode", "reason")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests")
-        self._generation_tokens = counter("generation_tokens", "Tokens generated for ended requests")
-        self._preemptions = counter("num_preemptions", "Preemptions of ended requests")
-        self._prefix_queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
-        self._prefix_hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self._sums = {
+            counter("prompt_tokens", "Prompt tokens of ended requests"): "num_prompt_tokens",
+            counter("generation_tokens", "Tokens generated for ended requests"): "num_output_tokens",
+            counter("num_preemptions", "Preemptions of ended requests"): "num_preemptions",
+            counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache"): "num_prompt_tokens",
+            counter("prefix_cache_hits", "Prompt tokens found in the prefix cache"): "num_cached_tokens",
+        }
         self._device = counter("device_seconds", "Device time charged to ended requests, by purpose", "kind")
         self.replay_tokens = counter("replay_tokens", "Tokens decoded for replays")
         self._queue = histogram("request_queue_time", "Time spent waiting for the engine")
@@ -140,11 +142,8 @@ class _Requests:
     def ended(self, stats: RequestStats, outcome: Outcome) -> None:
         self._requests.labels(outcome).inc()
         self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
-        self._prompt_tokens.inc(stats.num_prompt_tokens)
-        self._generation_tokens.inc(stats.num_output_tokens)
-        self._preemptions.inc(stats.num_preemptions)
-        self._prefix_queries.inc(stats.num_prompt_tokens)
-        self._prefix_hits.inc(stats.num_cached_tokens)
+        for counter, name in self._sums.items():
+            counter.inc(getattr(stats, name))
         for kind, seconds in stats.device.by_kind().items():
             self._device.labels(kind).inc(seconds)
         self._observe_times(stats)

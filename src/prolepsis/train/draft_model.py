@@ -8,7 +8,7 @@ S tokens of a step.
 """
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -25,14 +25,13 @@ from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.provenance import KEY
 from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import BatchGradients, GradientWorkers, TargetEnds, precision
+from prolepsis.train.batches import BatchGradients, TargetEnds, precision
 from prolepsis.train.data import MAX_LENGTH, Document
 from prolepsis.train.losses import LossVocabulary, StepVocabulary, fused_soft_cross_entropy
 from prolepsis.train.report import Product
-from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import DraftModelRecipe, DraftModelSize, Dtype
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import Progress
+from prolepsis.train.trainer import Progress, TrainTask
 from prolepsis.train.training import Training
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ class Distillation:
         return total
 
 
-class DraftModelTask:
-    """A draft model's weights while they are trained (`trainer.TrainTask`)."""
+class DraftModelTask(TrainTask):
+    """A draft model's weights while they are trained."""
 
     def __init__(
         self,
@@ -102,11 +101,9 @@ class DraftModelTask:
         rows_at_once: int = ROWS,
     ) -> None:
         """`model` has tied embeddings; `ends` hold the target's whole output head."""
+        super().__init__(ends, workers, dtype)
         self._model = model
-        self._ends = ends
         self._vocabulary = vocabulary
-        self._workers = GradientWorkers(workers)
-        self._dtype = dtype
         self._rows_at_once = rows_at_once
         self._tensors = dict(model.named_parameters())
         self._embedding: Tensor = model.get_input_embeddings().weight
@@ -124,10 +121,10 @@ class DraftModelTask:
     def token_rows(self) -> Tensor:
         return self._embedding
 
-    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
         vocabulary = self._vocabulary.at(progress.step)
         distillation = Distillation(vocabulary, self._ends.head[vocabulary.ids], self._rows_at_once)
-        return self._workers.run(partial(self._part, distillation), documents)
+        return partial(self._part, distillation)
 
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
         return measure(documents, self._drafted)
@@ -169,7 +166,7 @@ class DraftModelTask:
             yield Drafted(found.right[j:], found.known[j:])
 
 
-class DraftModelTraining(Training):
+class DraftModelTraining(Training[DraftModelRecipe]):
     """Trains `model`."""
 
     product = Product(
@@ -178,16 +175,14 @@ class DraftModelTraining(Training):
         "never what. Format: transformers, Llama; tokenizer and vocabulary are the target's.",
     )
 
-    def __init__(self, directory: RunDirectory, target: Target, recipe: DraftModelRecipe) -> None:
-        """Raises `ConfigError` if the data is of another target, or the model is wider than the target."""
-        super().__init__(directory, target, recipe.training, recipe.max_tokens)
-        self._recipe = recipe
-        settings, vocab = recipe.training, target.shape.vocab
-        self.model = initial_model(target, recipe.size, self.counts, settings.seed)
+    def begin(self) -> DraftModelTask:
+        """Raises `ConfigError` if the model is wider than the target."""
+        recipe, settings, vocab = self.recipe, self.recipe.training, self.target.shape.vocab
+        self.model = initial_model(self.target, recipe.size, self.counts, settings.seed)
         frequent = self.frequent_tokens(recipe.loss_vocab)
         vocabulary = LossVocabulary.of(frequent, vocab, num_sampled=recipe.loss_sample, seed=settings.seed)
-        ends = target.ends_for(torch.arange(vocab))
-        self.train_with(DraftModelTask(self.model, ends, vocabulary, workers=settings.workers, dtype=settings.dtype))
+        ends = self.target.ends_for(torch.arange(vocab))
+        return DraftModelTask(self.model, ends, vocabulary, workers=settings.workers, dtype=settings.dtype)
 
     @property
     def parameters(self) -> int:
@@ -199,9 +194,9 @@ class DraftModelTraining(Training):
 
     def hparams(self) -> Mapping[str, object]:
         return {
-            **asdict(self._recipe.size),
-            "tokens_in_every_loss": self._recipe.loss_vocab,
-            "tokens_sampled_for_a_loss": self._recipe.loss_sample,
+            **asdict(self.recipe.size),
+            "tokens_in_every_loss": self.recipe.loss_vocab,
+            "tokens_sampled_for_a_loss": self.recipe.loss_sample,
         }
 
     def export(self, provenance: dict[str, Any]) -> None:

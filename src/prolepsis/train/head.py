@@ -1,6 +1,6 @@
 """The training of a draft head (EAGLE-3): initial weights, training-time test, loss, export."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,21 +13,20 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, GradientWorkers, TargetEnds, lay_flat, precision
+from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.train.data import Document
 from prolepsis.train.initial_head import initial_weights
 from prolepsis.train.losses import feature_distance, fused_soft_cross_entropy
 from prolepsis.train.report import Product
-from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import Dtype, HeadRecipe, Objective
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import Progress
+from prolepsis.train.trainer import Progress, TrainTask
 from prolepsis.train.training import Training
 from prolepsis.train.unroll import unroll
 
 
-class HeadTask:
-    """A head's weights while they are trained (`trainer.TrainTask`)."""
+class HeadTask(TrainTask):
+    """A head's weights while they are trained."""
 
     def __init__(
         self,
@@ -38,11 +37,9 @@ class HeadTask:
         workers: int = 1,
         dtype: Dtype = "float32",
     ) -> None:
+        super().__init__(ends, workers, dtype)
         self._head = head
-        self._ends = ends
         self._objective = objective
-        self._workers = GradientWorkers(workers)
-        self._dtype = dtype
         self._trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
         for tensor in self._trained:
             tensor.requires_grad_(True)
@@ -60,8 +57,8 @@ class HeadTask:
     def token_rows(self) -> Tensor:
         return self._head.weights.lm_head
 
-    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
-        return self._workers.run(partial(self._part, self._objective.at(progress.fraction)), documents)
+    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+        return partial(self._part, self._objective.at(progress.fraction))
 
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
         return measure(documents, lambda document: drafted(self._head, document, self._ends))
@@ -122,7 +119,7 @@ def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
     return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
 
 
-class HeadTraining(Training):
+class HeadTraining(Training[HeadRecipe]):
     """Trains `head`."""
 
     product = Product(
@@ -131,27 +128,24 @@ class HeadTraining(Training):
         "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own.",
     )
 
-    def __init__(self, directory: RunDirectory, target: Target, recipe: HeadRecipe) -> None:
-        """Raises `ConfigError` if the data is of another target, `ModelLoadError` for an unusable `recipe.init`."""
-        super().__init__(directory, target, recipe.training, recipe.max_tokens)
-        self._recipe = recipe
-        self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, target)
-        ends = target.ends_for(self.head.weights.target_ids)
-        settings = recipe.training
-        self.train_with(HeadTask(self.head, ends, recipe.objective, workers=settings.workers, dtype=settings.dtype))
+    def begin(self) -> HeadTask:
+        """Raises `ModelLoadError` for an unusable `recipe.init`."""
+        recipe, settings = self.recipe, self.recipe.training
+        self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, self.target)
+        ends = self.target.ends_for(self.head.weights.target_ids)
+        return HeadTask(self.head, ends, recipe.objective, workers=settings.workers, dtype=settings.dtype)
 
     @property
     def parameters(self) -> int:
         """Without the embedding, which is the target's."""
-        tensors = [getattr(self.head.weights, f.name) for f in fields(HeadWeights)]
-        return sum(t.numel() for t in tensors if t is not None and t.is_floating_point())
+        return sum(tensor.numel() for tensor in trained_tensors(self.head))
 
     @property
     def draft_vocab(self) -> int:
         return self.head.config.draft_vocab
 
     def hparams(self) -> Mapping[str, object]:
-        objective = self._recipe.objective
+        objective = self.recipe.objective
         return {
             "steps_of_training_time_test": objective.num_steps,
             "share_of_first_step_alone": objective.warm_up,
@@ -160,7 +154,7 @@ class HeadTraining(Training):
             "output_head_trained": objective.train_output_head,
             "feature_weight": objective.feature_weight,
             "aux_layers": list(self.head.config.aux_layers),
-            "init": str(self._recipe.init.name) if self._recipe.init else "linear regression",
+            "init": str(self.recipe.init.name) if self.recipe.init else "linear regression",
         }
 
     def export(self, provenance: dict[str, Any]) -> None:
@@ -170,11 +164,11 @@ class HeadTraining(Training):
         save_head(folder, replace(head.config, provenance=with_checksum), head.weights, layer_config)
 
     def _initial_head(self) -> HeadLayer:
-        ids = self.frequent_tokens(self._recipe.draft_vocab)
+        ids = self.frequent_tokens(self.recipe.draft_vocab)
         config = self.target.head_config(len(ids))
         documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
         ends = self.target.ends_for(ids)
-        return HeadLayer(config, initial_weights(config, ends, documents, ids, self._recipe.training.seed))
+        return HeadLayer(config, initial_weights(config, ends, documents, ids, self.recipe.training.seed))
 
 
 def read_head(folder: Path, target: Target) -> HeadLayer:

@@ -1,20 +1,21 @@
 """The training loop: groups of documents, gradients, optimiser steps, measurements and checkpoints."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.train.acceptance import Counts
-from prolepsis.train.batches import BatchGradients
+from prolepsis.train.batches import BatchGradients, GradientWorkers, TargetEnds
 from prolepsis.train.data import Dataset, Document, groups, read
 from prolepsis.train.optimiser import apply, make_optimisers, set_rate
-from prolepsis.train.settings import TrainSettings
+from prolepsis.train.settings import Dtype, TrainSettings
 
 MOST_MEASUREMENTS = 24
 
@@ -29,24 +30,38 @@ class Progress:
     """Of all steps, 0 to 1."""
 
 
-class TrainTask(Protocol):
+class TrainTask(ABC):
     """The weights of a draft head or a draft model, and how they learn from documents."""
 
+    def __init__(self, ends: TargetEnds, workers: int, dtype: Dtype) -> None:
+        self._ends = ends
+        self._workers = GradientWorkers(workers)
+        self._dtype = dtype
+
     @property
+    @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
         """All weights by name, for the checkpoint."""
 
     @property
+    @abstractmethod
     def trained(self) -> Sequence[Tensor]:
         """The weights that training changes."""
 
     @property
+    @abstractmethod
     def token_rows(self) -> Tensor:
         """The weights whose rows are tokens."""
 
-    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
-        """Return loss and gradients of a batch, in the order of `trained`; the same call gives the same result."""
+    @abstractmethod
+    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+        """Return what computes loss and gradients of some documents, in the order of `trained`."""
 
+    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+        """Return loss and gradients of a batch; the same call gives the same result."""
+        return self._workers.run(self.compute(progress), documents)
+
+    @abstractmethod
     def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
         """Return the acceptance of greedy drafts by prompt kind, and under "all" of all (`acceptance.measure`)."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,35 +16,37 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.train.data import Dataset, read_manifest
 from prolepsis.train.report import DataFigures, Outcome, Product, draw, write_report, write_result
 from prolepsis.train.run_directory import RunDirectory
-from prolepsis.train.settings import TrainSettings
+from prolepsis.train.settings import DraftModelRecipe, HeadRecipe
 from prolepsis.train.target import Target, choose_vocabulary, count_tokens, coverage
 from prolepsis.train.trainer import StepDone, Trainer, TrainTask
 
+Recipe = TypeVar("Recipe", bound=HeadRecipe | DraftModelRecipe)
 COVERAGE_SIZES = (2048, 4096, 8192, 16384)
 
 
-class Training(ABC):
-    """Connects target, data and trainer; once `steps` is exhausted, the directory holds export and report.
+class Training(ABC, Generic[Recipe]):
+    """Connects target, data and trainer; once `steps` is exhausted, the directory holds export and report."""
 
-    A subclass calls `train_with` once its task is made.
-    """
-
-    trainer: Trainer
     product: Product
 
-    def __init__(
-        self, directory: RunDirectory, target: Target, settings: TrainSettings, max_tokens: int | None = None
-    ) -> None:
-        """Use at most `max_tokens` of the data. Raises `ConfigError` if there is none, or it is of another target."""
+    def __init__(self, directory: RunDirectory, target: Target, recipe: Recipe) -> None:
+        """Start, or continue from the checkpoint; raises `ConfigError` for no data, or data of another target."""
         self.directory = directory
         self.target = target
-        self.settings = settings
+        self.recipe = recipe
         check_data(directory.data, target)
-        self.dataset = Dataset(directory.data, max_tokens)
+        self.dataset = Dataset(directory.data, recipe.max_tokens)
         if not self.dataset.training:
             raise ConfigError(f"{directory.data} holds no text to train on yet", param="tokens")
         self.counts = count_tokens(self.dataset.response_tokens(), target.shape.vocab)
         self._needed = target.needed_tokens
+        self.trainer = Trainer(self.begin(), self.dataset, recipe.training, target.preamble)
+        if directory.checkpoint.exists():
+            self.trainer.load(directory.checkpoint)
+
+    @abstractmethod
+    def begin(self) -> TrainTask:
+        """Make the weights, and return the task that trains them."""
 
     @property
     @abstractmethod
@@ -63,12 +65,6 @@ class Training(ABC):
     @abstractmethod
     def export(self, provenance: dict[str, Any]) -> None:
         """Write the export, ready to serve, with `provenance` (`models.provenance`) and a checksum added to it."""
-
-    def train_with(self, task: TrainTask) -> None:
-        """Train `task`, from the checkpoint if there is one."""
-        self.trainer = Trainer(task, self.dataset, self.settings, self.target.preamble)
-        if self.directory.checkpoint.exists():
-            self.trainer.load(self.directory.checkpoint)
 
     def steps(self) -> Iterator[StepDone]:
         """Train; each measurement renews the checkpoint, the export and the report."""
@@ -106,7 +102,7 @@ class Training(ABC):
 
     def _outcome(self, seconds: float) -> Outcome:
         documents = [*self.dataset.training, *self.dataset.held_out]
-        settings = self.settings
+        settings = self.recipe.training
         return Outcome(
             product=self.product,
             target=self.target.name,

@@ -25,8 +25,13 @@ class Answer:
     stats: RequestStats
 
 
-async def ask(client: EngineClient, request: GenerateRequest) -> Answer:
-    """Return the answer to `request`; raises the error of a failed request, `EngineError` for an aborted one."""
+async def ask(
+    client: EngineClient, request: GenerateRequest, show: Callable[[Tokens], None] = lambda event: None
+) -> Answer:
+    """Return the answer to `request`, its tokens shown as they come.
+
+    Raises the error of a failed request, `EngineError` for an aborted one.
+    """
     started = time.perf_counter()
     tokens: list[int] = []
     first: float | None = None
@@ -34,6 +39,7 @@ async def ask(client: EngineClient, request: GenerateRequest) -> Answer:
         if isinstance(event, Tokens):
             first = first if first is not None or not event.token_ids else time.perf_counter() - started
             tokens += event.token_ids
+            show(event)
         elif isinstance(event, Finished):
             return Answer(tuple(tokens), time.perf_counter() - started, first, event.stats)
         elif isinstance(event, Failed):

@@ -1,6 +1,7 @@
 """The report of a measurement: medians with their spread, ratios within one repeat, as one JSON document."""
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -17,22 +18,11 @@ Figure = dict[str, object]
 """Median, min and max, and what they were taken from."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median and range of some values; all None where there are none."""
-
-    median: float | None
-    min: float | None
-    max: float | None
-
-    def as_figure(self) -> Figure:
-        return {"median": self.median, "min": self.min, "max": self.max}
-
-
-def spread(values: Iterable[float]) -> Spread:
-    """Return median, minimum and maximum."""
+def spread(values: Iterable[float]) -> Figure:
+    """Return median, minimum and maximum; None where there are no values."""
     found = sorted(values)
-    return Spread(statistics.median(found), found[0], found[-1]) if found else Spread(None, None, None)
+    median = statistics.median(found) if found else None
+    return {"median": median, "min": found[0] if found else None, "max": found[-1] if found else None}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -78,8 +68,8 @@ class Figures:
         return {
             "throughput": self._rates(name, concurrency, ALL),
             "speedup": self.ratio(name, PLAIN, concurrency, ALL),
-            "p50_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.5)) is not None).as_figure(),
-            "p95_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.95)) is not None).as_figure(),
+            "p50_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.5)) is not None),
+            "p95_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.95)) is not None),
             "queue_ms": _times(outcomes, lambda o: o.queue_s),
             "compute_ms": _times(outcomes, lambda o: o.compute_s),
         }
@@ -88,7 +78,7 @@ class Figures:
         """Return the rate of `name` over that of `base`, within each repeat."""
         rates, bases = ({r.repeat: self._rate(r, category) for r in self._of(n, concurrency)} for n in (name, base))
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
-        return {**spread(values).as_figure(), "repeats": values}
+        return {**spread(values), "repeats": values}
 
     def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
         """Return mean milliseconds of a target pass and of a step outside it; None where nothing is told of them."""
@@ -118,7 +108,7 @@ class Figures:
 
     def _rates(self, name: str, concurrency: int, category: str) -> Figure:
         values = [self._rate(run, category) for run in self._of(name, concurrency)]
-        return {**spread(values).as_figure(), "repeats": values}
+        return {**spread(values), "repeats": values}
 
     def _acceptance(self, name: str, category: str) -> Figure:
         values = []
@@ -127,7 +117,7 @@ class Figures:
             steps = sum(o.num_steps or 0 for o in counted)
             if steps:
                 values.append(sum(len(o.token_ids) for o in counted) / steps)
-        return spread(values).as_figure()
+        return spread(values)
 
     def _rate(self, run: Run, category: str) -> float:
         return rate(run, self._within(run, category))
@@ -155,7 +145,7 @@ def _looping(runs: Sequence[Run]) -> frozenset[str]:
 def _times(outcomes: Sequence[Outcome], seconds: Callable[[Outcome], float | None]) -> Figure:
     """Milliseconds over prompts and repeats."""
     values = [1e3 * s for o in outcomes if (s := seconds(o)) is not None]
-    return {**spread(values).as_figure(), "p95": percentile(values, 0.95)}
+    return {**spread(values), "p95": percentile(values, 0.95)}
 
 
 FAIRNESS = (
@@ -184,10 +174,22 @@ def document(
     return {
         "provenance": dict(provenance),
         "settings": _settings(setting, info, figures.looping),
-        "arms": _arms(figures) if 1 in figures.levels else {},
-        "concurrency": {str(level): {"arms": _level(figures, level)} for level in figures.levels},
+        "arms": {
+            name: {category: figures.arm(name, category) for category in figures.categories}
+            for name in figures.names
+            if figures.has(name, 1)
+        },
+        "concurrency": {
+            str(level): {
+                "arms": {name: figures.level(name, level) for name in figures.names if figures.has(name, level)}
+            }
+            for level in figures.levels
+        },
         "outputs": {name: outputs(figures, name, PLAIN) for name in setting.arms},
-        "steps": {str(level): _steps(figures, setting.arms, level) for level in figures.levels},
+        "steps": {
+            str(level): {arm: steps for arm in setting.arms if (steps := figures.steps(arm, level)) is not None}
+            for level in figures.levels
+        },
     }
 
 
@@ -202,35 +204,14 @@ def outputs(figures: Figures, name: str, base: str) -> dict[str, object]:
 
 
 def _settings(setting: Setting, info: EngineInfo, looping: Iterable[str]) -> dict[str, object]:
-    counts: dict[str, int] = {}
-    for prompt in setting.prompts:
-        counts[prompt.category] = counts.get(prompt.category, 0) + 1
     return {
         "prompts": setting.prompts_file,
-        "num_prompts": counts,
+        "num_prompts": dict(Counter(prompt.category for prompt in setting.prompts)),
         "looping": sorted(looping),
-        "max_tokens": setting.params.max_tokens,
-        "temperature": setting.params.temperature,
-        "top_p": setting.params.top_p,
+        **{name: getattr(setting.params, name) for name in ("max_tokens", "temperature", "top_p")},
         "concurrency": list(setting.schedule.concurrency),
         "repeats": setting.schedule.repeats,
         "arms": list(setting.arms),
         "engine": asdict(info),
         "fairness": FAIRNESS,
     }
-
-
-def _arms(figures: Figures) -> dict[str, object]:
-    return {
-        name: {category: figures.arm(name, category) for category in figures.categories}
-        for name in figures.names
-        if figures.has(name, 1)
-    }
-
-
-def _level(figures: Figures, level: int) -> dict[str, object]:
-    return {name: figures.level(name, level) for name in figures.names if figures.has(name, level)}
-
-
-def _steps(figures: Figures, arms: Sequence[str], level: int) -> dict[str, object]:
-    return {arm: steps for arm in arms if (steps := figures.steps(arm, level)) is not None}

@@ -20,7 +20,7 @@ _PARAMETERS: dict[str, Callable[[Any], Any]] = {
 
 def generation_eos(folder: Path) -> list[int]:
     """Return the tokens that end a text; empty if the file is missing or has none."""
-    return token_ids(_read(folder).get("eos_token_id"))
+    return token_ids(json_object(folder / FILE).get("eos_token_id"))
 
 
 def generation_sampling(folder: Path) -> SamplingDefaults | None:
@@ -28,7 +28,7 @@ def generation_sampling(folder: Path) -> SamplingDefaults | None:
 
     Raises `ModelLoadError` for a value that sampling cannot take.
     """
-    document = _read(folder)
+    document = json_object(folder / FILE)
     named: dict[str, Any] = {name: value for name in _PARAMETERS if (value := document.get(name)) is not None}
     if not named:
         return None
@@ -48,8 +48,8 @@ def token_ids(value: object) -> list[int]:
     return [int(token) for token in value] if isinstance(value, list | tuple) else [int(str(value))]
 
 
-def _read(folder: Path) -> dict[str, object]:
-    file = folder / FILE
+def json_object(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, an empty one if there is no file; raises `ModelLoadError` for anything else."""
     if not file.is_file():
         return {}
     try:

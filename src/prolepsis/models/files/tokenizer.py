@@ -22,6 +22,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import GgufFile
 
 Message = Mapping[str, object]
@@ -173,7 +174,7 @@ def save_tokenizer(path: Path, folder: Path) -> None:
 def folder_parts(folder: Path) -> TokenizerParts:
     """Read tokenizer.json, tokenizer_config.json and chat_template.jinja of a model folder."""
     backend = _folder_backend(folder)
-    config = _json_object(folder / "tokenizer_config.json")
+    config = json_object(folder / "tokenizer_config.json")
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
     template_file = folder / "chat_template.jinja"
@@ -197,18 +198,6 @@ def _folder_backend(folder: Path) -> Backend:
         raise ModelLoadError(f"{folder} holds no tokenizer.json, nor can one be made: {error}") from error
     assert isinstance(backend, Backend)
     return backend
-
-
-def _json_object(file: Path) -> dict[str, object]:
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text())
-    except ValueError as error:
-        raise ModelLoadError(f"{file} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} is not a JSON object")
-    return value
 
 
 def _token_text(value: object) -> str | None:
