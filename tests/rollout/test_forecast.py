@@ -54,3 +54,14 @@ def test_the_least_time_counts_and_a_dry_run_decides_nothing() -> None:
     assert stage.wait.least_s == stage.wait.most_s == 7000.0
     [stage] = forecast(settings("metric: error_rate, limit: 0.2, dry_run: true", "{step_weights: 50}"), 100.0)
     assert stage.wait is None
+
+
+def test_the_slowest_guardrail_decides_and_dry_runs_are_not_waited_for() -> None:
+    def most_s(guardrails: str) -> float:
+        [stage] = forecast(settings(guardrails, "{step_weights: 50, min_step_s: 0}"), 1.0)
+        assert stage.wait is not None
+        return stage.wait.most_s
+
+    quick, slow = "metric: error_rate, limit: 0.5", "metric: error_rate, limit: 0.02"
+    assert most_s(f"{quick}}}, {{name: h, {slow}") == most_s(slow) > most_s(quick)
+    assert most_s(f"{quick}}}, {{name: h, {slow}, dry_run: true") > most_s(quick)  # a dry run has a share of the level

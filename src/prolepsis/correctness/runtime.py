@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from uuid import uuid4
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
@@ -23,6 +23,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -358,15 +359,15 @@ class _Metrics:
     """Match rate = match / (match + near_tie + structural); a structural mismatch should raise an alert."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"prolepsis_replay{name}", text, labels, registry=registry)
-
-        self._replays = counter("s", "Requests decoded again without speculation, by outcome", "outcome")
+        text = "Requests decoded again without speculation, by outcome"
+        self._replays = counter(registry, "replays", text, "outcome")
         for outcome in OUTCOMES:
             self._replays.labels(outcome)  # an alert on a rise needs the 0 before it
-        self._dropped = counter("_dropped", "Requests drawn for a replay that were not replayed", "reason")
-        self.interrupted = counter("_interrupted", "Replays that made way for requests and started again")
-        self.queued = Gauge("prolepsis_replay_queued", "Requests that wait for their replay", registry=registry)
+        text = "Requests drawn for a replay that were not replayed"
+        self._dropped = counter(registry, "replay_dropped", text, "reason")
+        text = "Replays that made way for requests and started again"
+        self.interrupted = counter(registry, "replay_interrupted", text)
+        self.queued = gauge(registry, "replay_queued", "Requests that wait for their replay")
 
     def ended(self, outcome: ReplayOutcome) -> None:
         self._replays.labels(outcome).inc()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
@@ -29,6 +29,7 @@ from prolepsis.cost.meter import (
 )
 from prolepsis.cost.prices import Price, PriceFile
 from prolepsis.store.store import Store
+from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import READERS, Route, Routes
@@ -206,20 +207,17 @@ class _Metrics:
     """Device seconds and their divisors; ratios and money are left to queries. `Usage` bounds the tenants."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        labels = ("route", "tenant", "proposer", "arm")
-
-        def counter(name: str, text: str, *names: str) -> Counter:
-            return Counter(f"prolepsis_{name}", text, names, registry=registry)
-
-        def gauge(name: str, text: str, *names: str) -> Gauge:
-            return Gauge(f"prolepsis_{name}", text, names, registry=registry)
-
-        self._seconds = counter("request_device_seconds", "Device time of requests that were answered", *labels)
-        self._predicted = counter("request_predicted_plain_seconds", "The same, predicted for plain decoding", *labels)
-        self._tokens = counter("request_output_tokens", "Output tokens of these requests", *labels)
-        self._price = gauge("price_per_device_second", "The price in use", "currency", "price", "version")
-        self.refused = counter("price_book_refused", "Edits of the price book that were refused")
-        self._memory = gauge("proposer_memory_bytes", "Memory of a proposer, without the target's", "proposer", "kind")
+        by = ("route", "tenant", "proposer", "arm")
+        text = "Device time of requests that were answered"
+        self._seconds = counter(registry, "request_device_seconds", text, *by)
+        text = "The same, predicted for plain decoding"
+        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by)
+        self._tokens = counter(registry, "request_output_tokens", "Output tokens of these requests", *by)
+        text = "The price in use"
+        self._price = gauge(registry, "price_per_device_second", text, "currency", "price", "version")
+        self.refused = counter(registry, "price_book_refused", "Edits of the price book that were refused")
+        text = "Memory of a proposer, without the target's"
+        self._memory = gauge(registry, "proposer_memory_bytes", text, "proposer", "kind")
 
     def request(self, labels: tuple[str, str, str, str], num_output_tokens: int, device: DeviceSeconds) -> None:
         """Count a request under its route, tenant, proposer and arm."""

@@ -46,7 +46,7 @@ def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float, rates:
     if not decisive:
         return None
     waits = [
-        expected_time_to_pass([_expected(guardrail)], share=stage.share, requests_per_s=rate, levels=settings.levels)
+        expected_time_to_pass(_expected(guardrail), share=stage.share, requests_per_s=rate, levels=settings.levels)
         if (rate := rates.get(guardrail.metric, requests_per_s))
         else Wait(math.inf, math.inf)
         for guardrail in decisive

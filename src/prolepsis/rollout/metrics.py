@@ -1,6 +1,8 @@
 """Prometheus metrics of rollouts, by the policy's rule."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
+
+from prolepsis.telemetry.declare import counter, gauge
 
 _OUTCOMES = {"fail": -1, "inconclusive": 0, "pass": 1}
 _PHASES = ("off", "running", "gate", "held", "on", "rolled_back")
@@ -10,22 +12,18 @@ class RolloutMetrics:
     """The state of each rollout, its verdicts and changes, and the assignments of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"prolepsis_rollout_{name}", text, ["rule", *labels], registry=registry)
-
-        self._phase = gauge("phase", "1 for the phase that the rollout is in", "phase")
-        self._stage = gauge("stage", "Number of the stage, from 0; the number of stages once it is on")
-        self._share = gauge("share", "Share of requests that get the mode of the rule, 0 to 1")
-        self._verdict = gauge("verdict", "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail")
-        self._changes = Counter(
-            "prolepsis_rollout_changes", "Changes of rollouts by kind", ["rule", "kind"], registry=registry
+        self._phase = gauge(registry, "rollout_phase", "1 for the phase that the rollout is in", "rule", "phase")
+        text = "Number of the stage, from 0; the number of stages once it is on"
+        self._stage = gauge(registry, "rollout_stage", text, "rule")
+        self._share = gauge(
+            registry, "rollout_share", "Share of requests that get the mode of the rule, 0 to 1", "rule"
         )
-        self._requests = Counter(
-            "prolepsis_rollout_requests", "Requests by arm and mode given", ["rule", "arm", "mode"], registry=registry
-        )
-        self.not_kept = Counter(
-            "prolepsis_rollout_not_kept", "Changes of rollouts that could not be stored", registry=registry
-        )
+        text = "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail"
+        self._verdict = gauge(registry, "rollout_verdict", text, "rule")
+        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind")
+        text = "Requests by arm and mode given"
+        self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode")
+        self.not_kept = counter(registry, "rollout_not_kept", "Changes of rollouts that could not be stored")
 
     def show(self, rule: str, phase: str, stage: int, share: float) -> None:
         """Set the state of a rollout."""

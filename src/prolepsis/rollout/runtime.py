@@ -29,6 +29,7 @@ from prolepsis.rollout.machine import (
 )
 from prolepsis.rollout.metrics import RolloutMetrics
 from prolepsis.rollout.observation import observed
+from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict
@@ -36,8 +37,6 @@ from prolepsis.web.feature import Feature
 
 MAX_LEFT = 32
 """Rollouts of earlier policies that are kept in memory, in case their rules return."""
-KEEP_EVERY_S = 10.0
-"""Least time between two writes of evidence, for other replicas and the next start."""
 
 log = structlog.get_logger(__name__)
 
@@ -110,7 +109,6 @@ class Rollouts(Feature):
 
         If the store cannot be read now, rollouts are off, so requests are plain, until it can.
         """
-        self._store = store
         self._stop_run = stop_run
         self._metrics = RolloutMetrics(registry)
         self._model = model
@@ -120,11 +118,8 @@ class Rollouts(Feature):
         """By rule."""
         self._left: tuple[LiveRollout, ...] = ()
         """The last rollouts whose rules the policy lost: if a rule returns, its rollout goes on with its evidence."""
-        self._stored = _read_at_start(store)
+        self._exchange = ReplicaExchange(store, self._clock)
         self._policy_version = ""
-        self._unkept: dict[str, list[RolloutEvent]] = {}
-        """Events of rollbacks that took effect and could not be stored, by rollout."""
-        self._kept_at = self._clock()
         self._lock = asyncio.Lock()
 
     def adopt(self, policy: Policy) -> None:
@@ -133,12 +128,12 @@ class Rollouts(Feature):
         known = {live.target.rollout_id: live for live in (*self._left, *self._live.values())}
         self._live = {}
         for rule, found in targets_of(policy, self._model).items():
-            stored = self._stored.get(found.rollout_id)
             live = known.pop(found.rollout_id, None)
             if live is None:
+                stored = self._exchange.states.get(found.rollout_id)
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
             live.take(self._ours(live.state))
-            self._follow(live, stored)
+            self._follow(live)
             self._live[rule] = live
             self._show(rule, live)
         self._left = tuple(known.values())[-MAX_LEFT:]
@@ -169,7 +164,7 @@ class Rollouts(Feature):
     async def close(self) -> None:
         """Store the evidence for the next start."""
         with suppress(StoreUnavailable):
-            await self._keep_evidence()
+            await self._exchange.keep_evidence(self._live.values())
 
     async def tick(self) -> None:
         """Take in the changes of other replicas, then step every rollout."""
@@ -227,8 +222,7 @@ class Rollouts(Feature):
 
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return the events of a rollout, oldest first; raises `StoreUnavailable`."""
-        kept = await asyncio.to_thread(self._store.events, rollout_id)
-        return [*kept, *self._unkept.get(rollout_id, ())]
+        return await self._exchange.events(rollout_id)
 
     def _find(self, rollout_id: str) -> LiveRollout:
         for live in self._live.values():
@@ -239,46 +233,18 @@ class Rollouts(Feature):
         raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:
-        """Take in states and evidence of other replicas; store pending rollbacks, and our evidence if it is time."""
-        self._stored.update(await asyncio.to_thread(self._store.states))
-        now = self._clock()
-        is_due = now - self._kept_at >= KEEP_EVERY_S
-        self._kept_at = now if is_due else self._kept_at
-        for live in list(self._live.values()):
-            rollout_id = live.target.rollout_id
-            stored = self._stored.get(rollout_id)
-            if rollout_id in self._unkept:
-                await self._keep_rollback(live, stored)
-            else:
-                self._follow(live, stored)
-        others = await asyncio.to_thread(self._store.other_evidence)
-        for live in list(self._live.values()):
-            live.others = tuple(one for one in others if one.rollout_id == live.target.rollout_id)
-        if is_due:
-            await self._keep_evidence()
+        """Take in what other replicas stored, and store what is due."""
+        lives = list(self._live.values())
+        await self._exchange.read_states(lives)
+        for live in lives:
+            self._follow(live)
+        await self._exchange.evidence(lives)
 
-    def _follow(self, live: LiveRollout, stored: RolloutState | None) -> None:
-        """Go on from a state that another replica stored, unless a rollback of ours is still to be stored over it."""
-        if stored is None or live.target.rollout_id in self._unkept:
-            return
-        if stored.version > live.state.version:
-            self._take(live, stored, ())
-
-    async def _keep_evidence(self) -> None:
-        """Store the evidence of stages that go on."""
-        lives = [live for live in self._live.values() if live.state.phase in ACTIVE]
-        seen = [live.evidence for live in lives if live.evidence.num_canary + live.evidence.num_control]
-        if seen:
-            await asyncio.to_thread(self._store.keep_evidence, seen)
-
-    async def _keep_rollback(self, live: LiveRollout, stored: RolloutState | None) -> None:
-        """Store a rollback that took effect already, over the state that was stored meanwhile."""
-        rollout_id = live.target.rollout_id
-        state = replace(live.state, version=1 + (stored.version if stored else 0))
-        if await asyncio.to_thread(self._store.swap, state, self._unkept[rollout_id]):
-            del self._unkept[rollout_id]
-            self._stored[rollout_id] = state
-            live.take(state)
+    def _follow(self, live: LiveRollout) -> None:
+        """Go on from a state that another replica stored."""
+        newer = self._exchange.newer(live.state)
+        if newer is not None:
+            self._take(live, newer, ())
 
     async def _step(self, rule: str, live: LiveRollout) -> None:
         before, now, evidence = live.state, self._clock(), live.all_evidence
@@ -293,19 +259,16 @@ class Rollouts(Feature):
         """Store a change and let it take effect; return whether it did."""
         after, events = transition
         try:
-            kept = await asyncio.to_thread(self._store.swap, after, events)
+            takes_effect = await self._exchange.swap(after, events)
         except Exception as error:  # contained: a failing store must not keep harm in service
             log.error("rollout_not_stored", rollout=after.rollout_id, phase=after.phase, error=str(error))
             self._metrics.not_kept.inc()
-            if after.phase != "rolled_back":
-                return False
-            self._unkept[after.rollout_id] = list(events)
+            takes_effect = after.phase == "rolled_back"
+            if takes_effect:
+                self._exchange.store_later(after.rollout_id, events)
+        if takes_effect:
             self._take(live, after, events)
-            return True
-        if kept:
-            self._stored[after.rollout_id] = after
-            self._take(live, after, events)
-        return kept
+        return takes_effect
 
     def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
         for name in stopped_runs(live.state, after):
@@ -336,14 +299,6 @@ class Rollouts(Feature):
         state = live.state
         stage = len(live.settings.stages) if state.phase == "on" else state.stage
         self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
-
-
-def _read_at_start(store: RolloutStore) -> dict[str, RolloutState]:
-    try:
-        return dict(store.states())
-    except StoreUnavailable as error:
-        log.error("rollouts_not_read", error=str(error))
-        return {}
 
 
 def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Transition:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
@@ -28,6 +28,7 @@ from prolepsis.safety.breaker import (
     State,
     TripReason,
 )
+from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -71,18 +72,10 @@ class BreakerMetrics:
     """A proposer and a traffic class are each one of few, so they may be labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.events = Counter(
-            "prolepsis_breaker_events",
-            "Changes of breakers",
-            ["proposer", "traffic_class", "before", "after", "reason"],
-            registry=registry,
-        )
-        self._state = Gauge(
-            "prolepsis_breaker_state",
-            "1 for the state that a breaker is in",
-            ["proposer", "traffic_class", "state"],
-            registry=registry,
-        )
+        by = ("proposer", "traffic_class")
+        text = "Changes of breakers"
+        self.events = counter(registry, "breaker_events", text, *by, "before", "after", "reason")
+        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state")
 
     def changed(self, event: BreakerEvent) -> None:
         """Count a change and show the new state."""

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 from pydantic import Field
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status, load_detectors
+from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -152,16 +153,13 @@ class _Metrics:
     """There are few traffic classes by construction, so they can be labels."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        by = ["proposer", "traffic_class"]
-
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"prolepsis_drift_{name}", text, [*by, *labels], registry=registry)
-
-        text = "Alarms of drift and of cliffs"
-        self.alarms = Counter("prolepsis_drift_alarms", text, [*by, "kind"], registry=registry)
-        self._status = gauge("status", "1 for the drift status of a proposer", "status")
-        self._acceptance = gauge("acceptance", "Acceptance of first drafted tokens since the last change")
-        self._overestimated = gauge("overestimated", "Estimated less actual acceptance of first drafted tokens")
+        by = ("proposer", "traffic_class")
+        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind")
+        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status")
+        text = "Acceptance of first drafted tokens since the last change"
+        self._acceptance = gauge(registry, "drift_acceptance", text, *by)
+        text = "Estimated less actual acceptance of first drafted tokens"
+        self._overestimated = gauge(registry, "drift_overestimated", text, *by)
 
     def show(self, key: Key, status: Status, acceptance: float | None, overestimated: float | None) -> None:
         """Show one stream; figures that are None are not known yet."""

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from openfeature.provider import FeatureProvider
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.safety.flags import TIMEOUT_S, Flags
+from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 
 KILL_PERIOD_S = 1.0
@@ -40,11 +41,9 @@ class FlagsFeature(Feature):
         self._on_kill = on_kill
         self._clock = clock
         self._kill_due = float("-inf")
-        labels = ["flag", "variant", "reason", "error"]
-        text = "Flags evaluated for requests"
-        self._evaluations = Counter("prolepsis_flag_evaluations", text, labels, registry=registry)
-        text = "Edits of the flag file that were refused"
-        self._refused = Counter("prolepsis_flag_file_refused", text, registry=registry)
+        text, labels = "Flags evaluated for requests", ("flag", "variant", "reason", "error")
+        self._evaluations = counter(registry, "flag_evaluations", text, *labels)
+        self._refused = counter(registry, "flag_file_refused", "Edits of the flag file that were refused")
         self._log("flags_loaded")
 
     async def enabled(self, facts: RequestFacts) -> FlagDecision:

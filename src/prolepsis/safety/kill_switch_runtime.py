@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from pydantic import Field
 
 from prolepsis.core.audit_event import AuditEvent, Emit, discard
@@ -13,6 +13,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
 from prolepsis.safety.kill_switch import KillState, KillStatus
+from prolepsis.telemetry.declare import gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.feature import Feature
@@ -44,8 +45,7 @@ class KillSwitch(Feature):
         self._kill = kill
         self._emit = emit
         self._now = now
-        text = "1 while the kill switch is on, by source"
-        self._killed = Gauge("prolepsis_speculation_killed", text, ["source"], registry=registry)
+        self._killed = gauge(registry, "speculation_killed", "1 while the kill switch is on, by source", "source")
         self._read(at_start=True)
 
     async def tick(self) -> None:

@@ -1,7 +1,6 @@
 """Forecasts of the time until a verdict."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.statistics.guardrail import Guardrail
@@ -30,27 +29,19 @@ class Wait:
     most_s: float
 
 
-def expected_time_to_pass(
-    expectations: Sequence[Expectation], *, share: float, requests_per_s: float, levels: Levels
-) -> Wait:
-    """Return the time until all guardrails pass if the canary is as assumed: that of the slowest."""
-    decisive = [e for e in expectations if not e.guardrail.dry_run]
-    waits = [_wait(e, share, requests_per_s, levels.promotion) for e in decisive]
-    return Wait(max(w.least_s for w in waits), max(w.most_s for w in waits))
+def expected_time_to_pass(e: Expectation, *, share: float, requests_per_s: float, levels: Levels) -> Wait:
+    """Return the time until a guardrail passes if the canary is as assumed.
 
-
-def _wait(e: Expectation, share: float, requests_per_s: float, alpha: float) -> Wait:
-    """Return the passage time of log wealth over log(1 / alpha), as of a random walk with the best stake's drift.
-
-    Its mean is b / g and its variance b v / g^3 (inverse Gaussian: Wald 1947, appendix A.5), with b = log(number of
-    stakes / alpha), g and v mean and variance of a request's log factor.
+    It is the passage time of log wealth over log(1 / alpha), as of a random walk with the best stake's drift. Its mean
+    is b / g and its variance b v / g^3 (inverse Gaussian: Wald 1947, appendix A.5), with b = log(number of stakes /
+    alpha), g and v mean and variance of a request's log factor.
     """
     sign = -sign_of(e.guardrail.better)
     contrast = e.guardrail.measure.contrast(e.guardrail.better, share)
     growth, variance = max((_log_factor(e, contrast, stake) for stake in contrast.stakes(sign)), key=lambda gv: gv[0])
     if growth <= 0.0:
         return Wait(math.inf, math.inf)
-    barrier = math.log(NUM_STAKES / alpha)
+    barrier = math.log(NUM_STAKES / levels.promotion)
     mean, deviation = barrier / growth, math.sqrt(barrier * variance / growth**3)
     one_arm = contrast.ratio == 0.0
     floor = e.guardrail.minimum_samples / (1.0 if one_arm else min(share, 1.0 - share))

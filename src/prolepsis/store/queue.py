@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
+
+from prolepsis.telemetry.declare import counter, gauge
 
 Kind = Literal["request", "audit"]
 KINDS: tuple[Kind, ...] = ("request", "audit")
@@ -49,14 +51,8 @@ class StoreMetrics:
     """`kind` is request or audit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"prolepsis_store_{name}", text, registry=registry)
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"prolepsis_store_{name}", text, labels, registry=registry)
-
-        self.written = counter("written", "Items on disk", "kind")
-        self.dropped = counter("dropped", "Items lost, by reason", "kind", "reason")
-        self.failures = counter("failures", "Attempts to write that failed")
-        self.queued = gauge("queued_items", "Items that wait to be written")
-        self.up = gauge("up", "1 if the last attempt to write succeeded, 0 if it failed")
+        self.written = counter(registry, "store_written", "Items on disk", "kind")
+        self.dropped = counter(registry, "store_dropped", "Items lost, by reason", "kind", "reason")
+        self.failures = counter(registry, "store_failures", "Attempts to write that failed")
+        self.queued = gauge(registry, "store_queued_items", "Items that wait to be written")
+        self.up = gauge(registry, "store_up", "1 if the last attempt to write succeeded, 0 if it failed")

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from prolepsis.core.stats import PlainReason, ProposerCounts
+from prolepsis.telemetry.declare import counter
 
 
 class ShadowCounters:
     """Drafts that were compared with plain decoding's tokens and not verified, apart from those that were."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"prolepsis_shadow_{name}", text, ["proposer"], registry=registry)
-
-        self._drafts = counter("drafts", "Drafts compared in shadow")
-        self._drafted = counter("drafted_tokens", "Draft tokens compared in shadow")
-        self._accepted = counter("accepted_tokens", "Draft tokens that would have been accepted")
+        self._drafts = counter(registry, "shadow_drafts", "Drafts compared in shadow", "proposer")
+        self._drafted = counter(registry, "shadow_drafted_tokens", "Draft tokens compared in shadow", "proposer")
+        self._accepted = counter(
+            registry, "shadow_accepted_tokens", "Draft tokens that would have been accepted", "proposer"
+        )
 
     def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
         """Add one request's counts."""
@@ -30,16 +30,21 @@ class SpecDecodeCounters:
     """Raw counts only; a rate per label is a query."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"prolepsis_spec_decode_{name}", text, labels, registry=registry)
-
-        self.failures = counter("proposer_failures", "Proposer calls that raised or returned nonsense", "proposer")
-        self._drafts = counter("num_drafts", "Drafts verified", "proposer")
-        self._draft_tokens = counter("num_draft_tokens", "Draft tokens verified", "proposer")
-        self._accepted = counter("num_accepted_tokens", "Draft tokens accepted", "proposer")
-        self._plain_steps = counter("num_plain_steps", "Decoding steps of a sample without a draft, by why", "reason")
+        self.failures = counter(
+            registry, "spec_decode_proposer_failures", "Proposer calls that raised or returned nonsense", "proposer"
+        )
+        self._drafts = counter(registry, "spec_decode_num_drafts", "Drafts verified", "proposer")
+        self._draft_tokens = counter(registry, "spec_decode_num_draft_tokens", "Draft tokens verified", "proposer")
+        self._accepted = counter(registry, "spec_decode_num_accepted_tokens", "Draft tokens accepted", "proposer")
+        self._plain_steps = counter(
+            registry, "spec_decode_num_plain_steps", "Decoding steps of a sample without a draft, by why", "reason"
+        )
         self._accepted_per_pos = counter(
-            "num_accepted_tokens_per_pos", "Draft tokens accepted by position in the draft", "proposer", "position"
+            registry,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted by position in the draft",
+            "proposer",
+            "position",
         )
 
     def count_plain(self, steps: Mapping[PlainReason, int]) -> None:
