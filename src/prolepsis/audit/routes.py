@@ -14,8 +14,7 @@ from prolepsis.audit.redaction import storable
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
-from prolepsis.core.events import Difference
-from prolepsis.core.recording import Recording, Replayed, parse
+from prolepsis.core.recording import Recording, Replayed, SampleDifference, parse
 from prolepsis.engine.client import EngineInfo
 from prolepsis.store.store import Store
 from prolepsis.web.body_reader import read_query
@@ -47,23 +46,13 @@ class AuditReply:
     """In their order."""
 
 
-class ReplayedDifferenceReply(Reply):
-    """The first difference of a sample from the emitted tokens; margin and tolerance in logits."""
-
-    sample: int
-    position: int
-    kind: Literal["near_tie", "structural"]
-    margin: float | None
-    tolerance: float | None
-
-
 class AuditReplayReply(Reply):
     seq: int
     request_id: str
     outcome: Literal["match", "near_tie", "structural"]
     num_tokens: int
     exactness: Literal["strict", "normal"]
-    differences: list[ReplayedDifferenceReply]
+    differences: list[SampleDifference]
 
 
 Replay = Callable[[Recording, float], Awaitable[Replayed]]
@@ -175,11 +164,5 @@ def replay_reply(entry: AuditEntry, replayed: Replayed, exactness: Literal["stri
         outcome=replayed.outcome,
         num_tokens=replayed.num_tokens,
         exactness=exactness,
-        differences=[_difference(sample, one) for sample, one in sorted(replayed.differences.items())],
-    )
-
-
-def _difference(sample: int, one: Difference) -> ReplayedDifferenceReply:
-    return ReplayedDifferenceReply(
-        sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
+        differences=replayed.shown,
     )

@@ -85,7 +85,23 @@ class Replayed:
         return "structural" if "structural" in kinds else "near_tie" if kinds else "match"
 
     @property
-    def first(self) -> tuple[int, Difference] | None:
-        """Sample and difference to report: a structural one if there is one."""
-        found = sorted(self.differences.items(), key=lambda item: (item[1].kind != "structural", item[0]))
-        return found[0] if found else None
+    def shown(self) -> list["SampleDifference"]:
+        """The differences without tokens, in the order of the samples."""
+        return [
+            SampleDifference(
+                sample=sample, position=one.position, kind=one.kind, margin=one.margin, tolerance=one.tolerance
+            )
+            for sample, one in sorted(self.differences.items())
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDifference:
+    """The first difference of a sample from its recorded tokens, as it may be shown; see `core.events.Difference`."""
+
+    sample: int
+    position: int
+    """Output position, from 0."""
+    kind: Literal["near_tie", "structural"]
+    margin: float | None
+    tolerance: float | None

@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
-from prolepsis.core.events import Difference
-from prolepsis.core.recording import Outcome, Recording, Replayed, recording
+from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode
 from prolepsis.correctness.replay import replay
@@ -54,7 +53,7 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayMismatch:
+class ReplayMismatch(SampleDifference):
     """A request whose replay had other tokens, and its first difference; margin and tolerance in logits."""
 
     at: float
@@ -67,13 +66,6 @@ class ReplayMismatch:
     mode: Mode
     reason: EffectiveReason
     plan_version: int
-    sample: int
-    position: int
-    """Output position, from 0."""
-    kind: Literal["near_tie", "structural"]
-    margin: float | None
-    """As in `core.events.Difference`; also null if one of the tokens was not allowed."""
-    tolerance: float | None
 
 
 class Share:
@@ -275,20 +267,20 @@ class ReplayFeature(Feature):
         assignment = served.about.assignment
         if self._count is not None and served.counts and assignment is not None:
             self._count(assignment, self._is_right(outcome))
-        if replayed.first is not None:
-            self._differed(served, replayed.first)
+        if replayed.shown:
+            first = min(replayed.shown, key=lambda one: (one.kind != "structural", one.sample))
+            self._differed(_mismatch(served, first), served.about.tenant)
 
     def _is_right(self, outcome: Outcome) -> bool:
         """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
         return outcome == "match" or (outcome == "near_tie" and self._client.info.exactness == "normal")
 
-    def _differed(self, served: _Served, first: tuple[int, Difference]) -> None:
-        mismatch = _mismatch(served, first)
+    def _differed(self, mismatch: ReplayMismatch, tenant: str) -> None:
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
-            self._emit(_audit_event(mismatch, served.about.tenant, self._client.info))
+            self._emit(_audit_event(mismatch, tenant, self._client.info))
             self._trip_if_due(mismatch.request_id)
 
     def _trip_if_due(self, request_id: str) -> None:
@@ -323,9 +315,8 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
             await asyncio.wait([task])
 
 
-def _mismatch(served: _Served, first: tuple[int, Difference]) -> ReplayMismatch:
-    """Return the mismatch of a request, from its first difference and the sample that has it."""
-    sample, difference = first
+def _mismatch(served: _Served, first: SampleDifference) -> ReplayMismatch:
+    """Return the mismatch of a request, from the difference to report."""
     about = served.about
     return ReplayMismatch(
         at=time.time(),
@@ -334,12 +325,8 @@ def _mismatch(served: _Served, first: tuple[int, Difference]) -> ReplayMismatch:
         rule=about.policy_rule,
         policy_version=about.policy_version,
         arm=about.assignment.arm if about.assignment else None,
-        sample=sample,
-        position=difference.position,
-        kind=difference.kind,
-        margin=difference.margin,
-        tolerance=difference.tolerance,
         **asdict(served.mode),
+        **asdict(first),
     )
 
 

@@ -25,31 +25,20 @@ _DIGEST_LENGTH = 8
 _NO_HISTORY = Histogram()
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Shares of keys; the holdout never gets the canary, so there is a comparison to the end."""
-
-    canary: float
-    holdout: float = 0.05
-
-    def __post_init__(self) -> None:
-        assert self.canary >= 0.0, "shares are in [0, 1]"
-        assert self.holdout >= 0.0, "shares are in [0, 1]"
-        assert self.canary + self.holdout <= 1.0 + 1e-9, "shares are together at most 1"
-
-
-def arm_of(key: str, rollout_id: str, weights: Weights) -> AssignedArm:
-    """Return the arm of all requests with `key`.
+def arm_of(key: str, rollout_id: str, canary: float, holdout: float = 0.05) -> AssignedArm:
+    """Return the arm of all requests with `key`, given the shares of the canary and of the holdout.
 
     The canary grows from below and the holdout stands at the top, so a key that is on the canary at 1 % stays on it at
-    5 %. Another rollout draws independently. Unassigned requests are compared as control. Verdicts are exact with one
-    key for each request; with one for each conversation they are wrong somewhat more often, and with one for each
-    tenant they do not hold.
+    5 %, and the holdout never gets it. Another rollout draws independently. Unassigned requests are compared as
+    control. Verdicts are exact with one key for each request; with one for each conversation they are wrong somewhat
+    more often, and with one for each tenant they do not hold.
     """
+    assert min(canary, holdout) >= 0.0, "shares are in [0, 1]"
+    assert canary + holdout <= 1.0 + 1e-9, "shares are together at most 1"
     drawn = position(rollout_id, key) / 100.0
-    if drawn < weights.canary:
+    if drawn < canary:
         return "canary"
-    return "holdout" if drawn >= 1.0 - weights.holdout else "unassigned"
+    return "holdout" if drawn >= 1.0 - holdout else "unassigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +108,7 @@ class LiveRollout:
         shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
         verifying = canary_share(state, settings)
         share = settings.stages[state.stage].share if shadow else verifying
-        arm = arm_of(key, state.rollout_id, Weights(share, settings.holdout))
+        arm = arm_of(key, state.rollout_id, share, settings.holdout)
         mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
         return Assignment(state.rollout_id, state.run, state.stage, arm, mode, verifying)
 

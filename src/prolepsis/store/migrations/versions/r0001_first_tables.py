@@ -1,5 +1,7 @@
 """The first tables."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -9,50 +11,24 @@ branch_labels = None
 depends_on = None
 
 
+def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable) for name in names.split()]
+
+
 def upgrade() -> None:
     op.create_table(
         "request_records",
         sa.Column("record_id", sa.String(32), primary_key=True),
-        sa.Column("ended_at", sa.Double, nullable=False),
-        sa.Column("request_id", sa.Text, nullable=False),
-        sa.Column("answer_id", sa.Text, nullable=False),
-        sa.Column("tenant", sa.Text, nullable=False),
-        sa.Column("key_id", sa.Text, nullable=False),
-        sa.Column("tier", sa.Text, nullable=False),
-        sa.Column("route", sa.Text, nullable=False),
-        sa.Column("model", sa.Text, nullable=False),
-        sa.Column("terminal", sa.String(16), nullable=False),
-        sa.Column("error", sa.Text),
-        sa.Column("mode", sa.String(16), nullable=False),
-        sa.Column("reason", sa.Text, nullable=False),
-        sa.Column("plan_version", sa.Integer, nullable=False),
-        sa.Column("policy_rule", sa.Text),
-        sa.Column("policy_version", sa.Text),
-        sa.Column("traffic_class", sa.Text),
-        sa.Column("rollout_run", sa.Text),
-        sa.Column("arm", sa.Text),
-        sa.Column("flags", sa.JSON, nullable=False),
-        sa.Column("num_prompt_tokens", sa.Integer, nullable=False),
-        sa.Column("num_cached_tokens", sa.Integer, nullable=False),
-        sa.Column("num_output_tokens", sa.Integer, nullable=False),
-        sa.Column("num_steps", sa.Integer, nullable=False),
-        sa.Column("num_preemptions", sa.Integer, nullable=False),
-        sa.Column("num_drafts", sa.Integer, nullable=False),
-        sa.Column("num_draft_tokens", sa.Integer, nullable=False),
-        sa.Column("num_accepted", sa.Integer, nullable=False),
-        sa.Column("queue_s", sa.Double, nullable=False),
-        sa.Column("compute_s", sa.Double, nullable=False),
-        sa.Column("first_token_s", sa.Double),
-        sa.Column("total_s", sa.Double, nullable=False),
-        sa.Column("proposers", sa.JSON, nullable=False),
-        sa.Column("shadow", sa.JSON, nullable=False),
-        sa.Column("device_prefill_s", sa.Double),
-        sa.Column("device_plain_s", sa.Double),
-        sa.Column("device_verify_s", sa.Double),
-        sa.Column("device_propose_s", sa.Double),
-        sa.Column("device_host_s", sa.Double),
-        sa.Column("predicted_plain_s", sa.Double),
-        sa.Column("prices_version", sa.Text),
+        *_columns(sa.Text, "request_id answer_id tenant key_id tier route model reason"),
+        *_columns(sa.Text, "error policy_rule policy_version traffic_class rollout_run arm", nullable=True),
+        *_columns(sa.Text, "prices_version", nullable=True),
+        *_columns(sa.String(16), "terminal mode"),
+        *_columns(sa.JSON, "flags proposers shadow"),
+        *_columns(sa.Integer, "plan_version num_prompt_tokens num_cached_tokens num_output_tokens num_steps"),
+        *_columns(sa.Integer, "num_preemptions num_drafts num_draft_tokens num_accepted"),
+        *_columns(sa.Double, "ended_at queue_s compute_s total_s"),
+        *_columns(sa.Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
+        *_columns(sa.Double, "device_propose_s device_host_s predicted_plain_s", nullable=True),
     )
     op.create_index("ix_request_records_ended_at", "request_records", ["ended_at"])
     op.create_index("ix_request_records_tenant", "request_records", ["tenant"])
@@ -61,18 +37,10 @@ def upgrade() -> None:
         sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("uid", sa.String(32), nullable=False, unique=True),
         sa.Column("at", sa.String(32), nullable=False),
-        sa.Column("action", sa.Text, nullable=False),
-        sa.Column("versions", sa.Text, nullable=False),
-        sa.Column("erases", sa.Text, nullable=False),
-        sa.Column("actor", sa.Text),
-        sa.Column("tenant", sa.Text),
-        sa.Column("subject", sa.Text),
-        sa.Column("before", sa.Text),
-        sa.Column("after", sa.Text),
+        *_columns(sa.Text, "action versions erases"),
+        *_columns(sa.Text, "actor tenant subject before after", nullable=True),
         sa.Column("salt", sa.String(64)),
-        sa.Column("details_digest", sa.String(64), nullable=False),
-        sa.Column("previous", sa.String(64), nullable=False),
-        sa.Column("digest", sa.String(64), nullable=False),
+        *_columns(sa.String(64), "details_digest previous digest"),
     )
     op.create_index("ix_audit_entries_tenant", "audit_entries", ["tenant"])
     audit_head = op.create_table(
@@ -85,9 +53,7 @@ def upgrade() -> None:
         "policy_versions",
         sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("digest", sa.String(64), nullable=False),
-        sa.Column("text", sa.Text, nullable=False),
-        sa.Column("author", sa.Text, nullable=False),
-        sa.Column("reason", sa.Text, nullable=False),
+        *_columns(sa.Text, "text author reason"),
         sa.Column("created_at", sa.Double, nullable=False),
     )
     policy_current = op.create_table(
@@ -120,8 +86,7 @@ def upgrade() -> None:
     op.create_table(
         "price_books",
         sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("version", sa.Text, nullable=False),
-        sa.Column("content", sa.Text, nullable=False),
+        *_columns(sa.Text, "version content"),
         sa.Column("taken_at", sa.Double, nullable=False),
     )
     op.bulk_insert(audit_head, [{"id": 1, "seq": 0, "digest": "0" * 64}])
