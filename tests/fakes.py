@@ -165,7 +165,7 @@ class Letters:
 
 
 @dataclass(slots=True)
-class Room:
+class EngineSetup:
     """How the engine under test is set up; small budgets make everything happen soon."""
 
     num_pages: int = 64
@@ -182,28 +182,28 @@ class Room:
     consumers: Sequence[HiddenStateConsumer] = ()
 
 
-def build(room: Room) -> Engine:
+def build(setup: EngineSetup) -> Engine:
     """Return an engine over the table model."""
-    model = room.model
-    cache = model.make_cache(room.num_pages)
-    paging = Paging(PagePool(room.num_pages, PAGE_SIZE, prefix_cache=room.prefix_cache), cache.copy_page)
+    model = setup.model
+    cache = model.make_cache(setup.num_pages)
+    paging = Paging(PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache), cache.copy_page)
     limits = SchedulerLimits(
-        room.max_sequences, room.max_step_tokens, room.max_model_len, VOCAB, model.info.eos_token_ids
+        setup.max_sequences, setup.max_step_tokens, setup.max_model_len, VOCAB, model.info.eos_token_ids
     )
-    proposers = ProposerSet(room.proposers, DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
-    info = EngineInfo("table", "table", VOCAB, room.max_model_len, "fp", "strict", "table", proposers.names)
+    proposers = ProposerSet(setup.proposers, DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
+    info = EngineInfo("table", "table", VOCAB, setup.max_model_len, "fp", "strict", "table", proposers.names)
     plan = AppliedPlan()
     parts = EngineParts(
         info=info,
         plan=plan,
-        scheduler=Scheduler(limits, paging, plan, Letters(), room.grammars),
-        speculation=Speculation(proposers, max_step_tokens=room.max_step_tokens, max_model_len=room.max_model_len),
+        scheduler=Scheduler(limits, paging, plan, Letters(), setup.grammars),
+        speculation=Speculation(proposers, max_step_tokens=setup.max_step_tokens, max_model_len=setup.max_model_len),
         runner=Runner(model, cache),
-        verifier=room.verifier,
-        observer=room.observer,
-        hidden_states=HiddenStateRouter(room.consumers),
+        verifier=setup.verifier,
+        observer=setup.observer,
+        hidden_states=HiddenStateRouter(setup.consumers),
     )
-    return Engine(parts, room.clock) if room.clock else Engine(parts)
+    return Engine(parts, setup.clock) if setup.clock else Engine(parts)
 
 
 def request(

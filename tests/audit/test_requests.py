@@ -195,7 +195,7 @@ async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> Non
 
 
 @pytest.fixture
-def door(tmp_path: Path, store: Store) -> Any:
+def connect(tmp_path: Path, store: Store) -> Any:
     """Return a function from an engine and roles to a client of a server."""
     file = KeyFile(tmp_path / "keys.json")
 
@@ -213,19 +213,19 @@ def door(tmp_path: Path, store: Store) -> Any:
 @pytest.mark.parametrize(
     ("role", "status"), [("client", 403), ("viewer", 403), ("operator", 403), ("auditor", 200), ("admin", 200)]
 )
-async def test_auditors_read(door: Any, store: Store, role: str, status: int) -> None:
+async def test_auditors_read(connect: Any, store: Store, role: str, status: int) -> None:
     engine = FakeEngine()
-    await door(engine, "client").post("/v1/completions", json=ASKED)
+    await connect(engine, "client").post("/v1/completions", json=ASKED)
     [entry] = kept(store)
-    http = door(engine, role)
+    http = connect(engine, role)
     for path in ("/admin/audit", f"/admin/audit/{entry.seq}"):
         assert (await http.get(path)).status_code == status
     assert (await http.post(f"/admin/audit/{entry.seq}/replay")).status_code == status
 
 
-async def test_entries_are_read_as_they_are_chained(door: Any, store: Store) -> None:
+async def test_entries_are_read_as_they_are_chained(connect: Any, store: Store) -> None:
     engine = FakeEngine()
-    asks, reads = door(engine, "client"), door(engine, "auditor")
+    asks, reads = connect(engine, "client"), connect(engine, "auditor")
     for _ in range(3):
         await asks.post("/v1/completions", json=ASKED)
     entries = kept(store)
@@ -244,12 +244,12 @@ async def test_entries_are_read_as_they_are_chained(door: Any, store: Store) -> 
         assert (await reads.get(f"/admin/audit/{name}")).status_code == 404
 
 
-async def test_a_recorded_request_is_decoded_again_by_hand(door: Any, store: Store) -> None:
+async def test_a_recorded_request_is_decoded_again_by_hand(connect: Any, store: Store) -> None:
     client = table()
     body = {**BODY, "n": 2}
-    assert (await door(client, "client").post("/v1/completions", json=body)).status_code == 200
+    assert (await connect(client, "client").post("/v1/completions", json=body)).status_code == 200
     [entry] = kept(store)
-    auditor = door(client, "auditor")
+    auditor = connect(client, "auditor")
     said = (await auditor.post(f"/admin/audit/{entry.seq}/replay")).json()
     assert (said["outcome"], said["num_tokens"], said["differences"]) == ("match", 80, [])
     [_, replayed] = kept(store)
@@ -261,22 +261,22 @@ async def test_a_recorded_request_is_decoded_again_by_hand(door: Any, store: Sto
     await client.close()
 
 
-async def test_another_answer_than_was_recorded_is_found(door: Any, store: Store) -> None:
+async def test_another_answer_than_was_recorded_is_found(connect: Any, store: Store) -> None:
     client = table(flawed=True)
-    await door(client, "client").post("/v1/completions", json=BODY)
-    said = (await door(client, "auditor").post("/admin/audit/1/replay")).json() if kept(store) else {}
+    await connect(client, "client").post("/v1/completions", json=BODY)
+    said = (await connect(client, "auditor").post("/admin/audit/1/replay")).json() if kept(store) else {}
     assert said["outcome"] == "structural"
     assert said["differences"][0]["sample"] == 0
     await client.close()
 
 
-async def test_what_cannot_be_decoded_again_is_said(door: Any, store: Store) -> None:
+async def test_what_cannot_be_decoded_again_is_said(connect: Any, store: Store) -> None:
     engine = FakeEngine()
-    await door(engine, "client").post("/v1/completions", json={**ASKED, "prompt": "ann@example.org"})
-    await door(engine, "client", audit_content="text").post("/v1/completions", json=ASKED)
-    await door(engine, "client").post("/v1/completions", json=ASKED)
+    await connect(engine, "client").post("/v1/completions", json={**ASKED, "prompt": "ann@example.org"})
+    await connect(engine, "client", audit_content="text").post("/v1/completions", json=ASKED)
+    await connect(engine, "client").post("/v1/completions", json=ASKED)
     assert len(kept(store)) == 3
-    auditor = door(engine, "auditor")
+    auditor = connect(engine, "auditor")
     redacted = await auditor.post("/admin/audit/1/replay")
     assert (redacted.status_code, "its text was redacted" in redacted.text) == (400, True)
     assert "holds no tokens" in (await auditor.post("/admin/audit/2/replay")).text
@@ -289,11 +289,11 @@ async def test_what_cannot_be_decoded_again_is_said(door: Any, store: Store) -> 
     assert "it is of tenant.forgotten" in (await auditor.post("/admin/audit/5/replay")).text
 
 
-async def test_a_record_of_another_model_is_not_compared(door: Any, store: Store) -> None:
-    await door(FakeEngine(), "client").post("/v1/completions", json=ASKED)
+async def test_a_record_of_another_model_is_not_compared(connect: Any, store: Store) -> None:
+    await connect(FakeEngine(), "client").post("/v1/completions", json=ASKED)
     assert len(kept(store)) == 1
     other = table()
-    refused = await door(other, "auditor").post("/admin/audit/1/replay")
+    refused = await connect(other, "auditor").post("/admin/audit/1/replay")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "other_model")
     await other.close()
 

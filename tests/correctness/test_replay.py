@@ -18,7 +18,7 @@ from prolepsis.engine.runner import Computed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.sampling.sampler import Sampler
-from tests.exact.serving import room
+from tests.exact.serving import setup_of
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, build, draft_chain, drain, request, run, submit, terminals
 
@@ -54,7 +54,7 @@ def unverified(row: Row, _: SampledTokens) -> SampledTokens:
 
 @asynccontextmanager
 async def engine(corrupt: Corrupt | None = None, wrong_from: int = 2) -> AsyncIterator[ThreadEngineClient]:
-    setup = room(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
+    setup = setup_of(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
     if corrupt is not None:
         setup.verifier = Flawed(corrupt)
     client = ThreadEngineClient(build(setup))
@@ -143,7 +143,7 @@ async def test_steps_say_what_was_proposed_to_who_asks() -> None:
 
 def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:
     proposer = Scripted(lambda sequence, limit: None)
-    running = build(room(proposers=[proposer]))
+    running = build(setup_of(proposers=[proposer]))
     source = request("a", list(range(1, 11)) * 8, PARAMS["greedy"])
     recorded = recording(source, run(running, source))
     cached, told = running.scheduler._paging.pool.num_available, list(proposer.committed)
@@ -159,7 +159,7 @@ def test_a_replay_reuses_nothing_and_leaves_nothing_behind() -> None:
 
 
 def test_a_replay_gives_way() -> None:
-    running = build(room(max_sequences=1))
+    running = build(setup_of(max_sequences=1))
     source = request("a", [1, 2, 3], PARAMS["sampled"])
     recorded = recording(source, run(running, source))
     submit(running, replace(source, request_id="again", emitted=recorded.tokens, priority=LAST))
@@ -174,6 +174,6 @@ def test_a_replay_gives_way() -> None:
 
 
 def test_a_recording_of_other_sequences_is_refused() -> None:
-    running = build(room())
+    running = build(setup_of())
     with pytest.raises(InvalidParameter, match="emitted is of 1 sequences; allowed: of all 2"):
         running.validate(replace(request("a", [1], n=2), emitted=((1,),)))

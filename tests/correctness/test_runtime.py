@@ -35,7 +35,7 @@ from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.output.policies import Look, Says, loaded
 from tests.audit.test_log import entries_of
 from tests.correctness.test_replay import Flawed, unverified
-from tests.exact.serving import room
+from tests.exact.serving import setup_of
 from tests.fake_proposer import Scripted
 from tests.rollout.stores import memory_store
 
@@ -57,7 +57,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def table(*, flawed: bool = False) -> ThreadEngineClient:
     """Return a small real engine whose drafts are wrong from the second token on, checked or not."""
-    setup = room(proposers=[Scripted(lambda sample, limit: fakes.draft_chain(sample, limit, wrong_from=1 - flawed))])
+    setup = setup_of(
+        proposers=[Scripted(lambda sample, limit: fakes.draft_chain(sample, limit, wrong_from=1 - flawed))]
+    )
     if flawed:
         setup.verifier = Flawed(unverified)
     client = ThreadEngineClient(fakes.build(setup))
@@ -235,7 +237,7 @@ async def test_what_gives_way_again_and_again_is_dropped_and_counted(tmp_path: P
         gate = served.app.state.admission
         for _ in range(MAX_TRIES):
             await asyncio.wait_for(engine.replaying.wait(), 5)
-            gate.draining = True  # takes the room away
+            gate.draining = True  # nothing may be replayed now
             await asyncio.wait_for(engine.gave_way.wait(), 5)
             engine.gave_way.clear()
             gate.draining = False

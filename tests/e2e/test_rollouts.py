@@ -7,8 +7,8 @@ from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
-from tests.fakes import VOCAB, Room, build, draft_chain
-from tests.load.house import LetterTokenizer
+from tests.fakes import VOCAB, EngineSetup, build, draft_chain
+from tests.load.server import LetterTokenizer
 from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once
 from tests.simulation.server import StepLog, WatchedClient, bodies, running_server
 
@@ -23,8 +23,8 @@ def mostly_right(sequence: SequenceView, limit: int) -> Draft:
 
 def client() -> WatchedClient:
     steps, proposer = StepLog(), Scripted(mostly_right, DRAFT_HEAD)
-    room = Room(max_model_len=512, num_pages=256, proposers=(proposer,), observer=steps)
-    return WatchedClient(build(room), steps)
+    setup = EngineSetup(max_model_len=512, num_pages=256, proposers=(proposer,), observer=steps)
+    return WatchedClient(build(setup), steps)
 
 
 async def test_a_good_proposer_goes_up_through_all_stages(tmp_path: Path) -> None:

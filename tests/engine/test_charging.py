@@ -20,7 +20,7 @@ from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import chain
 from tests.fake_proposer import Scripted
-from tests.fakes import Room, build, draft_chain, drain, submit
+from tests.fakes import EngineSetup, build, draft_chain, drain, submit
 
 CURVE = CostCurve((1, 65), (0, 1024), ((10.0, 30.48), (74.0, 94.48)))
 """9 + rows + context / 50 milliseconds: whatever is charged can be worked out by hand."""
@@ -140,8 +140,10 @@ def served(engine: Engine, draw: random.Random) -> Iterator[Event]:
 
 def charged(seed: int) -> tuple[Engine, list[RequestStats]]:
     draw = random.Random(seed)
-    room = Room(num_pages=10, max_step_tokens=32, proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=2))])
-    engine = build(room)
+    setup = EngineSetup(
+        num_pages=10, max_step_tokens=32, proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=2))]
+    )
+    engine = build(setup)
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     return engine, [event.stats for event in served(engine, draw) if isinstance(event, Terminal)]
 

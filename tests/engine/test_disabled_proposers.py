@@ -11,7 +11,7 @@ from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from tests.fakes import Room, build, drain, outputs, request, run, submit, terminals, true_continuation
+from tests.fakes import EngineSetup, build, drain, outputs, request, run, submit, terminals, true_continuation
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)
 
@@ -43,7 +43,7 @@ def sliced(request_id: str, traffic_class: str, choice: SpeculationChoice | None
 
 
 def plain() -> dict[tuple[str, int], list[int]]:
-    return outputs(run(build(Room()), sliced("a", "chat"), sliced("b", "code")))
+    return outputs(run(build(EngineSetup()), sliced("a", "chat"), sliced("b", "code")))
 
 
 def apply(engine: Engine, **plan: object) -> None:
@@ -58,7 +58,7 @@ def stats_of(events: Sequence[Event], request_id: str) -> RequestStats:
 
 def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_next_one_takes_its_place() -> None:
     first, second = Named("first"), Named("second")
-    engine = build(Room(proposers=[first, second]))
+    engine = build(EngineSetup(proposers=[first, second]))
     apply(engine, proposers=("first",))
     submit(engine, sliced("a", "chat"), sliced("b", "code"))
     events = [event for _ in range(4) for event in engine.step()]
@@ -75,7 +75,7 @@ def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_
 
 
 def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why() -> None:
-    engine = build(Room(proposers=[Named("first"), Named("second")]))
+    engine = build(EngineSetup(proposers=[Named("first"), Named("second")]))
     apply(engine, version=4, disabled=(DisabledProposer("first", "chat"), DisabledProposer("second", "chat")))
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
     assert outputs(events) == plain()
@@ -87,7 +87,7 @@ def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why(
 
 def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too() -> None:
     first, second = Named("first"), Named("second")
-    engine = build(Room(proposers=[first, second]))
+    engine = build(EngineSetup(proposers=[first, second]))
     apply(engine, disabled=(DisabledProposer("first", "chat"),))
     shadow, named = SpeculationChoice("shadow"), SpeculationChoice(proposers=("first",))
     events = run(engine, sliced("a", "chat", shadow), sliced("b", "chat", named))
@@ -99,7 +99,7 @@ def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too
 
 def test_a_probe_round_ends_by_itself() -> None:
     first = Named("first")
-    engine = build(Room(proposers=[first]))
+    engine = build(EngineSetup(proposers=[first]))
     apply(engine, disabled=(DisabledProposer("first", "chat", probes=4, probe_round=1),))
     events = run(engine, sliced("a", "chat"))
     assert len(first.asked) == 4
@@ -107,7 +107,7 @@ def test_a_probe_round_ends_by_itself() -> None:
 
 
 def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
-    engine = build(Room(proposers=[Named("first", wrong=lambda sequence: sequence.traffic_class == "code")]))
+    engine = build(EngineSetup(proposers=[Named("first", wrong=lambda sequence: sequence.traffic_class == "code")]))
     apply(engine)
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
     assert outputs(events) == plain()
@@ -118,7 +118,7 @@ def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
 
 def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_acceptance() -> None:
     for choice in (SpeculationChoice("on"), SpeculationChoice("shadow"), SpeculationChoice()):
-        engine = build(Room(proposers=[Named("first")]))
+        engine = build(EngineSetup(proposers=[Named("first")]))
         run(engine, sliced("a", "chat", choice))
         [counts] = engine.speculation.proposers.ledger.counts()
         assert counts.num_right == counts.num_judged > 10
@@ -128,7 +128,7 @@ def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_accept
 
 def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
     first = Named("first")
-    engine = build(Room(proposers=[first]))
+    engine = build(EngineSetup(proposers=[first]))
     apply(engine)
     submit(engine, sliced("a", "chat"))
     events = [event for _ in range(5) for event in engine.step()]
@@ -148,5 +148,5 @@ def test_the_kill_switch_stops_drafts_from_the_next_step_on() -> None:
 
 def test_a_flag_is_the_reason_where_one_turned_it_off() -> None:
     choice = SpeculationChoice("off", "flag_off")
-    events = run(build(Room(proposers=[Named("first")])), sliced("a", "chat", choice))
+    events = run(build(EngineSetup(proposers=[Named("first")])), sliced("a", "chat", choice))
     assert stats_of(events, "a").mode == EffectiveMode("off", "flag_off", 0)

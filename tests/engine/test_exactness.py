@@ -1,4 +1,4 @@
-"""The self-check tells a forward whose rows depend on each other from one whose rows do not."""
+"""The self-check distinguishes a forward whose rows depend on each other from one whose rows do not."""
 
 from dataclasses import replace
 

@@ -15,7 +15,7 @@ from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import HiddenStates, Proposer, SequenceView
 from tests.fake_proposer import Scripted
-from tests.fakes import Room, TableModel, build, draft_chain, request, run, submit
+from tests.fakes import EngineSetup, TableModel, build, draft_chain, request, run, submit
 
 PROMPT = list(range(1, 11))
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -75,7 +75,7 @@ class Drafter(Recorder, Proposer):
 def engine_with(*consumers: Recorder, proposer: Scripted | None = None) -> tuple[Engine, CapturedModel]:
     proposer = proposer or Scripted(lambda sequence, limit: draft_chain(sequence, min(limit, 3), wrong_from=2))
     model = CapturedModel()
-    engine = build(Room(proposers=[proposer], consumers=consumers, model=model))
+    engine = build(EngineSetup(proposers=[proposer], consumers=consumers, model=model))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=3)))
     return engine, model
 

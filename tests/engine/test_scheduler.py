@@ -14,7 +14,7 @@ from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
-from tests.fakes import VOCAB, Room, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
+from tests.fakes import VOCAB, EngineSetup, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
 
 MAX_LEN = 128
 
@@ -69,8 +69,8 @@ def mixed_drafts(sequence: SequenceView, limit: int) -> Draft | None:
             raise ValueError("a proposer may fail")
 
 
-def serve(room: Room, plan: SpecPlan, asked: Sequence[Arrival]) -> list[Event]:
-    engine = build(room)
+def serve(setup: EngineSetup, plan: SpecPlan, asked: Sequence[Arrival]) -> list[Event]:
+    engine = build(setup)
     engine.send(ApplyPlan(plan))
     events: list[Event] = []
     for step in range(60):
@@ -87,8 +87,8 @@ def serve(room: Room, plan: SpecPlan, asked: Sequence[Arrival]) -> list[Event]:
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> Room:
-    return Room(
+def rooms(draw: st.DrawFn) -> EngineSetup:
+    return EngineSetup(
         num_pages=draw(st.integers(4, 12)),
         max_sequences=draw(st.integers(1, 6)),
         max_step_tokens=draw(st.sampled_from([16, 24, 200])),
@@ -100,8 +100,10 @@ def rooms(draw: st.DrawFn) -> Room:
 
 @settings(max_examples=60, deadline=None)
 @given(arrivals(), rooms(), st.sampled_from([0, 2, 7]))
-def test_every_request_ends_once_with_the_reference_output(asked: list[Arrival], room: Room, depth: int) -> None:
-    events = serve(room, SpecPlan(fixed_depth=depth), asked)
+def test_every_request_ends_once_with_the_reference_output(
+    asked: list[Arrival], setup: EngineSetup, depth: int
+) -> None:
+    events = serve(setup, SpecPlan(fixed_depth=depth), asked)
     ends, texts = terminals(events), outputs(events)
     assert ends.keys() == {a.source.request_id for a in asked}
     for a in asked:

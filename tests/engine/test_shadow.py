@@ -15,7 +15,7 @@ from prolepsis.engine.step import Engine
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Script, Scripted
-from tests.fakes import Room, build, draft_chain, draft_tree, drain, outputs, request, run, submit, terminals
+from tests.fakes import EngineSetup, build, draft_chain, draft_tree, drain, outputs, request, run, submit, terminals
 
 PROMPT = [1, 2, 3]
 PARAMS = {
@@ -35,8 +35,8 @@ SCRIPTS: dict[str, Script] = {
 }
 
 
-def engine_with(script: Script, plan: SpecPlan, **room: int) -> Engine:
-    engine = build(Room(proposers=[Scripted(script)], **room))  # type: ignore[arg-type]
+def engine_with(script: Script, plan: SpecPlan, **setup: int) -> Engine:
+    engine = build(EngineSetup(proposers=[Scripted(script)], **setup))  # type: ignore[arg-type]
     engine.send(ApplyPlan(plan))
     return engine
 
@@ -52,7 +52,7 @@ def stats_of(events: Sequence[Event], request_id: str = "a") -> RequestStats:
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize("params", PARAMS)
 def test_figures_are_those_of_verification_and_tokens_those_of_plain_decoding(params: str, script: str) -> None:
-    plain = outputs(run(build(Room()), request("a", PROMPT, PARAMS[params])))
+    plain = outputs(run(build(EngineSetup()), request("a", PROMPT, PARAMS[params])))
     plan = SpecPlan(version=5, fixed_depth=6)
     verified = stats_of(run(engine_with(SCRIPTS[script], plan), request("a", PROMPT, PARAMS[params])))
     assert verified.proposers["scripted"].num_drafts > 1
@@ -147,7 +147,7 @@ def test_a_proposer_that_raises_or_lies_in_shadow_is_contained() -> None:
     def boom(sequence: SequenceView, limit: int) -> Draft | None:
         raise ValueError("no idea")
 
-    plain = outputs(run(build(Room()), request("a", PROMPT, PARAMS["length"])))
+    plain = outputs(run(build(EngineSetup()), request("a", PROMPT, PARAMS["length"])))
     for script in (boom, lambda sequence, limit: chain((10**6,), "scripted")):
         engine = engine_with(script, SpecPlan())
         events = run(engine, shadow("a", PARAMS["length"]))
@@ -167,7 +167,7 @@ def test_requests_beyond_their_share_of_the_time_are_put_off_whole_and_decoded_p
         shadow_cost=0.5,
         clock=lambda: float(next(ticks)),  # each time one second: far more than passes of a table take
     )
-    plain = outputs(run(build(Room()), request("first", PROMPT, PARAMS["length"])))["first", 0]
+    plain = outputs(run(build(EngineSetup()), request("first", PROMPT, PARAMS["length"])))["first", 0]
     run(engine, request("a", PROMPT, PARAMS["end"]))  # passes that give credit
     events = run(engine, shadow("first", PARAMS["length"]))
     assert stats_of(events, "first").plain_steps.get("shadow_budget") is None

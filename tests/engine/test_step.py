@@ -19,8 +19,8 @@ from tests.fake_proposer import Scripted
 from tests.fakes import (
     EOS,
     VOCAB,
+    EngineSetup,
     Letters,
-    Room,
     build,
     draft_chain,
     draft_tree,
@@ -43,13 +43,13 @@ def stats_of(events: Sequence[object]) -> RequestStats:
 
 def test_greedy_request_decodes_as_the_reference() -> None:
     source = request("a", [1, 2, 3], LONG)
-    events = run(build(Room()), source)
+    events = run(build(EngineSetup()), source)
     assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
     assert isinstance(terminals(events)["a"], Finished)
 
 
 def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
-    engine = build(Room(max_step_tokens=16))
+    engine = build(EngineSetup(max_step_tokens=16))
     first, second = request("a", [1, 2], LONG), request("b", [i % VOCAB for i in range(100)], LONG)
     submit(engine, first)
     engine.step()
@@ -65,9 +65,9 @@ def test_long_prompt_is_computed_in_chunks_beside_decoding_requests() -> None:
 
 def test_chain_and_tree_drafts_change_steps_but_not_tokens() -> None:
     source = request("a", [1, 2, 3], LONG)
-    plain = outputs(run(build(Room()), source))
+    plain = outputs(run(build(EngineSetup()), source))
     for script in (lambda s, n: draft_chain(s, n, wrong_from=3), draft_tree):
-        engine = build(Room(proposers=[Scripted(script)]))
+        engine = build(EngineSetup(proposers=[Scripted(script)]))
         engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
         events = run(engine, source)
         assert outputs(events) == plain
@@ -82,7 +82,7 @@ def test_draft_is_cut_after_end_of_sequence_and_counts_only_what_was_emitted() -
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=200))
     expected = reference(source, noise_key(0, 0))
     assert expected[-1] == EOS
-    engine = build(Room(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
+    engine = build(EngineSetup(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=16)))
     events = run(engine, source)
     assert outputs(events)["a", 0] == expected
@@ -103,7 +103,7 @@ def test_finish_reasons() -> None:
     for name, (params, reason, stop_reason) in cases.items():
         source = request(name, [1, 2, 3], params)
         for proposers in ((), [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]):
-            events = run(build(Room(proposers=proposers)), source)
+            events = run(build(EngineSetup(proposers=proposers)), source)
             last = [e for e in events if isinstance(e, Tokens)][-1]
             assert (last.finish_reason, last.stop_reason) == (reason, stop_reason)
             assert outputs(events)[name, 0] == reference(source, noise_key(0, 0))
@@ -113,7 +113,7 @@ def test_answer_ends_where_the_context_does() -> None:
     source = request("a", [1] * 40, SamplingParams(temperature=0.0, max_tokens=500, ignore_eos=True))
     drafting = [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]
     for proposers in ((), drafting):
-        engine = build(Room(max_model_len=64, num_pages=2, proposers=proposers))
+        engine = build(EngineSetup(max_model_len=64, num_pages=2, proposers=proposers))
         events = run(engine, source)
         assert outputs(events)["a", 0] == reference(source, noise_key(0, 0), max_model_len=64)
         assert len(outputs(events)["a", 0]) == 24
@@ -122,7 +122,7 @@ def test_answer_ends_where_the_context_does() -> None:
 def test_sequences_of_one_request_share_the_prompt_and_differ_by_their_key() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
     source = request("a", [i % VOCAB for i in range(64)], params, n=4)
-    engine = build(Room())
+    engine = build(EngineSetup())
     submit(engine, source)
     events = engine.step()
     assert engine.scheduler.kv_usage <= 3 / 64
@@ -134,7 +134,7 @@ def test_sequences_of_one_request_share_the_prompt_and_differ_by_their_key() -> 
 
 
 def test_equal_prompts_reuse_pages_within_a_scope_only() -> None:
-    engine = build(Room())
+    engine = build(EngineSetup())
     prompt = [i % VOCAB for i in range(96)]
     first = stats_of(run(engine, request("a", prompt, LONG)))
     again = run(engine, request("b", prompt, LONG))
@@ -144,7 +144,7 @@ def test_equal_prompts_reuse_pages_within_a_scope_only() -> None:
 
 
 def test_higher_priority_takes_the_place_of_lower() -> None:
-    engine = build(Room(max_sequences=1))
+    engine = build(EngineSetup(max_sequences=1))
     low, high = request("low", [1], LONG, priority=5), request("high", [2], LONG, priority=1)
     submit(engine, low)
     engine.step()
@@ -156,7 +156,7 @@ def test_higher_priority_takes_the_place_of_lower() -> None:
 
 def test_preempted_requests_say_the_same() -> None:
     sources = [request(str(i), [i + 1] * 30, LONG) for i in range(6)]
-    engine = build(Room(num_pages=8, max_model_len=128))
+    engine = build(EngineSetup(num_pages=8, max_model_len=128))
     events = run(engine, *sources)
     ends = terminals(events)
     assert sum(ends[s.request_id].stats.num_preemptions for s in sources) > 0
@@ -171,7 +171,7 @@ def test_queue_and_compute_time_add_up() -> None:
         now[0] += 0.25
         return now[0]
 
-    engine = build(Room(max_sequences=1, clock=clock))
+    engine = build(EngineSetup(max_sequences=1, clock=clock))
     ends = terminals(run(engine, request("a", [1], LONG), request("b", [2], LONG)))
     for end in ends.values():
         assert end.stats.queue_s + end.stats.compute_s == pytest.approx(end.stats.total_s)
@@ -180,7 +180,7 @@ def test_queue_and_compute_time_add_up() -> None:
 
 def test_waiting_after_a_preemption_is_queue_time() -> None:
     now = [0.0]
-    engine = build(Room(max_sequences=1, clock=lambda: now[0]))
+    engine = build(EngineSetup(max_sequences=1, clock=lambda: now[0]))
     submit(engine, request("low", [1], LONG, priority=5))
     events = engine.step()
     submit(engine, request("high", [2], LONG, priority=1))
@@ -197,7 +197,7 @@ def test_what_follows_a_stop_string_inside_an_accepted_block_is_neither_kept_nor
     expected = reference(request("a", prompt, LONG), noise_key(0, 0))
     stop = Letters().decode(expected[1:3])
     params = SamplingParams(temperature=0.0, stop=(stop,), ignore_eos=True, max_tokens=40)
-    engine = build(Room(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
+    engine = build(EngineSetup(proposers=[Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=12)))
     events = run(engine, request("a", prompt, params))
     assert isinstance(terminals(events)["a"], Finished)
@@ -207,7 +207,7 @@ def test_what_follows_a_stop_string_inside_an_accepted_block_is_neither_kept_nor
 
 
 def test_abort_ends_a_request_and_leaves_its_neighbour() -> None:
-    engine = build(Room())
+    engine = build(EngineSetup())
     source = request("b", [2], LONG)
     submit(engine, request("a", [1], LONG), source)
     events = engine.step()
@@ -220,7 +220,7 @@ def test_abort_ends_a_request_and_leaves_its_neighbour() -> None:
 
 def test_deadline_fails_a_request_waiting_or_running() -> None:
     now = [0.0]
-    engine = build(Room(max_sequences=1, clock=lambda: now[0]))
+    engine = build(EngineSetup(max_sequences=1, clock=lambda: now[0]))
     running, waiting = (GenerateRequest(i, (1,), LONG, deadline_s=5.0) for i in "ab")
     submit(engine, running, waiting)
     events = engine.step()
@@ -242,7 +242,7 @@ def test_deadline_fails_a_request_waiting_or_running() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused(source: GenerateRequest, error: type[Exception], message: str) -> None:
-    engine = build(Room())
+    engine = build(EngineSetup())
     with pytest.raises(error, match=message):
         engine.validate(source)
     end = terminals(run(engine, source))["a"]
@@ -252,13 +252,13 @@ def test_what_cannot_be_served_is_refused(source: GenerateRequest, error: type[E
 
 def test_used_id_does_not_disturb_its_owner() -> None:
     source = request("a", [1], LONG)
-    events = run(build(Room()), source, request("a", [2], LONG))
+    events = run(build(EngineSetup()), source, request("a", [2], LONG))
     assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
     assert isinstance(terminals(events)["a"], Finished)
 
 
 def test_failed_step_costs_its_requests_only() -> None:
-    engine = build(Room(max_sequences=1))
+    engine = build(EngineSetup(max_sequences=1))
     source = request("b", [2], LONG)
     submit(engine, request("a", [1], LONG), source)
     events = engine.step()
@@ -273,7 +273,7 @@ def test_failed_step_costs_its_requests_only() -> None:
 
 
 def test_repeated_failure_ends_the_engine_cleanly() -> None:
-    engine = build(Room(max_sequences=1))
+    engine = build(EngineSetup(max_sequences=1))
     engine.runner.model.fail_next = 99  # type: ignore[attr-defined]
     events = run(engine, *(request(str(i), [1], LONG) for i in range(6)))
     kinds = [type(end.error) for end in terminals(events).values() if isinstance(end, Failed)]
@@ -286,7 +286,7 @@ def test_repeated_failure_ends_the_engine_cleanly() -> None:
 
 
 def test_broken_accounting_ends_the_engine_cleanly() -> None:
-    engine = build(Room())
+    engine = build(EngineSetup())
     submit(engine, request("a", [1], LONG))
     events = engine.step()
     engine.scheduler._paging.pool._free.pop()
@@ -304,7 +304,7 @@ def test_proposer_that_raises_or_lies_costs_nothing_but_its_drafts() -> None:
     source = request("a", [1, 2, 3], LONG)
     scripts = [boom, lambda s, n: chain((VOCAB,), "scripted"), lambda s, n: "nonsense"]
     for script in scripts:
-        engine = build(Room(proposers=[Scripted(script)]))  # type: ignore[arg-type]
+        engine = build(EngineSetup(proposers=[Scripted(script)]))  # type: ignore[arg-type]
         events = run(engine, source)
         assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
         assert engine.speculation.proposers.failures["scripted"] > 0
@@ -316,7 +316,7 @@ def test_proposer_that_raises_or_lies_costs_nothing_but_its_drafts() -> None:
 def test_draft_without_pages_is_dropped_and_the_row_stays() -> None:
     scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))
     sources = [request(str(i), [i + 1] * 20, LONG) for i in range(4)]
-    engine = build(Room(num_pages=8, max_model_len=64, proposers=[scripted]))
+    engine = build(EngineSetup(num_pages=8, max_model_len=64, proposers=[scripted]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=16)))
     events = run(engine, *sources)
     for source in sources:
@@ -327,8 +327,8 @@ def test_draft_without_pages_is_dropped_and_the_row_stays() -> None:
 def test_every_decoding_step_has_a_draft_or_a_reason() -> None:
     hopeless = Scripted(lambda s, n: draft_chain(s, n, wrong_from=0) if len(s.tokens) % 2 else None)
     sources = [request(str(i), [i + 1] * 20, LONG) for i in range(4)]
-    for room in (Room(proposers=[hopeless]), Room(num_pages=8, max_model_len=64, proposers=[hopeless])):
-        for end in terminals(run(build(room), *sources)).values():
+    for setup in (EngineSetup(proposers=[hopeless]), EngineSetup(num_pages=8, max_model_len=64, proposers=[hopeless])):
+        for end in terminals(run(build(setup), *sources)).values():
             stats = end.stats
             prefills = 1 + stats.num_preemptions
             assert sum(stats.plain_steps.values()) + stats.num_drafts >= stats.num_steps - prefills
@@ -353,7 +353,7 @@ def test_effective_mode_says_why() -> None:
         (plain, SpecPlan(4), "speculating"),
     ]
     for source, plan, reason in cases:
-        engine = build(Room(proposers=drafting))
+        engine = build(EngineSetup(proposers=drafting))
         engine.send(ApplyPlan(plan))
         mode = stats_of(run(engine, source)).mode
         assert (mode.reason, mode.plan_version) == (reason, plan.version)
@@ -362,7 +362,7 @@ def test_effective_mode_says_why() -> None:
 def test_ceiling_of_a_request_holds() -> None:
     scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))
     source = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice(num_speculative_tokens=2))
-    engine = build(Room(proposers=[scripted]))
+    engine = build(EngineSetup(proposers=[scripted]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=8)))
     stats = stats_of(run(engine, source))
     assert len(stats.proposers["scripted"].per_position) == 2
@@ -377,7 +377,7 @@ def test_nobody_is_asked_for_more_than_can_be_emitted() -> None:
 
     plan = ApplyPlan(SpecPlan(fixed_depth=16))
     for params, end in ((LONG, 43), (SamplingParams(temperature=0.0, max_tokens=99, ignore_eos=True), 64)):
-        engine = build(Room(max_model_len=64, max_step_tokens=16, proposers=[Scripted(script)]))
+        engine = build(EngineSetup(max_model_len=64, max_step_tokens=16, proposers=[Scripted(script)]))
         engine.send(plan)
         run(engine, request("a", [1, 2, 3], params))
         assert all(limit == min(15, end - 1 - length) for length, limit in asked)
@@ -388,7 +388,7 @@ def test_nobody_is_asked_for_more_than_can_be_emitted() -> None:
 def test_proposers_learn_the_prompt_once_then_each_step_and_forget_once() -> None:
     scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=2))
     source = request("a", [1, 2, 3], LONG)
-    run(build(Room(proposers=[scripted])), source)
+    run(build(EngineSetup(proposers=[scripted])), source)
     assert scripted.committed[0] == ("a/0", 4)
     assert sum(count for _, count in scripted.committed) == 43
     assert scripted.forgotten == ["a/0"]
@@ -417,7 +417,7 @@ class Recorder:
 
 def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     recorder = Recorder()
-    engine = build(Room(observer=recorder))
+    engine = build(EngineSetup(observer=recorder))
     submit(engine, request("a", [1, 2], LONG), request("b", [1], LONG), request("refused", []))
     engine.step()
     engine.send(Abort("b"))
@@ -429,7 +429,7 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
 
 
 def test_two_engines_in_one_process_do_not_meet() -> None:
-    one, two = build(Room()), build(Room(num_pages=16, max_model_len=64))
+    one, two = build(EngineSetup()), build(EngineSetup(num_pages=16, max_model_len=64))
     source, other = request("a", [1, 2], LONG), request("a", [2, 1], LONG)
     submit(one, source)
     submit(two, other)
@@ -442,7 +442,7 @@ def test_two_engines_in_one_process_do_not_meet() -> None:
 
 
 def test_shutdown_ends_what_is_live_and_what_is_still_in_the_inbox() -> None:
-    engine = build(Room())
+    engine = build(EngineSetup())
     submit(engine, request("a", [1], LONG))
     events = engine.step()
     engine.send(Submit(request("b", [1]), engine.clock()))

@@ -9,7 +9,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.step import Engine
 from tests.fake_proposer import Scripted
-from tests.fakes import Room, build, draft_chain, drain, outputs, request, run, submit, terminals
+from tests.fakes import EngineSetup, build, draft_chain, drain, outputs, request, run, submit, terminals
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True),
@@ -19,7 +19,7 @@ PARAMS = {
 
 def engine_with(wrong_from: int) -> Engine:
     engine = build(
-        Room(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
+        EngineSetup(proposers=[Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=wrong_from))])
     )
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     return engine
@@ -34,7 +34,7 @@ def of_run(request_id: str, params: SamplingParams, name: str, *, shadow: bool =
 @pytest.mark.parametrize("wrong_from", [0, 2, 99])
 @pytest.mark.parametrize("shadow", [False, True])
 def test_those_in_flight_fall_back_between_two_steps(params: str, wrong_from: int, shadow: bool) -> None:
-    plain = outputs(run(build(Room()), *(request(i, [1, 2, 3], PARAMS[params]) for i in "ab")))
+    plain = outputs(run(build(EngineSetup()), *(request(i, [1, 2, 3], PARAMS[params]) for i in "ab")))
     engine = engine_with(wrong_from)
     submit(
         engine,

@@ -18,7 +18,7 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
-from tests.fakes import EOS, VOCAB, Room, TableModel, build, outputs, reference, request
+from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, outputs, reference, request
 from tests.grammar.tiny import few_tokens, text_of
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
@@ -26,7 +26,7 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
 
 @pytest.fixture
 async def client() -> AsyncIterator[ThreadEngineClient]:
-    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+    client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
     yield client
     await client.close()
 
@@ -82,7 +82,7 @@ async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
 
 
 async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:
-    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+    client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
     assert client.health().alive
     tasks = [asyncio.create_task(_drain(client, str(i))) for i in range(3)]
     await asyncio.sleep(0.02)
@@ -96,11 +96,11 @@ async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:
 
 
 async def test_client_that_never_served_closes() -> None:
-    await ThreadEngineClient(build(Room())).close()
+    await ThreadEngineClient(build(EngineSetup())).close()
 
 
 async def test_bug_that_kills_the_thread_fails_every_request() -> None:
-    client = ThreadEngineClient(build(Room(max_model_len=1024)))
+    client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
 
     def broken() -> list[Event]:
         raise SystemExit("out of step")
@@ -130,7 +130,7 @@ class SlowGrammars(Grammars):
 async def test_compiling_a_grammar_holds_up_neither_other_requests_nor_the_engine() -> None:
     grammars = SlowGrammars()
     verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=256)
-    client = ThreadEngineClient(build(Room(grammars=grammars, verifier=verifier)))
+    client = ThreadEngineClient(build(EngineSetup(grammars=grammars, verifier=verifier)))
 
     async def constrained(name: str, text: str) -> list[Event]:
         spec = GrammarSpec("regex", text)

@@ -9,16 +9,16 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.verification import Verification
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import Draft, chain
-from tests.fakes import EOS, VOCAB, Room, build, drain, outputs, submit, terminals
+from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, outputs, submit, terminals
 
 
-def room(**changes: object) -> Room:
-    found = Room(**changes)  # type: ignore[arg-type]
+def setup_of(**changes: object) -> EngineSetup:
+    found = EngineSetup(**changes)  # type: ignore[arg-type]
     found.verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=found.max_model_len)
     return found
 
 
-def serve(setup: Room, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
+def serve(setup: EngineSetup, plan: SpecPlan, *sources: GenerateRequest) -> dict[tuple[str, int], list[int]]:
     engine = build(setup)
     engine.send(ApplyPlan(plan))
     submit(engine, *sources)

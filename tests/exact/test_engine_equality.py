@@ -20,9 +20,9 @@ from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prediction import PredictionProposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
-from tests.exact.serving import flawed, room, serve
+from tests.exact.serving import flawed, serve, setup_of
 from tests.fake_proposer import Scripted
-from tests.fakes import VOCAB, Room, build, drain, outputs, reference, submit, terminals
+from tests.fakes import VOCAB, EngineSetup, build, drain, outputs, reference, submit, terminals
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True),
@@ -55,7 +55,7 @@ def without_prediction(name: str, request_id: str, prompt: Sequence[int], n: int
 @cache
 def plain_texts() -> dict[str, list[int]]:
     """Return what plain decoding answers to each set of parameters."""
-    return {name: serve(room(), SpecPlan(), without_prediction(name, "r", PROMPT, 1))["r", 0] for name in PARAMS}
+    return {name: serve(setup_of(), SpecPlan(), without_prediction(name, "r", PROMPT, 1))["r", 0] for name in PARAMS}
 
 
 def ask(name: str, request_id: str = "r", prompt: Sequence[int] = PROMPT, n: int = 1) -> GenerateRequest:
@@ -97,20 +97,20 @@ def test_yardstick_equals_the_table_where_sampling_is_plain() -> None:
 @pytest.mark.parametrize("name", PARAMS)
 def test_every_proposer_at_every_depth(name: str, proposer: str) -> None:
     for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
-        assert serve(room(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == plain_texts()[name]
+        assert serve(setup_of(proposers=[PROPOSERS[proposer]()]), plan, ask(name))["r", 0] == plain_texts()[name]
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_shadow_is_plain_decoding_beside_others_that_speculate(proposer: str) -> None:
     for plan in (SpecPlan(fixed_depth=3), SpecPlan()):
         shadows = [replace(ask(name, name), speculation=SpeculationChoice("shadow")) for name in PARAMS]
-        texts = serve(room(proposers=[PROPOSERS[proposer]()]), plan, *shadows, ask("sampled"))
+        texts = serve(setup_of(proposers=[PROPOSERS[proposer]()]), plan, *shadows, ask("sampled"))
         assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
         assert texts["r", 0] == plain_texts()["sampled"]
 
 
 def test_right_drafts_are_accepted() -> None:
-    engine = build(room(proposers=[oracle("tree")]))
+    engine = build(setup_of(proposers=[oracle("tree")]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
     submit(engine, ask("truncated"))
     (end,) = terminals(drain(engine)).values()
@@ -122,7 +122,7 @@ def test_right_drafts_are_accepted() -> None:
 @pytest.mark.parametrize("name", PARAMS)
 def test_merged_drafts(name: str, kind: str) -> None:
     proposers: list[Proposer] = [oracle(kind, free=False), PromptLookupProposer(min_match=1), SuffixProposer()]
-    engine = build(room(proposers=proposers))
+    engine = build(setup_of(proposers=proposers))
     submit(engine, ask(name), ask("sampled", "other", [4] * 20))
     events = drain(engine)
     assert outputs(events)["r", 0] == plain_texts()[name]
@@ -137,12 +137,14 @@ def test_any_mix_of_neighbours(depth: int | None) -> None:
     proposers: list[Proposer] = [oracle("tree"), PromptLookupProposer(min_match=1), SuffixProposer()]
     sources = [ask(name, name) for name in PARAMS]
     sources += [ask("sampled", f"other {i}", [i] * (10 * i + 1)) for i in range(4)]
-    texts = serve(room(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
+    texts = serve(setup_of(proposers=proposers), SpecPlan(fixed_depth=depth), *sources)
     assert {name: texts[name, 0] for name in PARAMS} == plain_texts()
 
 
 def test_preemption_and_chunked_prefill() -> None:
-    setup = room(num_pages=8, max_model_len=128, max_step_tokens=16, prefix_cache=False, proposers=[oracle("wrong")])
+    setup = setup_of(
+        num_pages=8, max_model_len=128, max_step_tokens=16, prefix_cache=False, proposers=[oracle("wrong")]
+    )
     engine = build(setup)
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     submit(engine, *(ask(name, name) for name in PARAMS))
@@ -152,7 +154,7 @@ def test_preemption_and_chunked_prefill() -> None:
 
 
 def test_prefix_cache_hits() -> None:
-    engine = build(room(proposers=[oracle("right")]))
+    engine = build(setup_of(proposers=[oracle("right")]))
     for i, name in enumerate(PARAMS):
         submit(engine, ask(name, name))
         events = drain(engine)
@@ -161,7 +163,7 @@ def test_prefix_cache_hits() -> None:
 
 
 def test_aborts_of_neighbours() -> None:
-    engine = build(room(proposers=[oracle("tree")]))
+    engine = build(setup_of(proposers=[oracle("tree")]))
     engine.send(ApplyPlan(SpecPlan(fixed_depth=6)))
     submit(engine, *(ask(name, name) for name in PARAMS), *(ask(name, f"victim {name}") for name in PARAMS))
     events = []
@@ -174,10 +176,10 @@ def test_aborts_of_neighbours() -> None:
 
 @pytest.mark.parametrize("num_pages", [64, 9])
 def test_sequences_of_one_request(num_pages: int) -> None:
-    plain = {name: serve(room(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
+    plain = {name: serve(setup_of(), SpecPlan(), ask(name, n=3)) for name in PARAMS}
     for name in PARAMS:
         assert plain[name]["r", 0] == plain_texts()[name]
-        setup = room(
+        setup = setup_of(
             num_pages=num_pages, max_model_len=128, proposers=[SuffixProposer(), PromptLookupProposer(min_match=1)]
         )
         assert serve(setup, SpecPlan(fixed_depth=4), ask(name, n=3)) == plain[name]
@@ -186,7 +188,7 @@ def test_sequences_of_one_request(num_pages: int) -> None:
 def test_logprobs_are_those_of_plain_decoding() -> None:
     params = SamplingParams(max_tokens=30, seed=4, logprobs=3, ignore_eos=True)
 
-    def logprobs(setup: Room) -> list[TokenLogprobs]:
+    def logprobs(setup: EngineSetup) -> list[TokenLogprobs]:
         engine = build(setup)
         engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))
         submit(engine, GenerateRequest("r", PROMPT, params))
@@ -194,7 +196,7 @@ def test_logprobs_are_those_of_plain_decoding() -> None:
         assert all(e.logprobs and len(e.logprobs) == len(e.token_ids) for e in events)
         return [entry for e in events for entry in e.logprobs or ()]
 
-    plain = logprobs(room())
+    plain = logprobs(setup_of())
     assert len(plain) == 30
     assert all(len(entry.top) == 3 and entry.top[0][1] >= entry.logprob for entry in plain)
-    assert logprobs(room(proposers=[PromptLookupProposer(min_match=1)])) == plain
+    assert logprobs(setup_of(proposers=[PromptLookupProposer(min_match=1)])) == plain

@@ -37,9 +37,9 @@ from prolepsis.spec.proposers.prediction import PredictionProposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from tests.exact.serving import flawed, serve
-from tests.exact.serving import room as plain_room
+from tests.exact.serving import setup_of as unconstrained
 from tests.fake_proposer import Scripted
-from tests.fakes import EOS, VOCAB, Room, TableModel, build, drain, outputs, submit, table_logits, terminals
+from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, drain, outputs, submit, table_logits, terminals
 from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
 from tests.models.tiny import save_tiny
 
@@ -99,8 +99,8 @@ def plain_texts() -> dict[tuple[str, str], list[int]]:
     return {case: reference(ask(*case)) for case in CASES}
 
 
-def room(**changes: object) -> Room:
-    return plain_room(grammars=GRAMMARS, **changes)
+def grammar_setup(**changes: object) -> EngineSetup:
+    return unconstrained(grammars=GRAMMARS, **changes)
 
 
 def oracle(kind: str) -> Scripted:
@@ -135,7 +135,7 @@ def test_every_proposer_at_every_depth(spec: str, proposer: str) -> None:
     for name in PARAMS:
         for plan in (SpecPlan(fixed_depth=1), SpecPlan(fixed_depth=3), SpecPlan(fixed_depth=9), SpecPlan()):
             source = ask(spec, name, f"{spec}:{name}")
-            found = serve(room(proposers=PROPOSERS[proposer]()), plan, source)
+            found = serve(grammar_setup(proposers=PROPOSERS[proposer]()), plan, source)
             assert found[source.request_id, 0] == plain_texts()[spec, name]
 
 
@@ -164,7 +164,7 @@ def test_a_draft_model_knows_no_grammar_and_changes_nothing(
 ) -> None:
     for plan in (SpecPlan(fixed_depth=4), SpecPlan()):
         drafting = DraftModelProposer(draft_targets[kind], FewTokens(), FewTokens(), num_pages=40)
-        engine = build(room(proposers=[drafting, *(make() for make in beside)]))
+        engine = build(grammar_setup(proposers=[drafting, *(make() for make in beside)]))
         engine.send(ApplyPlan(plan))
         submit(engine, *(ask(spec, name, f"{spec}:{name}") for spec, name in CASES))
         events = drain(engine)
@@ -190,7 +190,7 @@ def test_answers_are_in_the_language_and_end_by_themselves() -> None:
     for spec, name in CASES:
         if spec == "regex" or name == "stops":
             continue
-        engine = build(room(proposers=PROPOSERS["all"]()))
+        engine = build(grammar_setup(proposers=PROPOSERS["all"]()))
         submit(engine, ask(spec, name))
         last = [event for event in drain(engine) if isinstance(event, Tokens)][-1]
         text = text_of(TOKENIZER, plain_texts()[spec, name])
@@ -203,14 +203,14 @@ def test_answers_are_in_the_language_and_end_by_themselves() -> None:
 
 
 def test_drafts_help_and_those_outside_the_grammar_are_not_counted() -> None:
-    engine = build(room(proposers=[GrammarProposer()]))
+    engine = build(grammar_setup(proposers=[GrammarProposer()]))
     submit(engine, ask("record", "sampled"))
     (end,) = terminals(drain(engine)).values()
     assert end.stats.num_steps <= 0.8 * end.stats.num_output_tokens
     assert end.stats.num_accepted >= 10
     assert end.stats.num_accepted >= 0.9 * end.stats.num_draft_tokens
     outside = Scripted(lambda sequence, limit: chain((EOS,) * min(limit, 1), "scripted"))
-    engine = build(room(proposers=[outside]))
+    engine = build(grammar_setup(proposers=[outside]))
     submit(engine, ask("record", "sampled"))
     (end,) = terminals(drain(engine)).values()
     assert end.stats.num_draft_tokens == 0
@@ -219,8 +219,8 @@ def test_drafts_help_and_those_outside_the_grammar_are_not_counted() -> None:
 def test_neighbours_with_and_without_a_grammar_preemption_and_short_chunks() -> None:
     sources = [ask(spec, name, f"{spec}:{name}") for spec, name in CASES]
     sources += [GenerateRequest(f"free {i}", (i, 1, 2), SamplingParams(max_tokens=30, seed=i)) for i in range(4)]
-    roomy = serve(room(), SpecPlan(num_speculative_tokens=0), *sources)
-    engine = build(room(max_sequences=3, max_step_tokens=24, proposers=PROPOSERS["all"]()))
+    roomy = serve(grammar_setup(), SpecPlan(num_speculative_tokens=0), *sources)
+    engine = build(grammar_setup(max_sequences=3, max_step_tokens=24, proposers=PROPOSERS["all"]()))
     late = [source for source in sources if source.request_id.startswith(("free", "lark"))]
     submit(engine, *(replace(source, priority=1) for source in sources if source not in late))
     events = []
@@ -239,7 +239,7 @@ def test_neighbours_with_and_without_a_grammar_preemption_and_short_chunks() -> 
 def test_sequences_of_one_request_have_a_matcher_each(num_pages: int) -> None:
     for spec in SPECS:
         source = ask(spec, "sampled", f"{spec}:sampled", n=4)
-        setup = room(num_pages=num_pages, max_model_len=160, proposers=PROPOSERS["all"]())
+        setup = grammar_setup(num_pages=num_pages, max_model_len=160, proposers=PROPOSERS["all"]())
         found = serve(setup, SpecPlan(), source)
         assert [found[source.request_id, i] for i in range(4)] == [reference(source, i) for i in range(4)]
 
@@ -248,7 +248,7 @@ def test_stop_strings_end_an_answer_before_the_grammar_does() -> None:
     plain = plain_texts()["record", "sampled"]
     params = replace(PARAMS["sampled"], stop=("".join(chr(ord("a") + t) for t in plain[4:6]),))
     source = GenerateRequest("r", PROMPT, params, grammar=SPECS["record"])
-    found = [serve(room(proposers=PROPOSERS[p]()), SpecPlan(), source)["r", 0] for p in ("none", "all")]
+    found = [serve(grammar_setup(proposers=PROPOSERS[p]()), SpecPlan(), source)["r", 0] for p in ("none", "all")]
     assert found[0] == found[1]
     assert len(found[0]) < len(plain)
     assert found[0] == plain[: len(found[0])]
@@ -257,7 +257,7 @@ def test_stop_strings_end_an_answer_before_the_grammar_does() -> None:
 @pytest.mark.parametrize("name", ["sampled", "ignored ends", "at least"])
 def test_a_grammar_that_can_only_stop_ends_the_sample(name: str) -> None:
     for spec, length in (("choice", 4), ("lark", 90)):
-        engine = build(room())
+        engine = build(grammar_setup())
         submit(engine, ask(spec, name))
         events = [event for event in drain(engine) if isinstance(event, Tokens)]
         assert len(outputs(events)["r", 0]) <= length
@@ -268,12 +268,12 @@ def test_a_grammar_that_can_only_stop_ends_the_sample(name: str) -> None:
 def test_end_of_sequence_only_where_the_answer_is_whole() -> None:
     eager = SamplingParams(temperature=0.0, max_tokens=40, logit_bias=((EOS, 100.0),))
     source = GenerateRequest("r", PROMPT, eager, grammar=GrammarSpec("regex", "(ab|0){3,6}1*"))
-    found = serve(room(proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0]
+    found = serve(grammar_setup(proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0]
     assert found[-1] == EOS
     text = text_of(TOKENIZER, found)
     assert text.replace("ab", "0") == "000"
     patient = replace(eager, min_tokens=9)
-    found = serve(room(), SpecPlan(), replace(source, params=patient))["r", 0]
+    found = serve(grammar_setup(), SpecPlan(), replace(source, params=patient))["r", 0]
     assert len(found) >= 9
     assert found[-1] == EOS
 
@@ -301,8 +301,8 @@ def test_any_schema_gives_valid_equal_answers(schema: dict[str, object], seed: i
     params = SamplingParams(max_tokens=400, seed=seed)
     source = GenerateRequest("r", (1, 2, 3), params, grammar=json_schema(schema))
     setup = {"num_pages": 32, "max_model_len": 512}
-    plain = serve(room(**setup), SpecPlan(), source)["r", 0]
-    assert serve(room(**setup, proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0] == plain
+    plain = serve(grammar_setup(**setup), SpecPlan(), source)["r", 0]
+    assert serve(grammar_setup(**setup, proposers=PROPOSERS["all"]()), SpecPlan(), source)["r", 0] == plain
     assert len(plain) < 400
     jsonschema.validate(json.loads(text_of(TOKENIZER, plain)), schema)
 
@@ -342,7 +342,7 @@ class Fragile(Grammars):
 @pytest.mark.parametrize("after", [0, 1, 5])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_matcher_that_fails_takes_only_its_request_with_it(where: str, after: int, n: int) -> None:
-    setup = room(proposers=PROPOSERS["all"]())
+    setup = grammar_setup(proposers=PROPOSERS["all"]())
     setup.grammars = Fragile(after, where)
     engine = build(setup)
     free = GenerateRequest("free", (1, 2), SamplingParams(max_tokens=30, seed=1, ignore_eos=True))
@@ -359,12 +359,12 @@ def test_a_matcher_that_fails_takes_only_its_request_with_it(where: str, after: 
 
 
 def test_an_invalid_grammar_is_refused_even_by_who_did_not_compile_it_before() -> None:
-    engine = build(room())
+    engine = build(grammar_setup())
     submit(engine, GenerateRequest("r", (1,), SamplingParams(), grammar=GrammarSpec("regex", "(")))
     end = terminals(drain(engine))["r"]
     assert isinstance(end, Failed)
     assert isinstance(end.error, InvalidGrammar)
-    unable = room()
+    unable = grammar_setup()
     unable.grammars = None
     engine = build(unable)
     submit(engine, ask("choice", "greedy"))

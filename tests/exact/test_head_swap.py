@@ -38,7 +38,7 @@ def oracle(name: str, aux_layers: tuple[int, ...] = (0, 1, 2)) -> Oracle:
     return Oracle(texts, name, aux_layers)
 
 
-def room(heads: Mapping[str, DraftHead], first: DraftHead | None = None, config: EngineConfig = ROOMY) -> Engine:
+def engine_with(heads: Mapping[str, DraftHead], first: DraftHead | None = None, config: EngineConfig = ROOMY) -> Engine:
     """Return an engine that finds `heads` by name, and none under "none"; others cannot be loaded."""
 
     def find(name: str) -> DraftHead | None:
@@ -87,7 +87,7 @@ def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_
     aux_layers: tuple[int, ...],
 ) -> None:
     old, new = oracle("old"), oracle("new", aux_layers)
-    engine = room({"new": new}, old)
+    engine = engine_with({"new": new}, old)
     assert engine.info.draft_head == "old"
     submit(engine, *(ask(kind) for kind in PARAMS))
     events = steps(engine, 12)
@@ -109,7 +109,7 @@ def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_
 
 
 def test_behind_pages_of_before_the_swap_drafts_begin_anew_and_are_never_wrong() -> None:
-    engine = room({"new": oracle("new")}, oracle("old"))
+    engine = engine_with({"new": oracle("new")}, oracle("old"))
     submit(engine, ask("greedy"))
     events = steps(engine, 6)
     swap(engine, "new")
@@ -131,7 +131,7 @@ def test_behind_pages_of_before_the_swap_drafts_begin_anew_and_are_never_wrong()
 
 def test_from_none_to_a_head_and_back() -> None:
     head = oracle("head")
-    engine = room({"head": head})
+    engine = engine_with({"head": head})
     assert (engine.info.draft_head, engine.info.proposers) == (None, ())
     submit(engine, ask("greedy"))
     events = steps(engine, 5)
@@ -155,7 +155,7 @@ def test_from_none_to_a_head_and_back() -> None:
 def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None:
     heads = {name: oracle(name, aux_layers) for name, aux_layers in {"a": (0, 1, 2), "b": (2,), "c": (0, 1)}.items()}
     small = CONFIG.model_copy(update={"kv_memory": "160KiB"})
-    engine = room(heads, heads["a"], small)
+    engine = engine_with(heads, heads["a"], small)
     names = {f"{kind}-{i}": (kind, prompt) for i, prompt in enumerate((PROMPT, OTHER_PROMPT)) for kind in PARAMS}
     submit(engine, *(ask(kind, name, prompt=prompt) for name, (kind, prompt) in names.items()))
     events: list[Event] = []
@@ -168,7 +168,7 @@ def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None
 
 
 def test_what_was_learnt_of_the_old_head_is_forgotten() -> None:
-    engine = room({"new": oracle("new")}, oracle("old"))
+    engine = engine_with({"new": oracle("new")}, oracle("old"))
     submit(engine, ask("greedy"))
     drain(engine)
     acceptance = engine.speculation.proposers._acceptance
@@ -179,7 +179,7 @@ def test_what_was_learnt_of_the_old_head_is_forgotten() -> None:
 
 @pytest.fixture
 async def client() -> AsyncIterator[ThreadEngineClient]:
-    client = ThreadEngineClient(room({"new": oracle("new")}, oracle("old")))
+    client = ThreadEngineClient(engine_with({"new": oracle("new")}, oracle("old")))
     yield client
     await client.close()
 

@@ -16,16 +16,16 @@ from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.logs import configure_logs
-from tests.fakes import EOS, VOCAB, Room
-from tests.load.house import House, LetterTokenizer, serving, wait_for
+from tests.fakes import EOS, VOCAB, EngineSetup
+from tests.load.server import LetterTokenizer, TableServer, serving, wait_for
 
 BODY = {"model": "table", "prompt": "banana", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 PRIVATE = "private thoughts"
 
 
 @contextmanager
-def opened(house: House) -> Iterator[httpx.Client]:
-    with serving(house), httpx.Client(base_url=house.url, timeout=60) as http:
+def opened(server: TableServer) -> Iterator[httpx.Client]:
+    with serving(server), httpx.Client(base_url=server.url, timeout=60) as http:
         yield http
 
 
@@ -39,10 +39,10 @@ def error_of(response: httpx.Response) -> tuple[int, str]:
 
 def test_the_engine_thread_dies() -> None:
     """Who waits for an answer and who asks later hear 503; liveness says so, that the process may be replaced."""
-    house = House()
-    with opened(house) as http:
+    server = TableServer()
+    with opened(server) as http:
         assert ask(http).status_code == 200
-        step = house.engine.step
+        step = server.engine.step
 
         def dying() -> list[Event]:
             step()
@@ -51,7 +51,7 @@ def test_the_engine_thread_dies() -> None:
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": True, "max_tokens": 400}) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: {")
-            house.engine.step = dying  # type: ignore[method-assign]
+            server.engine.step = dying  # type: ignore[method-assign]
             rest = [line for line in lines if line]
         assert "engine_dead" in rest[-1]
         assert "[DONE]" not in rest[-1]
@@ -62,19 +62,19 @@ def test_the_engine_thread_dies() -> None:
         assert http.get("/health/ready").status_code == 503
         assert http.get("/health/deep").status_code == 503
         assert 'outcome="failed"' in http.get("/metrics").text
-    house.check_ended_once()
+    server.check_ended_once()
 
 
 def test_a_step_that_fails_costs_its_requests_only() -> None:
-    house = House()
-    with opened(house) as http:
-        house.room.model.fail_next = 1
+    server = TableServer()
+    with opened(server) as http:
+        server.setup.model.fail_next = 1
         failed = ask(http)
         assert error_of(failed) == (500, "engine_error")
         assert failed.headers["x-should-retry"] == "false"
         assert ask(http).status_code == 200
         assert http.get("/health/live").status_code == 200
-        house.check_ended_once()
+        server.check_ended_once()
 
 
 class Raising(Proposer):
@@ -93,16 +93,16 @@ class Raising(Proposer):
 
 
 def test_a_proposer_that_raises_costs_no_answer() -> None:
-    with opened(House()) as http:
+    with opened(TableServer()) as http:
         expected = ask(http).json()["choices"]
-    house = House(room=Room(max_model_len=512, num_pages=256, proposers=(Raising(),)))
-    with opened(house) as http:
+    server = TableServer(setup=EngineSetup(max_model_len=512, num_pages=256, proposers=(Raising(),)))
+    with opened(server) as http:
         response = ask(http)
         assert response.json()["choices"] == expected
         assert response.headers["x-spec-effective"].startswith("mode=off;reason=")
         assert "prolepsis_spec_decode_proposer_failures_total" in http.get("/metrics").text
-        assert house.sample("spec_decode_proposer_failures_total", proposer="raising") > 0
-        house.check_ended_once()
+        assert server.sample("spec_decode_proposer_failures_total", proposer="raising") > 0
+        server.check_ended_once()
 
 
 class BrokenCompiler(Grammars):
@@ -118,23 +118,23 @@ def grammars(kind: type[Grammars]) -> Grammars:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_grammar_compiler_fails(stream: bool) -> None:
-    house = House(room=Room(max_model_len=512, num_pages=256, grammars=grammars(BrokenCompiler)))
-    with opened(house) as http:
+    server = TableServer(setup=EngineSetup(max_model_len=512, num_pages=256, grammars=grammars(BrokenCompiler)))
+    with opened(server) as http:
         failed = ask(http, stream=stream, structured_outputs={"regex": "b+"})
         assert error_of(failed) == (500, "internal_error")
         assert PRIVATE not in failed.text
         assert ask(http).status_code == 200
-        house.check_ended_once()
+        server.check_ended_once()
 
 
 def test_a_grammar_that_cannot_be_compiled_is_the_callers_fault() -> None:
-    house = House(room=Room(max_model_len=512, num_pages=256, grammars=grammars(Grammars)))
-    with opened(house) as http:
+    server = TableServer(setup=EngineSetup(max_model_len=512, num_pages=256, grammars=grammars(Grammars)))
+    with opened(server) as http:
         failed = ask(http, structured_outputs={"regex": "b("})
         assert error_of(failed) == (400, "invalid_grammar")
         assert failed.json()["error"]["param"].startswith("structured_outputs")
         assert ask(http).status_code == 200
-        house.check_ended_once()
+        server.check_ended_once()
 
 
 class Forgetful(LetterTokenizer):
@@ -158,8 +158,8 @@ def test_the_tokenizer_fails(stream: bool) -> None:
     log = io.StringIO()
     configure_logs("debug", stream=log)
     tokenizer = Forgetful()
-    house = House(tokenizer=tokenizer)
-    with opened(house) as http:
+    server = TableServer(tokenizer=tokenizer)
+    with opened(server) as http:
         failed = ask(http, prompt=f"zz {PRIVATE}", stream=stream)
         assert error_of(failed) == (500, "internal_error")
         tokenizer.broken = True
@@ -168,7 +168,7 @@ def test_the_tokenizer_fails(stream: bool) -> None:
         tokenizer.broken = False
         assert PRIVATE not in failed.text
         assert ask(http).status_code == 200
-        house.check_ended_once()
+        server.check_ended_once()
     assert "request_failed" in log.getvalue()
     assert "ValueError" in log.getvalue()
     assert PRIVATE not in log.getvalue()
@@ -190,23 +190,23 @@ class FullDisk(io.StringIO):
 def test_a_full_disk_costs_log_lines_and_nothing_else() -> None:
     disk = FullDisk()
     configure_logs("debug", stream=disk)
-    house = House(ServerConfig(max_in_engine=1))
-    with opened(house) as http:
+    server = TableServer(ServerConfig(max_in_engine=1))
+    with opened(server) as http:
         for changes in ({}, {"temperature": "hot"}, {"stream": True}):
             assert ask(http, **changes).status_code in (200, 400)
-        house.room.model.fail_next = 1
+        server.setup.model.fail_next = 1
         assert error_of(ask(http)) == (500, "engine_error")
         assert ask(http).status_code == 200
-        house.check_ended_once()
+        server.check_ended_once()
     assert disk.num_refused > 5
 
 
 def test_memory_of_pages_runs_short() -> None:
     """More answers than pages: they take turns, and all end."""
-    house = House(room=Room(max_model_len=256, num_pages=20, max_sequences=8))
-    with opened(house) as http:
+    server = TableServer(setup=EngineSetup(max_model_len=256, num_pages=20, max_sequences=8))
+    with opened(server) as http:
         response = ask(http, n=8, max_tokens=100, temperature=1, seed=3)
         assert response.status_code == 200
         assert len(response.json()["choices"]) == 8
-        wait_for(lambda: not house.engine.has_work)
-        house.check_ended_once()
+        wait_for(lambda: not server.engine.has_work)
+        server.check_ended_once()

@@ -193,10 +193,10 @@ MIX: tuple[Client, ...] = (
 
 async def rush(target: Target, number: int, at_once: int) -> None:
     """Run `number` clients of the mix, `at_once` of them at a time; whatever one asserts fails here."""
-    room = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
     async def one(i: int) -> None:
-        async with room, asyncio.timeout(120):
+        async with slots, asyncio.timeout(120):
             await MIX[i % len(MIX)](target, PROMPTS[i % len(PROMPTS)])
 
     async with asyncio.TaskGroup() as group:

@@ -12,9 +12,9 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
-from tests.fakes import Room, reference, request
+from tests.fakes import EngineSetup, reference, request
 from tests.load.clients import NUM_TOKENS, Outcome, Target, rush, streamed, whole
-from tests.load.house import House, LetterTokenizer, serving, wait_for
+from tests.load.server import LetterTokenizer, TableServer, serving, wait_for
 
 CLIENTS, AT_ONCE = 260, 200
 PLATEAU_BYTES = 8 << 20
@@ -39,14 +39,14 @@ def test_a_rush_of_all_kinds_of_clients(capsys: pytest.CaptureFixture[str]) -> N
     """Each round ends every request once and returns every page; memory grows in the first rounds only."""
     outcome = Outcome()
     with serving(
-        House(ServerConfig(max_in_engine=16), Room(max_model_len=512, num_pages=256, max_sequences=16))
-    ) as house:
-        target = Target(house.port, outcome)
+        TableServer(ServerConfig(max_in_engine=16), EngineSetup(max_model_len=512, num_pages=256, max_sequences=16))
+    ) as server:
+        target = Target(server.port, outcome)
         sizes: list[int] = []
         started = time.perf_counter()
         while len(sizes) < 3 or (sizes[-1] - sizes[-2] >= PLATEAU_BYTES and len(sizes) < 6):
             asyncio.run(rush(target, CLIENTS, AT_ONCE))
-            house.check_ended_once()
+            server.check_ended_once()
             sizes.append(resident_bytes())
         seconds = time.perf_counter() - started
     assert set(outcome.statuses) == {200}
@@ -65,38 +65,38 @@ def test_a_rush_of_all_kinds_of_clients(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_full_queue_answers_at_once_and_the_rest_is_served() -> None:
     outcome = Outcome()
     config = ServerConfig(max_in_engine=2, max_queued=10, max_queued_per_tenant=10)
-    with serving(House(config)) as house:
+    with serving(TableServer(config)) as server:
 
         async def flood() -> None:
-            target = Target(house.port, outcome)
+            target = Target(server.port, outcome)
             async with asyncio.TaskGroup() as group:
                 for i in range(120):
                     group.create_task((whole, streamed)[i % 2](target, "banana"))
 
         asyncio.run(flood())
-        house.check_ended_once()
-        refused = house.sample("admission_refused_total", reason="server_full")
+        server.check_ended_once()
+        refused = server.sample("admission_refused_total", reason="server_full")
     assert set(outcome.statuses) == {200, 503}
     assert outcome.statuses.count(503) == refused
-    assert outcome.statuses.count(200) == len(house.client.submitted) >= 12
+    assert outcome.statuses.count(200) == len(server.client.submitted) >= 12
 
 
 def test_a_drain_in_the_middle_of_a_rush_answers_everybody() -> None:
     """Who runs is served, who waits or comes late is told, nobody hangs."""
     outcome = Outcome()
-    with serving(House(ServerConfig(max_in_engine=4))) as house:
+    with serving(TableServer(ServerConfig(max_in_engine=4))) as server:
 
         async def interrupted(target: Target) -> None:
             async with asyncio.timeout(120), asyncio.TaskGroup() as group:
                 for i in range(60):
                     group.create_task((whole, streamed)[i % 2](target, "banana"))
-                await asyncio.to_thread(wait_for, lambda: len(house.client.ended) > 5)
-                house.gate.drain()
-                house.loop.call_soon_threadsafe(house.gate.end_waiting)
+                await asyncio.to_thread(wait_for, lambda: len(server.client.ended) > 5)
+                server.gate.drain()
+                server.loop.call_soon_threadsafe(server.gate.end_waiting)
                 group.create_task(whole(target, "late"))
 
-        asyncio.run(interrupted(Target(house.port, outcome)))
-        house.check_ended_once()
+        asyncio.run(interrupted(Target(server.port, outcome)))
+        server.check_ended_once()
     assert set(outcome.statuses) == {200, 503}
     assert len(outcome.statuses) == 61
     assert "late" not in outcome.answers

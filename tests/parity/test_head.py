@@ -34,7 +34,7 @@ LENGTH = 45
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class HeadCase:
     """A head, its weights in float32 as the forward keeps them, its target's embedding, and the head on a forward."""
 
     config: HeadConfig
@@ -44,7 +44,7 @@ class Room:
 
 
 @cache
-def room(forward: str, flags: str) -> Room:
+def head_case(forward: str, flags: str) -> HeadCase:
     with TemporaryDirectory() as folder:
         model = save_tiny(Path(folder), "llama", {"head_dim": 32})
         for parameter in model.parameters():
@@ -64,7 +64,7 @@ def room(forward: str, flags: str) -> Room:
         exact = {k: t.float() if t is not None and t.is_floating_point() else t for k, t in wide.items()}
         if forward == "native-8-bit":
             exact |= {name: in_eight_bits(exact[name]) for name in MATRICES}
-        return Room(config, HeadWeights(**exact), embedding, head)
+        return HeadCase(config, HeadWeights(**exact), embedding, head)
 
 
 def in_eight_bits(weight: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
-def plain(r: Room, tokens: list[int], g: Tensor) -> tuple[Tensor, Tensor]:
+def plain(case: HeadCase, tokens: list[int], g: Tensor) -> tuple[Tensor, Tensor]:
     """The head's definition over a whole chain in float32: logits and states after every token; g [T, hidden]."""
-    c, w, shape = r.config, r.weights, r.config.shape
+    c, w, shape = case.config, case.weights, case.config.shape
     normed = norm(g, w.hidden_norm, shape.eps)
-    x = torch.cat([norm(r.embedding[tokens], w.embed_norm, shape.eps), normed], dim=1)
+    x = torch.cat([norm(case.embedding[tokens], w.embed_norm, shape.eps), normed], dim=1)
     q, k, v = (F.linear(x, weight).view(len(tokens), -1, shape.head_dim) for weight in (w.q, w.k, w.v))
     angles = torch.arange(len(tokens))[:, None] * torch.tensor(shape.inv_freq)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
@@ -103,18 +103,18 @@ def plain(r: Room, tokens: list[int], g: Tensor) -> tuple[Tensor, Tensor]:
     return F.linear(out, w.lm_head), out if c.norm_output else x
 
 
-def start(r: Room, features: Tensor) -> Tensor:
+def start(case: HeadCase, features: Tensor) -> Tensor:
     """g of committed tokens."""
     given = features.float()
-    if r.weights.input_norm is not None:
-        given = norm(given, r.weights.input_norm, r.config.shape.eps)
-    return F.linear(given, r.weights.fc)
+    if case.weights.input_norm is not None:
+        given = norm(given, case.weights.input_norm, case.config.shape.eps)
+    return F.linear(given, case.weights.fc)
 
 
-def inputs(seed: int, r: Room) -> tuple[list[int], Tensor]:
+def inputs(seed: int, case: HeadCase) -> tuple[list[int], Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    tokens: list[int] = torch.randint(3, r.config.shape.vocab, (LENGTH,), generator=generator).tolist()
-    features = torch.randn(LENGTH, 3 * r.config.shape.hidden, generator=generator)
+    tokens: list[int] = torch.randint(3, case.config.shape.vocab, (LENGTH,), generator=generator).tolist()
+    features = torch.randn(LENGTH, 3 * case.config.shape.hidden, generator=generator)
     features[0] = 0.0  # slot 0 has no token before it
     return tokens, features.bfloat16()
 
@@ -127,14 +127,14 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("flags", FLAGS)
 def test_committed_tokens_in_chunks(forward: str, flags: str) -> None:
-    r = room(forward, flags)
-    tokens, features = inputs(1, r)
-    expected, states = plain(r, tokens, start(r, features))
-    cache = r.head.make_cache(3)
+    case = head_case(forward, flags)
+    tokens, features = inputs(1, case)
+    expected, states = plain(case, tokens, start(case, features))
+    cache = case.head.make_cache(3)
     found: list[tuple[Tensor, Tensor]] = []
     for first, end in ((0, 20), (20, 21), (21, LENGTH)):
         chunk = SequenceInput(tokens[first:end], first, [2, 0], keep_last=end - first)
-        found.append(r.head.logits(pack([chunk]), cache, features[first:end], None))
+        found.append(case.head.logits(pack([chunk]), cache, features[first:end], None))
     close(torch.cat([logits for logits, _ in found]), expected)
     close(torch.cat([after for _, after in found]), states)
 
@@ -142,25 +142,25 @@ def test_committed_tokens_in_chunks(forward: str, flags: str) -> None:
 @pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("flags", FLAGS)
 def test_a_drafted_tree_is_each_of_its_chains(forward: str, flags: str) -> None:
-    r = room(forward, flags)
-    tokens, features = inputs(2, r)
-    g = start(r, features)
-    _, states = plain(r, tokens, g)
-    cache = r.head.make_cache(4)
-    r.head.committed(pack([SequenceInput(tokens, 0, [1, 3])]), cache, features, 4)
+    case = head_case(forward, flags)
+    tokens, features = inputs(2, case)
+    g = start(case, features)
+    _, states = plain(case, tokens, g)
+    cache = case.head.make_cache(4)
+    case.head.committed(pack([SequenceInput(tokens, 0, [1, 3])]), cache, features, 4)
     drafted, parents = [5, 9, 11, 7], [-1, 0, -1, 2]  # two chains: 5 9 and 11 7
     given = {-1: states[-1]}
     expected: list[Tensor] = []
     for node, parent in enumerate(parents):
         path = [parent, node] if parent >= 0 else [node]
         chain_g = torch.stack([given[parents[i]] for i in path])
-        logits, after = plain(r, [*tokens, *(drafted[i] for i in path)], torch.cat([g, chain_g]))
+        logits, after = plain(case, [*tokens, *(drafted[i] for i in path)], torch.cat([g, chain_g]))
         given[node] = after[-1]
         expected.append(logits[-1])
     batch = pack([SequenceInput(drafted, LENGTH, [1, 3], parents, keep_last=4)])
-    found = r.head.drafted(batch, cache, torch.stack([given[p] for p in parents]), 4)
+    found = case.head.drafted(batch, cache, torch.stack([given[p] for p in parents]), 4)
     logprobs = torch.stack(expected).log_softmax(-1)
-    draft_ids = {int(t): i for i, t in enumerate(r.weights.target_ids)}
+    draft_ids = {int(t): i for i, t in enumerate(case.weights.target_ids)}
     at = torch.tensor([[draft_ids[int(t)] for t in row] for row in found.tokens])
     assert (found.logprobs - logprobs.gather(1, at)).abs().max() < 0.1
     assert (found.logprobs[:, 0] - logprobs.max(1).values).abs().max() < 0.1, "the likeliest comes first"
@@ -168,10 +168,10 @@ def test_a_drafted_tree_is_each_of_its_chains(forward: str, flags: str) -> None:
 
 @NEEDS_KERNELS
 def test_eight_bits_keep_the_likeliest_token_in_half_the_memory() -> None:
-    exact, rounded = room("native", "default"), room("native-8-bit", "default")
+    exact, rounded = head_case("native", "default"), head_case("native-8-bit", "default")
     tokens, features = inputs(3, exact)
     batch = pack([SequenceInput(tokens, 0, [0, 1], keep_last=LENGTH)])
-    expected, found = (r.head.logits(batch, r.head.make_cache(2), features, None)[0] for r in (exact, rounded))
+    expected, found = (case.head.logits(batch, case.head.make_cache(2), features, None)[0] for case in (exact, rounded))
     assert (expected.argmax(1) == found.argmax(1)).float().mean() > 0.9
     assert rounded.head.info.weight_bytes < 0.6 * exact.head.info.weight_bytes
 
@@ -179,12 +179,14 @@ def test_eight_bits_keep_the_likeliest_token_in_half_the_memory() -> None:
 @NEEDS_KERNELS
 @pytest.mark.parametrize("forward", ["native", "native-8-bit"])
 def test_a_row_has_the_same_bits_alone_and_among_others(forward: str) -> None:
-    r = room(forward, "default")
-    tokens, features = inputs(4, r)
-    cache = r.head.make_cache(2)
-    together, states = r.head.logits(pack([SequenceInput(tokens, 0, [0, 1], keep_last=LENGTH)]), cache, features, None)
+    case = head_case(forward, "default")
+    tokens, features = inputs(4, case)
+    cache = case.head.make_cache(2)
+    together, states = case.head.logits(
+        pack([SequenceInput(tokens, 0, [0, 1], keep_last=LENGTH)]), cache, features, None
+    )
     for first in range(LENGTH):
         batch = pack([SequenceInput(tokens[first : first + 1], first, [0, 1])])
-        logits, after = r.head.logits(batch, cache, features[first : first + 1], None)
+        logits, after = case.head.logits(batch, cache, features[first : first + 1], None)
         assert torch.equal(logits[0], together[first])
         assert torch.equal(after[0], states[first])

@@ -31,7 +31,7 @@ COUNT, WIDTH, ROWS = 3, 64, 2
 LENGTH = 20
 
 
-class Room:
+class HeadCase:
     """A head with levels on a forward, and what it is made of in float32."""
 
     def __init__(self, forward: str) -> None:
@@ -80,13 +80,13 @@ class Room:
 
 
 @cache
-def room(forward: str) -> Room:
-    return Room(forward)
+def head_case(forward: str) -> HeadCase:
+    return HeadCase(forward)
 
 
-def looked(r: Room) -> Lookahead:
-    batch, features = r.batch()
-    return r.head.look_ahead(batch, r.head.make_cache(4), features, 6)
+def looked(case: HeadCase) -> Lookahead:
+    batch, features = case.batch()
+    return case.head.look_ahead(batch, case.head.make_cache(4), features, 6)
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -96,9 +96,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_the_first_level_is_that_of_a_pass_that_does_not_look_ahead(forward: str) -> None:
-    r = room(forward)
-    batch, features = r.batch()
-    found, plain = looked(r), r.head.committed(batch, r.head.make_cache(4), features, 6)
+    case = head_case(forward)
+    batch, features = case.batch()
+    found, plain = looked(case), case.head.committed(batch, case.head.make_cache(4), features, 6)
     assert torch.equal(found.first.tokens, plain.tokens)
     torch.testing.assert_close(found.first.logprobs, plain.logprobs)
     torch.testing.assert_close(found.first.states, plain.states)
@@ -106,16 +106,16 @@ def test_the_first_level_is_that_of_a_pass_that_does_not_look_ahead(forward: str
 
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_states_and_shortlists_of_all_levels(forward: str) -> None:
-    r = room(forward)
-    found = looked(r)
-    assert found.ahead.shape == (COUNT * ROWS, r.hidden)
+    case = head_case(forward)
+    found = looked(case)
+    assert found.ahead.shape == (COUNT * ROWS, case.hidden)
     for level in range(COUNT):
         for row in range(ROWS):
             at = level * ROWS + row
-            expected = r.ahead(found.first.states[row], level)
+            expected = case.ahead(found.first.states[row], level)
             close(found.ahead[at], expected)
-            close(found.entered[at], r.levels.state @ r.norm(expected))
-            logits = r.logits(expected)
+            close(found.entered[at], case.levels.state @ case.norm(expected))
+            logits = case.logits(expected)
             kept = logits[found.shortlist[at].long()]
             assert len(set(found.shortlist[at].tolist())) == min(SHORTLIST, DRAFT_VOCAB)
             close(kept, logits.sort(descending=True).values[: len(kept)])
@@ -123,15 +123,15 @@ def test_states_and_shortlists_of_all_levels(forward: str) -> None:
 
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_what_follows_a_drafted_token(forward: str) -> None:
-    r = room(forward)
-    found = looked(r)
-    ids = r.weights.target_ids
+    case = head_case(forward)
+    found = looked(case)
+    ids = case.weights.target_ids
     drafted = [(0, int(ids[3])), (0, int(ids[40])), (1 * ROWS + 1, int(ids[3])), (2 * ROWS, int(ids[60]))]
-    tokens, logprobs = r.head.follow(found, [place for place, _ in drafted], [token for _, token in drafted], 8)
+    tokens, logprobs = case.head.follow(found, [place for place, _ in drafted], [token for _, token in drafted], 8)
     assert tokens.shape == logprobs.shape == (4, 8)
     draft_ids = {int(token): i for i, token in enumerate(ids)}
     for j, (place, token) in enumerate(drafted):
-        expected = r.logits(r.conditioned(found.first.states[place % ROWS], place // ROWS, token)).log_softmax(-1)
+        expected = case.logits(case.conditioned(found.first.states[place % ROWS], place // ROWS, token)).log_softmax(-1)
         at = torch.tensor([draft_ids[int(t)] for t in tokens[j]])
         assert (logprobs[j] - expected[at]).abs().max() < 0.1
         assert (logprobs[j] - expected.sort(descending=True).values[:8]).abs().max() < 0.1, "the likeliest come first"
@@ -149,10 +149,10 @@ def test_what_follows_a_drafted_token(forward: str) -> None:
 )
 @pytest.mark.parametrize("threshold", [0.0, 0.05])
 def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: SamplingParams, threshold: float) -> None:
-    r = room("native")
-    head = r.head
+    case = head_case("native")
+    head = case.head
     assert isinstance(head, TreeHead)
-    batch, features = r.batch()
+    batch, features = case.batch()
     first, second = batch.token_ids.tolist()[:LENGTH], batch.token_ids.tolist()[LENGTH:]
     sequences = [
         FakeSequence(first, 15, "r0/0", params=params, noise_key=77),

@@ -38,7 +38,7 @@ ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
 class Server:
     """One replica, whose policy is looked at by hand."""
 
-    def __init__(self, source: PolicySource, door: Gateway | None = None) -> None:
+    def __init__(self, source: PolicySource, gateway: Gateway | None = None) -> None:
         self.engine, metrics = FakeEngine(), Metrics()
         self.rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
         self.policies = Policies(source, self.engine.info.proposers, self.rollouts)
@@ -47,7 +47,7 @@ class Server:
             self.engine,
             ByteTokenizer(),
             metrics,
-            door,
+            gateway,
             sources=Sources(policies=self.policies, rollouts=self.rollouts),
         )
         self.http = self.client()

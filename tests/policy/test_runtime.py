@@ -42,7 +42,7 @@ rules:
 
 
 @dataclass
-class House:
+class PolicyApp:
     """An application with a policy file, and a clock that is set by hand."""
 
     folder: Path
@@ -77,8 +77,8 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    made = House(tmp_path)
+def policy_app(tmp_path: Path) -> PolicyApp:
+    made = PolicyApp(tmp_path)
     made.write(POLICY)
     return made
 
@@ -88,10 +88,10 @@ async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **bo
     return await http.post(route, json=shape | body)
 
 
-async def test_where_no_rule_matches_the_default_counts_and_says_so(house: House) -> None:
-    reply = await ask(house.open(), speculation={"metrics": True})
+async def test_where_no_rule_matches_the_default_counts_and_says_so(policy_app: PolicyApp) -> None:
+    reply = await ask(policy_app.open(), speculation={"metrics": True})
     assert reply.status_code == 200, reply.text
-    assert house.last.speculation == SpeculationChoice("off", "policy_off")
+    assert policy_app.last.speculation == SpeculationChoice("off", "policy_off")
     effective = reply.json()["metrics"]["effective"]
     assert effective["policy_rule"] == "default"
     assert effective["policy_version"].startswith("1@")
@@ -99,31 +99,31 @@ async def test_where_no_rule_matches_the_default_counts_and_says_so(house: House
     assert reply.headers["x-spec-effective"].endswith(f";rule=default;policy={effective['policy_version']}")
 
 
-async def test_terms_reach_the_engine(house: House) -> None:
-    http = house.open()
+async def test_terms_reach_the_engine(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
     await ask(http, "/v1/completions", prompt="Hi")
-    assert house.last.speculation == SpeculationChoice(proposers=("prediction",))
+    assert policy_app.last.speculation == SpeculationChoice(proposers=("prediction",))
     await ask(http, response_format={"type": "json_object"})
-    assert house.last.speculation == SpeculationChoice("shadow", proposers=("suffix",))
+    assert policy_app.last.speculation == SpeculationChoice("shadow", proposers=("suffix",))
     await ask(http, messages=[{"role": "user", "content": "x" * 100}])
-    assert house.last.speculation == SpeculationChoice(num_speculative_tokens=2)
+    assert policy_app.last.speculation == SpeculationChoice(num_speculative_tokens=2)
     await ask(http, "/v1/completions", prompt=["short", "y" * 100])  # the longest counts, for all of them
-    assert [request.speculation.num_speculative_tokens for request in house.engine.requests[-2:]] == [2, 2]
+    assert [request.speculation.num_speculative_tokens for request in policy_app.engine.requests[-2:]] == [2, 2]
     await ask(http, "/v1/responses", input="z" * 100)
-    assert house.last.speculation.num_speculative_tokens == 2
+    assert policy_app.last.speculation.num_speculative_tokens == 2
 
 
-async def test_time_and_headers_count(house: House) -> None:
-    http = house.open()
+async def test_time_and_headers_count(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
     http.headers["X-Job"] = "night"
     for time, enabled in (("22:00", True), ("05:59", True), ("06:00", False), ("21:59", False)):
-        house.time = datetime.fromisoformat(f"2026-11-20T{time}+00:00")
+        policy_app.time = datetime.fromisoformat(f"2026-11-20T{time}+00:00")
         await ask(http)
-        assert house.last.speculation.enabled == enabled
+        assert policy_app.last.speculation.enabled == enabled
 
 
-async def test_emit_of_the_rule_unless_the_caller_says_otherwise(house: House) -> None:
-    http = house.open()
+async def test_emit_of_the_rule_unless_the_caller_says_otherwise(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
 
     async def num_chunks(**speculation: str) -> int:
         body: dict[str, Any] = {"response_format": {"type": "json_object"}, "stream": True, "speculation": speculation}
@@ -134,8 +134,8 @@ async def test_emit_of_the_rule_unless_the_caller_says_otherwise(house: House) -
     assert by_rule > by_block
 
 
-async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(house: House) -> None:
-    reply = await ask(house.open(), stream=True, speculation={"metrics": True})
+async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(policy_app: PolicyApp) -> None:
+    reply = await ask(policy_app.open(), stream=True, speculation={"metrics": True})
     assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=1@")
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert json.loads(chunks[-1])["metrics"]["effective"]["policy_rule"] == "default"
@@ -151,54 +151,56 @@ async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(house: House)
         ({"proposer": "suffix"}, SpeculationChoice(num_speculative_tokens=2, proposers=("suffix",))),
     ],
 )
-async def test_an_operators_wish_within_the_rule(house: House, speculation: Any, choice: SpeculationChoice) -> None:
-    http = house.open(roles=("client", "operator"))
+async def test_an_operators_wish_within_the_rule(
+    policy_app: PolicyApp, speculation: Any, choice: SpeculationChoice
+) -> None:
+    http = policy_app.open(roles=("client", "operator"))
     await ask(http, messages=[{"role": "user", "content": "x" * 100}], speculation=speculation)
-    assert house.last.speculation == choice
+    assert policy_app.last.speculation == choice
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
-async def test_a_pinned_rule_refuses_what_contradicts_it(house: House, route: str) -> None:
-    http = house.open("bank", roles=ROLES)
+async def test_a_pinned_rule_refuses_what_contradicts_it(policy_app: PolicyApp, route: str) -> None:
+    http = policy_app.open("bank", roles=ROLES)
     body: dict[str, Any] = {"input": "Hi"} if route == "/v1/responses" else {}
     refused = await ask(http, route, **body, speculation={"mode": "on"})
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (403, "policy_conflict", "speculation.mode")
     assert "'audit' pins it to off" in error["message"]
-    assert house.engine.requests == []
+    assert policy_app.engine.requests == []
     assert (await ask(http, route, **body, speculation={"mode": "off"})).status_code == 200
 
 
-async def test_a_wish_that_needs_a_role_still_needs_it(house: House) -> None:
-    refused = await ask(house.open(), speculation={"mode": "on"})
+async def test_a_wish_that_needs_a_role_still_needs_it(policy_app: PolicyApp) -> None:
+    refused = await ask(policy_app.open(), speculation={"mode": "on"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
 
 
-async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(house: House) -> None:
-    http = house.open()
+async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
 
     async def rule_and_mode() -> tuple[str, bool]:
         reply = await ask(http, speculation={"metrics": True})
-        return reply.json()["metrics"]["effective"]["policy_version"].split("@")[0], house.last.speculation.enabled
+        return reply.json()["metrics"]["effective"]["policy_version"].split("@")[0], policy_app.last.speculation.enabled
 
     assert await rule_and_mode() == ("1", False)
-    house.write("version: 2\ndefault: {mode: on}\n")
+    policy_app.write("version: 2\ndefault: {mode: on}\n")
     assert await rule_and_mode() == ("1", False)  # not looked at yet
-    await house.policies.tick()
+    await policy_app.policies.tick()
     assert await rule_and_mode() == ("2", True)
     for bad in ("mode: maybe", "mode: off, rollout: {}"):
-        house.write(f"version: 3\ndefault: {{{bad}}}\n")
-        await house.policies.tick()
+        policy_app.write(f"version: 3\ndefault: {{{bad}}}\n")
+        await policy_app.policies.tick()
         assert await rule_and_mode() == ("2", True)
-    house.write("version: 4\ndefault: {mode: off}\n")
-    await house.policies.tick()
+    policy_app.write("version: 4\ndefault: {mode: off}\n")
+    await policy_app.policies.tick()
     assert await rule_and_mode() == ("4", False)
 
 
-async def test_no_rule_sees_secrets(house: House) -> None:
-    house.write("rules: [{name: spy, match: {headers: {Authorization: {present: true}}}, mode: on}]")
-    await ask(house.open())
-    assert not house.last.speculation.enabled
+async def test_no_rule_sees_secrets(policy_app: PolicyApp) -> None:
+    policy_app.write("rules: [{name: spy, match: {headers: {Authorization: {present: true}}}, mode: on}]")
+    await ask(policy_app.open())
+    assert not policy_app.last.speculation.enabled
 
 
 @contextmanager

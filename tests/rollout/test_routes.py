@@ -30,7 +30,7 @@ default:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Any:
+def connect(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
@@ -58,16 +58,16 @@ def door(tmp_path: Path) -> Any:
     ("role", "reads", "acts"),
     [("client", 403, 403), ("viewer", 200, 403), ("auditor", 200, 403), ("operator", 200, 200), ("admin", 200, 200)],
 )
-async def test_roles(door: Any, role: str, reads: int, acts: int) -> None:
-    http = door(role)
+async def test_roles(connect: Any, role: str, reads: int, acts: int) -> None:
+    http = connect(role)
     assert (await http.get("/admin/rollouts")).status_code == reads
-    name = (await door("viewer").get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    name = (await connect("viewer").get("/admin/rollouts")).json()["rollouts"][0]["id"]
     assert (await http.get(f"/admin/rollouts/{name}")).status_code == reads
     assert (await http.post(f"/admin/rollouts/{name}/start", json={})).status_code == acts
 
 
-async def test_a_change_is_on_record_with_who_and_why(door: Any) -> None:
-    http = door("operator", "client")
+async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
+    http = connect("operator", "client")
     listed = read(RolloutsReply, (await http.get("/admin/rollouts")).json())
     [one] = listed.rollouts
     assert (one.rule, one.phase, one.verdict) == ("default", "off", None)
@@ -94,8 +94,10 @@ async def test_a_change_is_on_record_with_who_and_why(door: Any) -> None:
         ("/start", {"why": "so"}, 400, None),
     ],
 )
-async def test_what_cannot_be_done_is_refused(door: Any, path: str, body: Any, status: int, code: str | None) -> None:
-    http = door("operator")
+async def test_what_cannot_be_done_is_refused(
+    connect: Any, path: str, body: Any, status: int, code: str | None
+) -> None:
+    http = connect("operator")
     name = (await http.get("/admin/rollouts")).json()["rollouts"][0]["id"]
     reply = await http.post(f"/admin/rollouts/{name}{path}", json=body)
     assert reply.status_code == status, reply.text

@@ -76,7 +76,7 @@ class Server:
     """(arm, mode in effect) of every request, in order."""
 
     def __post_init__(self) -> None:
-        engine = fakes.build(fakes.Room(proposers=[Scripted(self._draft)]))
+        engine = fakes.build(fakes.EngineSetup(proposers=[Scripted(self._draft)]))
         self.client = ThreadEngineClient(engine)
         self.client.apply_plan(SpecPlan(fixed_depth=4))
         (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))

@@ -1,4 +1,4 @@
-"""Requests in shadow on a real engine over the table model: what they tell of speculation, and what they cost."""
+"""Requests in shadow on a real engine over the table model: what they show of speculation, and what they cost."""
 
 from pathlib import Path
 from typing import Any
@@ -6,29 +6,29 @@ from typing import Any
 import httpx
 
 from prolepsis.core.config import ServerConfig
-from tests.fakes import Room
-from tests.load.house import House, serving
+from tests.fakes import EngineSetup
+from tests.load.server import TableServer, serving
 from tests.safety.test_serving import Named, Slow
 
 TRAFFIC_CLASS = "completions/standard/free/short"
 
 
-def ask(house: House, mode: str, prompt: str = "bcd") -> str:
+def ask(server: TableServer, mode: str, prompt: str = "bcd") -> str:
     body: dict[str, Any] = {"model": "table", "prompt": prompt, "seed": 3, "ignore_eos": True, "max_tokens": 60}
-    reply = httpx.post(f"{house.url}/v1/completions", json=body | {"speculation": {"mode": mode}}, timeout=30)
+    reply = httpx.post(f"{server.url}/v1/completions", json=body | {"speculation": {"mode": mode}}, timeout=30)
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["text"])
 
 
 def test_shadow_says_what_speculation_would_bring(tmp_path: Path) -> None:
-    room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=Slow())
-    with serving(House(config=ServerConfig(kill_file=tmp_path / "kill.json"), room=room)) as house:
-        plain = ask(house, "off")
-        assert httpx.get(f"{house.url}/admin/shadow").json()["traffic_classes"] == [], "nobody was in shadow"
-        assert ask(house, "shadow") == plain
+    setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=Slow())
+    with serving(TableServer(config=ServerConfig(kill_file=tmp_path / "kill.json"), setup=setup)) as server:
+        plain = ask(server, "off")
+        assert httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [], "nobody was in shadow"
+        assert ask(server, "shadow") == plain
         for prompt in ("bce", "bcf"):
-            ask(house, "shadow", prompt)
-        [one] = httpx.get(f"{house.url}/admin/shadow").json()["traffic_classes"]
+            ask(server, "shadow", prompt)
+        [one] = httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"]
         assert (one["traffic_class"], one["num_requests"], one["num_tokens"]) == (TRAFFIC_CLASS, 3, 180)
         [first] = one["proposers"]
         assert first["proposer"] == "first"
@@ -37,8 +37,8 @@ def test_shadow_says_what_speculation_would_bring(tmp_path: Path) -> None:
         drafted = first["num_accepted"] / one["num_tokens"]
         assert 0.0 < first["saved"]["value"] < drafted, "less what its rows and its time cost"
         assert one["expected_speedup"]["value"] > 1.3
-        ask(house, "auto")
-        assert httpx.get(f"{house.url}/admin/shadow").json()["traffic_classes"] == [one], (
+        ask(server, "auto")
+        assert httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [one], (
             "what is verified is not shadow's"
         )
-        house.check_ended_once()
+        server.check_ended_once()

@@ -30,7 +30,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 OFF_FOR_TEXT = {"if": [{"==": [{"var": "route"}, "/v1/completions"]}, "off"]}
 
 
-class House:
+class FlagApp:
     """An application with flags."""
 
     def __init__(self, provider: FeatureProvider | None, folder: Path, policy: str | None = None) -> None:
@@ -67,17 +67,17 @@ class House:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Callable[..., House]:
-    def made(enabled: object = None, kill: object = None, policy: str | None = None) -> House:
-        return House(FlagFileProvider(write(tmp_path / "flags.json", enabled, kill)), tmp_path, policy)
+def make(tmp_path: Path) -> Callable[..., FlagApp]:
+    def made(enabled: object = None, kill: object = None, policy: str | None = None) -> FlagApp:
+        return FlagApp(FlagFileProvider(write(tmp_path / "flags.json", enabled, kill)), tmp_path, policy)
 
     return made
 
 
-async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so(make: Callable[..., House]) -> None:
-    house = make(flag(OFF_FOR_TEXT))
-    reply = await house.ask(speculation={"metrics": True})
-    assert house.choice.enabled
+async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so(make: Callable[..., FlagApp]) -> None:
+    flag_app = make(flag(OFF_FOR_TEXT))
+    reply = await flag_app.ask(speculation={"metrics": True})
+    assert flag_app.choice.enabled
     said = reply.json()["metrics"]["effective"]["flag"]
     assert (said["key"], said["value"], said["variant"], said["reason"]) == (
         "speculation.enabled",
@@ -89,59 +89,59 @@ async def test_a_flag_turns_it_off_for_whom_its_rule_names_and_the_reply_says_so
     MetricsReply.model_validate(reply.json()["metrics"])
     assert reply.headers["x-spec-effective"].endswith(";flag=speculation.enabled:on:DEFAULT")
 
-    reply = await house.ask("/v1/completions", prompt="Hi", stream=True, speculation={"metrics": True})
-    assert house.choice == SpeculationChoice("off", "flag_off")
+    reply = await flag_app.ask("/v1/completions", prompt="Hi", stream=True, speculation={"metrics": True})
+    assert flag_app.choice == SpeculationChoice("off", "flag_off")
     off = "mode=off;reason=flag_off;flag=speculation.enabled:off:TARGETING_MATCH"
     assert reply.headers["x-spec-effective"] == off
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert json.loads(chunks[-1])["metrics"]["effective"]["flag"]["variant"] == "off"
     labels = {"flag": "speculation.enabled", "variant": "off", "reason": "TARGETING_MATCH", "error": ""}
-    assert house.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", labels) == 1.0
+    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", labels) == 1.0
 
 
-async def test_off_by_flag_beats_caller_and_policy_and_on_forces_nothing(make: Callable[..., House]) -> None:
-    house = make(flag(default="off"), policy="default: {mode: on, pinned: true}")
-    await house.ask()
-    assert house.choice == SpeculationChoice("off", "flag_off")
-    house = make(flag(), policy="default: {mode: off}")
-    reply = await house.ask(stream=True)
-    assert house.choice == SpeculationChoice("off", "policy_off")
+async def test_off_by_flag_beats_caller_and_policy_and_on_forces_nothing(make: Callable[..., FlagApp]) -> None:
+    flag_app = make(flag(default="off"), policy="default: {mode: on, pinned: true}")
+    await flag_app.ask()
+    assert flag_app.choice == SpeculationChoice("off", "flag_off")
+    flag_app = make(flag(), policy="default: {mode: off}")
+    reply = await flag_app.ask(stream=True)
+    assert flag_app.choice == SpeculationChoice("off", "policy_off")
     assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=")
     assert reply.headers["x-spec-effective"].endswith(";flag=speculation.enabled:on:STATIC")
-    await house.ask(speculation={"mode": "off"})
-    assert house.choice == SpeculationChoice("off")
+    await flag_app.ask(speculation={"mode": "off"})
+    assert flag_app.choice == SpeculationChoice("off")
 
 
 async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(
-    make: Callable[..., House], tmp_path: Path
+    make: Callable[..., FlagApp], tmp_path: Path
 ) -> None:
-    house = make(flag())
+    flag_app = make(flag())
     for enabled, expected in ((flag(default="off"), False), (flag(default="maybe"), False), (flag(), True)):
         write(tmp_path / "flags.json", enabled)
-        await house.tick()
-        await house.ask()
-        assert house.choice.enabled == expected
-    assert house.metrics.registry.get_sample_value("prolepsis_flag_file_refused_total") == 1.0
+        await flag_app.tick()
+        await flag_app.ask()
+        assert flag_app.choice.enabled == expected
+    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_file_refused_total") == 1.0
 
 
-async def test_the_kill_flag_stops_all_and_goes_on(make: Callable[..., House], tmp_path: Path) -> None:
-    house = make(kill=flag(default="on"))
-    await house.tick()
-    assert [(plan.num_speculative_tokens, plan.reason) for plan in house.engine.plans] == [(0, "killed")]
-    assert (await house.http.get("/health")).json()["killed_by"] == ["flag"]
+async def test_the_kill_flag_stops_all_and_goes_on(make: Callable[..., FlagApp], tmp_path: Path) -> None:
+    flag_app = make(kill=flag(default="on"))
+    await flag_app.tick()
+    assert [(plan.num_speculative_tokens, plan.reason) for plan in flag_app.engine.plans] == [(0, "killed")]
+    assert (await flag_app.http.get("/health")).json()["killed_by"] == ["flag"]
     write(tmp_path / "flags.json", kill=flag(default="on", state="DISABLED"))
-    await house.tick()
-    assert house.engine.plans[-1].num_speculative_tokens > 0
-    assert (await house.http.get("/health")).json()["killed_by"] == []
+    await flag_app.tick()
+    assert flag_app.engine.plans[-1].num_speculative_tokens > 0
+    assert (await flag_app.http.get("/health")).json()["killed_by"] == []
 
 
-async def test_a_kill_flag_that_cannot_be_had_changes_nothing(make: Callable[..., House], tmp_path: Path) -> None:
-    house = make(kill=flag(default="on"))
-    await house.tick()
+async def test_a_kill_flag_that_cannot_be_had_changes_nothing(make: Callable[..., FlagApp], tmp_path: Path) -> None:
+    flag_app = make(kill=flag(default="on"))
+    await flag_app.tick()
     write(tmp_path / "flags.json", enabled=flag())  # the flag is gone: FLAG_NOT_FOUND
-    await house.tick()
-    assert len(house.engine.plans) == 1
-    assert (await house.http.get("/admin/kill")).json()["on"]
+    await flag_app.tick()
+    assert len(flag_app.engine.plans) == 1
+    assert (await flag_app.http.get("/admin/kill")).json()["on"]
 
 
 async def test_a_provider_that_fails_costs_no_request(tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ async def test_a_provider_that_fails_costs_no_request(tmp_path: Path) -> None:
         async def resolve_boolean_details_async(self, *_: object, **__: object) -> Any:
             raise RuntimeError("no connection")
 
-    house = House(Broken(write(tmp_path / "flags.json", flag(default="off"))), tmp_path)
-    reply = await house.ask(speculation={"metrics": True})
+    flag_app = FlagApp(Broken(write(tmp_path / "flags.json", flag(default="off"))), tmp_path)
+    reply = await flag_app.ask(speculation={"metrics": True})
     said = reply.json()["metrics"]["effective"]["flag"]
     assert (said["value"], said["reason"], said["error"]) == (True, "ERROR", "GENERAL")
-    assert house.choice.enabled
+    assert flag_app.choice.enabled
 
 
 BY_FLAG = """
@@ -166,12 +166,12 @@ HALF_OF_TENANTS = {"fractional": [BY_HEADER, ["on", 50], ["off", 50]]}
 
 async def test_a_rule_holds_where_a_flag_says_so_and_the_share_sticks(tmp_path: Path) -> None:
     also = {"new-drafts": flag(HALF_OF_TENANTS, default="off"), "staff": flag(default="off")}
-    house = House(FlagFileProvider(write(tmp_path / "flags.json", flag(), also=also)), tmp_path, BY_FLAG)
+    flag_app = FlagApp(FlagFileProvider(write(tmp_path / "flags.json", flag(), also=also)), tmp_path, BY_FLAG)
     rules: dict[str, set[str]] = {}
     for _ in range(2):
         for i in range(20):
-            house.http.headers["X-Tenant"] = tenant = f"tenant-{i}"
-            reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+            flag_app.http.headers["X-Tenant"] = tenant = f"tenant-{i}"
+            reply = await flag_app.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
             effective = reply.json()["metrics"]["effective"]
             MetricsReply.model_validate(reply.json()["metrics"])
             rules.setdefault(tenant, set()).add(effective["policy_rule"])
@@ -184,26 +184,26 @@ async def test_a_rule_holds_where_a_flag_says_so_and_the_share_sticks(tmp_path: 
     assert all(len(found) == 1 for found in rules.values()), "each tenant keeps its own"
     assert 5 <= sum(found == {"new"} for found in rules.values()) <= 15
     counted = {"flag": "staff", "variant": "off", "reason": "STATIC", "error": ""}
-    assert house.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", counted) == 40.0
+    assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", counted) == 40.0
 
 
 async def test_a_flag_that_is_not_there_is_false_and_is_said(tmp_path: Path) -> None:
-    house = House(FlagFileProvider(write(tmp_path / "flags.json", flag())), tmp_path, BY_FLAG)
-    reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+    flag_app = FlagApp(FlagFileProvider(write(tmp_path / "flags.json", flag())), tmp_path, BY_FLAG)
+    reply = await flag_app.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
     effective = reply.json()["metrics"]["effective"]
     assert (effective["policy_rule"], effective["policy_flags"][0]["error"]) == ("default", "FLAG_NOT_FOUND")
 
 
 async def test_without_a_provider_no_rule_with_a_flag_holds(tmp_path: Path) -> None:
-    house = House(None, tmp_path, BY_FLAG)
-    reply = await house.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
+    flag_app = FlagApp(None, tmp_path, BY_FLAG)
+    reply = await flag_app.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
     effective = reply.json()["metrics"]["effective"]
     assert effective["policy_rule"] == "default"
     assert "policy_flags" not in effective
 
 
 async def test_without_flags_nothing_is_said_of_them(tmp_path: Path) -> None:
-    reply = await House(None, tmp_path).ask(speculation={"metrics": True})
+    reply = await FlagApp(None, tmp_path).ask(speculation={"metrics": True})
     assert "flag" not in reply.json()["metrics"]["effective"]
     assert "flag" not in reply.headers["x-spec-effective"]
 

@@ -20,8 +20,8 @@ from prolepsis.safety.breaker_runtime import BreakerSetReply, breaker_file
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
-from tests.fakes import Room, TableModel, true_continuation
-from tests.load.house import House, serving, wait_for
+from tests.fakes import EngineSetup, TableModel, true_continuation
+from tests.load.server import TableServer, serving, wait_for
 
 PLAIN = {"speculation": {"mode": "off"}}
 BODY: dict[str, Any] = {"model": "table", "temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 150}
@@ -57,20 +57,20 @@ class Slow(TableModel):
 
 
 @contextmanager
-def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[House]:
-    room = Room(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
+def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[TableServer]:
+    setup = EngineSetup(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
     settings = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", **config)
-    made = House(config=settings, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)))
+    made = TableServer(config=settings, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)))
     made.engine.plan.apply(SpecPlan(fixed_depth=3))
-    with serving(made) as house:
-        yield house
-        house.check_ended_once()
+    with serving(made) as server:
+        yield server
+        server.check_ended_once()
 
 
-def complete(house: House, prompt: str, **body: Any) -> dict[str, Any]:
+def complete(server: TableServer, prompt: str, **body: Any) -> dict[str, Any]:
     body = {"speculation": {"metrics": True}} | body
     body["speculation"] = {"metrics": True} | body["speculation"]
-    reply = httpx.post(f"{house.url}/v1/completions", json={**BODY, "prompt": prompt, **body}, timeout=30)
+    reply = httpx.post(f"{server.url}/v1/completions", json={**BODY, "prompt": prompt, **body}, timeout=30)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
@@ -79,21 +79,21 @@ def text_of(reply: dict[str, Any]) -> str:
     return str(reply["choices"][0]["text"])
 
 
-def kill(house: House, **body: Any) -> dict[str, Any]:
-    reply = httpx.put(f"{house.url}/admin/kill", json=body)
+def kill(server: TableServer, **body: Any) -> dict[str, Any]:
+    reply = httpx.put(f"{server.url}/admin/kill", json=body)
     assert reply.status_code == 200, reply.text
     return dict(reply.json())
 
 
 def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path: Path) -> None:
     first = Named("first")
-    with house_with(tmp_path, first) as house:
-        expected = text_of(complete(house, "bcd", max_tokens=400, **PLAIN))
+    with house_with(tmp_path, first) as server:
+        expected = text_of(complete(server, "bcd", max_tokens=400, **PLAIN))
         text = ""
         metrics: dict[str, Any] = {}
         asked = 0
         body = {**BODY, "prompt": "bcd", "max_tokens": 400, "stream": True, "speculation": {"metrics": True}}
-        with httpx.stream("POST", f"{house.url}/v1/completions", json=body, timeout=30) as reply:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as reply:
             for line in reply.iter_lines():
                 if not line.startswith("data: {"):
                     continue
@@ -101,61 +101,61 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
                 text += "".join(choice["text"] for choice in chunk["choices"])
                 metrics = chunk.get("metrics") or metrics
                 if text and not asked:
-                    said = kill(house, on=True, reason="drill")
+                    said = kill(server, on=True, reason="drill")
                     assert (said["on"], said["sources"], said["not_saved"]) == (True, ["operator"], None)
-                    wait_for(lambda: house.engine.plan.current.reason == "killed")
+                    wait_for(lambda: server.engine.plan.current.reason == "killed")
                     asked = len(first.asked)
         assert text == expected
         assert 0 < asked < 100, "it was stopped in flight"
         assert len(first.asked) - asked <= 1, "only the step that was running could still ask"
         effective = metrics["effective"]
         assert (effective["mode"], effective["reason"]) == ("on", "killed")
-        assert house.sample("speculation_killed", source="operator") == 1.0
-        assert httpx.get(f"{house.url}/health").json()["killed_by"] == ["operator"]
-        reply2 = complete(house, "bcd")
+        assert server.sample("speculation_killed", source="operator") == 1.0
+        assert httpx.get(f"{server.url}/health").json()["killed_by"] == ["operator"]
+        reply2 = complete(server, "bcd")
         assert reply2["metrics"]["effective"]["reason"] == "killed"
         assert reply2["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
-    with house_with(tmp_path, first) as house:  # after a restart
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
-        said = httpx.get(f"{house.url}/admin/kill").json()
+    with house_with(tmp_path, first) as server:  # after a restart
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        said = httpx.get(f"{server.url}/admin/kill").json()
         assert (said["operator"]["by"], said["operator"]["reason"]) == ("developer", "drill")
-        assert not kill(house, on=False)["on"]
-        after = complete(house, "bcd")
+        assert not kill(server, on=False)["on"]
+        after = complete(server, "bcd")
         assert after["metrics"]["effective"]["reason"] == "speculating"
 
 
 def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("first")) as house:
+    with house_with(tmp_path, Named("first")) as server:
         file = kill_file(tmp_path / "kill.json")
         file.write(file.read().model_copy(update={"on": True}))
-        wait_for(lambda: house.sample("speculation_killed", source="operator") == 1.0)
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        wait_for(lambda: server.sample("speculation_killed", source="operator") == 1.0)
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
         file.path.write_text("{")  # what cannot be read changes nothing
-        wait_for(lambda: httpx.get(f"{house.url}/admin/kill").json()["fault"])
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
-        kill(house, on=False)
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        wait_for(lambda: httpx.get(f"{server.url}/admin/kill").json()["fault"])
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        kill(server, on=False)
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
         assert not file.read().on
 
 
 def test_a_damaged_file_counts_as_on_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "kill.json").write_text("{")
-    with house_with(tmp_path, Named("first")) as house:
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
+    with house_with(tmp_path, Named("first")) as server:
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
 
 
 def test_one_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("first")) as house:
+    with house_with(tmp_path, Named("first")) as server:
         (tmp_path / "kill.json").mkdir()
         (tmp_path / "kill.json" / "x").touch()
-        said = kill(house, on=True)
+        said = kill(server, on=True)
         assert "cannot be written" in said["not_saved"]
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
 
 
-def breakers(house: House) -> dict[tuple[str, str], str]:
-    shown = httpx.get(f"{house.url}/admin/breakers").json()["breakers"]
+def breakers(server: TableServer) -> dict[tuple[str, str], str]:
+    shown = httpx.get(f"{server.url}/admin/breakers").json()["breakers"]
     return {(one["proposer"], one["traffic_class"]): one["state"] for one in shown}
 
 
@@ -166,21 +166,21 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
     tmp_path: Path,
 ) -> None:
     damaged, good = Named("damaged", wrong=lambda sequence: sequence.traffic_class == TEXT), Named("good")
-    with house_with(tmp_path, damaged, good) as house:
+    with house_with(tmp_path, damaged, good) as server:
         prompts = ["bcd", "efg", "hij", "klm"]
-        expected = {prompt: text_of(complete(house, prompt, **PLAIN)) for prompt in prompts}
+        expected = {prompt: text_of(complete(server, prompt, **PLAIN)) for prompt in prompts}
 
         def still_drafting() -> bool:
             for prompt in prompts:
-                assert text_of(complete(house, prompt)) == expected[prompt]
+                assert text_of(complete(server, prompt)) == expected[prompt]
             chat = {**BODY, "messages": [{"role": "user", "content": "bcd"}]}
-            assert httpx.post(f"{house.url}/v1/chat/completions", json=chat, timeout=30).status_code == 200
-            return breakers(house).get(("damaged", TEXT)) != "open"
+            assert httpx.post(f"{server.url}/v1/chat/completions", json=chat, timeout=30).status_code == 200
+            return breakers(server).get(("damaged", TEXT)) != "open"
 
         wait_for(lambda: not still_drafting())
-        wait_for(lambda: ("damaged", CHAT) in breakers(house))  # counts are looked at five times a second
-        assert breakers(house)["damaged", CHAT] == "closed"
-        assert breakers(house)["good", TEXT] == "closed"
+        wait_for(lambda: ("damaged", CHAT) in breakers(server))  # counts are looked at five times a second
+        assert breakers(server)["damaged", CHAT] == "closed"
+        assert breakers(server)["good", TEXT] == "closed"
         labels = {
             "proposer": "damaged",
             "traffic_class": TEXT,
@@ -188,26 +188,26 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
             "after": "open",
             "reason": "acceptance",
         }
-        assert house.sample("breaker_events_total", **labels) == 1.0
-        assert house.sample("breaker_state", proposer="damaged", traffic_class=TEXT, state="open") == 1.0
+        assert server.sample("breaker_events_total", **labels) == 1.0
+        assert server.sample("breaker_state", proposer="damaged", traffic_class=TEXT, state="open") == 1.0
 
         damaged.asked.clear()
-        reply = complete(house, "bcd")
+        reply = complete(server, "bcd")
         assert text_of(reply) == expected["bcd"]
         assert TEXT not in damaged.asked
         assert reply["metrics"]["effective"]["reason"] == "speculating", "the next one took its place"
 
 
 def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("only")) as house:
-        url = f"{house.url}/admin/breakers"
+    with house_with(tmp_path, Named("only")) as server:
+        url = f"{server.url}/admin/breakers"
         body = {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert TypeAdapter(BreakerSetReply).validate_python(httpx.put(url, json=body).json()).state == "forced_open"
-        reply = complete(house, "bcd")
+        reply = complete(server, "bcd")
         assert reply["metrics"]["effective"]["reason"] == "breaker_open"
-        assert text_of(reply) == text_of(complete(house, "bcd", **PLAIN))
+        assert text_of(reply) == text_of(complete(server, "bcd", **PLAIN))
         assert httpx.put(url, json={**body, "state": "closed"}).json()["state"] == "closed"
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
         assert httpx.put(url, json=body).json()["not_saved"] is None
         for wrong, param in (
             ({"proposer": "gone"}, "proposer"),
@@ -217,40 +217,40 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
             refused = httpx.put(url, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
-    with house_with(tmp_path, Named("only")) as house:  # after a restart
-        assert breakers(house)["only", TEXT] == "forced_open"
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "breaker_open"
+    with house_with(tmp_path, Named("only")) as server:  # after a restart
+        assert breakers(server)["only", TEXT] == "forced_open"
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "breaker_open"
         breaker_file(tmp_path / "breakers.json").write(())  # another server on this file let it go
-        wait_for(lambda: breakers(house)["only", TEXT] == "closed")
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        wait_for(lambda: breakers(server)["only", TEXT] == "closed")
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 
 
 def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "breakers.json").write_text("[{")  # damaged: as if nothing was set
-    with house_with(tmp_path, Named("only")) as house:
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
-        url, body = f"{house.url}/admin/breakers", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
+    with house_with(tmp_path, Named("only")) as server:
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        url, body = f"{server.url}/admin/breakers", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert httpx.put(url, json=body).json()["not_saved"] is None
         (tmp_path / "breakers.json").unlink()
         (tmp_path / "breakers.json").mkdir()
         (tmp_path / "breakers.json" / "x").touch()
         said = httpx.put(url, json={**body, "state": "forced_closed"}).json()
         assert "cannot be written" in said["not_saved"]
-        assert breakers(house)["only", TEXT] == "forced_closed"
-        assert complete(house, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+        assert breakers(server)["only", TEXT] == "forced_closed"
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 
 
 @pytest.mark.parametrize("breaker", ["off", "metrics_only"])
 def test_breakers_may_be_off_or_only_measure(tmp_path: Path, breaker: str) -> None:
-    with house_with(tmp_path, Named("damaged", wrong=lambda sequence: True), breaker=breaker) as house:
-        complete(house, "bcd")
-        complete(house, "efg")
+    with house_with(tmp_path, Named("damaged", wrong=lambda sequence: True), breaker=breaker) as server:
+        complete(server, "bcd")
+        complete(server, "efg")
         if breaker == "off":
-            assert httpx.get(f"{house.url}/admin/breakers").json() == {"enabled": False, "breakers": []}
+            assert httpx.get(f"{server.url}/admin/breakers").json() == {"enabled": False, "breakers": []}
             body = {"proposer": "damaged", "traffic_class": TEXT, "state": "forced_open"}
-            assert httpx.put(f"{house.url}/admin/breakers", json=body).json()["error"]["code"] == "breakers_off"
+            assert httpx.put(f"{server.url}/admin/breakers", json=body).json()["error"]["code"] == "breakers_off"
         else:
             labels = {"proposer": "damaged", "traffic_class": TEXT, "reason": "acceptance"}
             both = {"before": "metrics_only", "after": "metrics_only"}
-            wait_for(lambda: house.sample("breaker_events_total", **labels, **both) >= 1.0)
-            assert complete(house, "bcd")["metrics"]["effective"]["reason"] != "breaker_open"
+            wait_for(lambda: server.sample("breaker_events_total", **labels, **both) >= 1.0)
+            assert complete(server, "bcd")["metrics"]["effective"]["reason"] != "breaker_open"

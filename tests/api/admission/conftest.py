@@ -14,7 +14,7 @@ from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer
 
 
-class House:
+class KeyedApp:
     """A key file, and applications that use it."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,5 +45,5 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> House:
-    return House(tmp_path)
+def keyed_app(tmp_path: Path) -> KeyedApp:
+    return KeyedApp(tmp_path)

@@ -1,4 +1,4 @@
-"""The gate over HTTP: limits, queue, fairness, deadlines, the ladder, draining."""
+"""Admission over HTTP: limits, queue, fairness, deadlines, load shedding, draining."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,7 +19,7 @@ from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestAborted
 from prolepsis.web.refusals import Refused
 from tests.api.admission.clock import Clock
-from tests.api.admission.conftest import House, bearer
+from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
@@ -50,24 +50,24 @@ async def end_all(engine: FakeEngine, tasks: "list[asyncio.Task[httpx.Response]]
     return [task.result() for task in tasks]
 
 
-async def test_no_more_than_the_places_are_in_the_engine(house: House) -> None:
+async def test_no_more_than_the_places_are_in_the_engine(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
-    async with house.open(engine, ServerConfig(max_in_engine=3)) as http:
+    async with keyed_app.open(engine, ServerConfig(max_in_engine=3)) as http:
         tasks = [ask(http) for _ in range(6)]
-        await until(lambda: house.app.state.admission.num_waiting == 3)
+        await until(lambda: keyed_app.app.state.admission.num_waiting == 3)
         assert len(engine.requests) == 3
         large = ask(http, n=100)  # more samples than places: alone, and not never
         await end_all(engine, [*tasks, large])
         assert len(engine.requests) == 7
-        assert house.app.state.admission.num_inside == 0
+        assert keyed_app.app.state.admission.num_inside == 0
 
 
-async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
-    ann, bob, eve = house.key(tenant="ann"), house.key(tenant="bob"), house.key(tenant="eve")
+async def test_a_full_queue_is_429_and_a_full_server_503(keyed_app: KeyedApp) -> None:
+    ann, bob, eve = keyed_app.key(tenant="ann"), keyed_app.key(tenant="bob"), keyed_app.key(tenant="eve")
     engine = FakeEngine(hold_after=0)
     config = ServerConfig(max_in_engine=1, max_queued=3, max_queued_per_tenant=2)
-    async with house.open(engine, config) as http:
-        gate = house.app.state.admission
+    async with keyed_app.open(engine, config) as http:
+        gate = keyed_app.app.state.admission
         tasks = [ask(http, ann)]
         await until(lambda: engine.requests)
         for number, key in enumerate((ann, ann, bob), 1):
@@ -83,7 +83,7 @@ async def test_a_full_queue_is_429_and_a_full_server_503(house: House) -> None:
         assert int(refused.headers["retry-after-ms"]) >= 1000
         tasks.pop(-1)
         await end_all(engine, tasks)
-    assert (house.refused("queue_full"), house.refused("server_full")) == (1, 1)
+    assert (keyed_app.refused("queue_full"), keyed_app.refused("server_full")) == (1, 1)
 
 
 class RecordingTokenizer(ByteTokenizer):
@@ -98,23 +98,23 @@ class RecordingTokenizer(ByteTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
-async def test_who_is_refused_has_nothing_tokenised(house: House) -> None:
+async def test_who_is_refused_has_nothing_tokenised(keyed_app: KeyedApp) -> None:
     tokenizer = RecordingTokenizer()
-    key, chat = house.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-    async with house.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1}), tokenizer) as http:
+    key, chat = keyed_app.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    async with keyed_app.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1}), tokenizer) as http:
         assert (await ask(http, key)).status_code == 200
         assert len(tokenizer.texts) == 1
         assert (await ask(http, key, stream=True)).status_code == 429
-        house.app.state.admission.drain()
+        keyed_app.app.state.admission.drain()
         assert (await http.post("/v1/chat/completions", json=chat, headers=bearer(key))).status_code == 503
     assert len(tokenizer.texts) == 1
-    assert (house.refused("rate_limited"), house.refused("draining")) == (1, 1)
+    assert (keyed_app.refused("rate_limited"), keyed_app.refused("draining")) == (1, 1)
 
 
-async def test_a_client_that_leaves_the_queue_leaves_no_trace(house: House) -> None:
+async def test_a_client_that_leaves_the_queue_leaves_no_trace(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
-    async with house.open(engine, ONE_PLACE) as http:
-        gate = house.app.state.admission
+    async with keyed_app.open(engine, ONE_PLACE) as http:
+        gate = keyed_app.app.state.admission
         first = ask(http)
         await until(lambda: engine.requests)
         waiting = [ask(http, stream=bool(i % 2)) for i in range(4)]
@@ -128,10 +128,10 @@ async def test_a_client_that_leaves_the_queue_leaves_no_trace(house: House) -> N
         assert (gate.num_inside, gate._taken) == (0, 0)
 
 
-async def test_rate_limits_are_told_reserved_and_refunded(house: House) -> None:
-    key = house.key()
+async def test_rate_limits_are_told_reserved_and_refunded(keyed_app: KeyedApp) -> None:
+    key = keyed_app.key()
     limits = ServerConfig(tokens_per_minute={"key": 100}, requests_per_minute={"key": 50})
-    async with house.open(FakeEngine(text="abc"), limits) as http:
+    async with keyed_app.open(FakeEngine(text="abc"), limits) as http:
         for remaining in (58, 52, 46):  # 2 prompt tokens and at most 40; used are 2 + 4
             response = await ask(http, key)
             assert response.status_code == 200
@@ -146,12 +146,12 @@ async def test_rate_limits_are_told_reserved_and_refunded(house: House) -> None:
         assert "x-request-id" in refused.headers
 
 
-async def test_several_prompts_are_let_in_and_charged_as_one(house: House) -> None:
-    key, engine = house.key(), FakeEngine(text="abc")
+async def test_several_prompts_are_let_in_and_charged_as_one(keyed_app: KeyedApp) -> None:
+    key, engine = keyed_app.key(), FakeEngine(text="abc")
     limits = ServerConfig(
         tokens_per_minute={"key": 300}, requests_per_minute={"key": 50}, max_in_engine=1, max_queued_per_tenant=2
     )
-    async with house.open(engine, limits) as http:
+    async with keyed_app.open(engine, limits) as http:
         reply = await ask(http, key, prompt=["Hi"] * 3)
         assert reply.status_code == 200
         assert reply.headers["x-ratelimit-remaining-requests"] == "49"
@@ -168,10 +168,10 @@ async def test_several_prompts_are_let_in_and_charged_as_one(house: House) -> No
         assert reply.headers["x-ratelimit-remaining-requests"] == "48"
 
 
-async def test_tokenizing_is_a_request_of_no_tokens(house: House) -> None:
-    key, engine = house.key(), FakeEngine()
+async def test_tokenizing_is_a_request_of_no_tokens(keyed_app: KeyedApp) -> None:
+    key, engine = keyed_app.key(), FakeEngine()
     limits = ServerConfig(tokens_per_minute={"key": 300}, requests_per_minute={"key": 3})
-    async with house.open(engine, limits) as http:
+    async with keyed_app.open(engine, limits) as http:
         bodies: list[tuple[str, dict[str, object]]] = [
             ("/tokenize", {"prompt": "Hi"}),
             ("/detokenize", {"tokens": [72]}),
@@ -185,16 +185,16 @@ async def test_tokenizing_is_a_request_of_no_tokens(house: House) -> None:
         for path, body in bodies:
             refused = await http.post(path, json=body, headers=bearer(key))
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
-        house.app.state.admission.drain()
+        keyed_app.app.state.admission.drain()
         for path, body in bodies:
             refused = await http.post(path, json=body, headers=bearer(key))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_draining")
-    assert (house.refused("rate_limited"), house.refused("draining")) == (2, 2)
+    assert (keyed_app.refused("rate_limited"), keyed_app.refused("draining")) == (2, 2)
 
 
-async def test_a_deadline_counts_the_queue_and_the_engine(house: House) -> None:
+async def test_a_deadline_counts_the_queue_and_the_engine(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
-    async with house.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:
+    async with keyed_app.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:
         first = ask(http)
         await until(lambda: engine.requests)
         headers = {"x-request-timeout-ms": "50"}
@@ -208,23 +208,23 @@ async def test_a_deadline_counts_the_queue_and_the_engine(house: House) -> None:
         for wrong in ("0", "-1", "1.5", "soon", "9" * 12):
             response = await http.post("/v1/completions", json=BODY, headers={"x-request-timeout-ms": wrong})
             assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-ms")
-    assert house.refused("deadline") == 2
+    assert keyed_app.refused("deadline") == 2
 
 
-async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(house: House) -> None:
-    client, operator = house.key(tenant="a"), house.key("client", "operator", tenant="b")
-    batch = house.key(tenant="c", tier="batch")
+async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(keyed_app: KeyedApp) -> None:
+    client, operator = keyed_app.key(tenant="a"), keyed_app.key("client", "operator", tenant="b")
+    batch = keyed_app.key(tenant="c", tier="batch")
     engine = FakeEngine()
-    async with house.open(engine) as http:
+    async with keyed_app.open(engine) as http:
         for key in (client, operator, batch):
             assert (await ask(http, key, priority=-7)).status_code == 200
     assert [request.priority for request in engine.requests] == [0, -7, 1]
 
 
-async def test_a_draining_server_takes_nothing_new_and_ends_what_it_has(house: House) -> None:
+async def test_a_draining_server_takes_nothing_new_and_ends_what_it_has(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
-    async with house.open(engine, ONE_PLACE) as http:
-        gate = house.app.state.admission
+    async with keyed_app.open(engine, ONE_PLACE) as http:
+        gate = keyed_app.app.state.admission
         running = ask(http)
         await until(lambda: engine.requests)
         waiting = ask(http)
@@ -277,7 +277,7 @@ async def started(*work: Coroutine[None, None, None]) -> list["asyncio.Task[None
     return tasks
 
 
-async def test_the_ladder_from_the_first_rung_to_the_last_and_back() -> None:
+async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8), shed_hold_s=3)), asyncio.Event()
     later = asyncio.Event()
     tasks = await started(bare.stay(bare.caller(), leave), bare.stay(bare.caller(), later))

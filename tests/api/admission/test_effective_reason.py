@@ -1,4 +1,4 @@
-"""What requests report of the ladder: the level's plan, as the engine saw it."""
+"""What requests report under load shedding: the plan of the level, as the engine saw it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
-from tests.fakes import Room, build, draft_chain, request, run, terminals
+from tests.fakes import EngineSetup, build, draft_chain, request, run, terminals
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 
@@ -40,7 +40,7 @@ class Right(Proposer):
     ],
 )
 def test_each_rung_is_the_reason_of_the_mode_in_effect(level: int, mode: str, reason: str) -> None:
-    engine = build(Room(proposers=(Right(),)))
+    engine = build(EngineSetup(proposers=(Right(),)))
     engine.send(ApplyPlan(plan_at(level, SpecPlan(fixed_depth=8), version=3)))
     stats = terminals(run(engine, request("r", [5, 6, 7] * 6, PARAMS)))["r"].stats
     assert stats.mode == EffectiveMode(mode, reason, 3)  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_each_rung_is_the_reason_of_the_mode_in_effect(level: int, mode: str, re
 
 
 def test_who_asked_for_no_speculation_is_told_so_under_load_too() -> None:
-    engine = build(Room(proposers=(Right(),)))
+    engine = build(EngineSetup(proposers=(Right(),)))
     engine.send(ApplyPlan(plan_at(2, SpecPlan(), version=1)))
     source = replace(request("r", [5, 6, 7] * 6, PARAMS), speculation=SpeculationChoice("off"))
     assert terminals(run(engine, source))["r"].stats.mode.reason == "requested_off"

@@ -12,15 +12,15 @@ from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.spec.proposers.suffix import Continuation, SharedIndex, SuffixProposer
 from tests.api.admission.conftest import bearer
-from tests.fakes import Room
-from tests.load.house import House, serving
+from tests.fakes import EngineSetup
+from tests.load.server import TableServer, serving
 
 PROMPT = "bcdefghijklmnopqrstuvw" * 4
 """Several pages long."""
 
 
 class Watched(SharedIndex):
-    """The suffix index of all tenants, which tells what it found for whom."""
+    """The suffix index of all tenants, which records what it found for each tenant."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
@@ -35,14 +35,14 @@ class Watched(SharedIndex):
 class Tenants:
     """Two tenants of one server."""
 
-    def __init__(self, house: House, keys: dict[str, str], index: Watched) -> None:
-        self.house, self.keys, self.index = house, keys, index
+    def __init__(self, server: TableServer, keys: dict[str, str], index: Watched) -> None:
+        self.server, self.keys, self.index = server, keys, index
 
     def ask(self, tenant: str, salt: str | None = None) -> httpx.Response:
         body = {"model": "table", "prompt": PROMPT, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
         if salt is not None:
             body["cache_salt"] = salt
-        url = f"{self.house.url}/v1/completions"
+        url = f"{self.server.url}/v1/completions"
         response = httpx.post(url, json=body, headers=bearer(self.keys[tenant]), timeout=10)
         assert response.status_code == 200
         return response
@@ -59,9 +59,9 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
         file.add(record)
     suffix = SuffixProposer()
     suffix.shared = index = Watched()
-    room = Room(max_model_len=512, num_pages=256, proposers=(suffix,))
-    with serving(House(config, room, Gateway(Keys(file)))) as house:
-        yield Tenants(house, keys, index)
+    setup = EngineSetup(max_model_len=512, num_pages=256, proposers=(suffix,))
+    with serving(TableServer(config, setup, Gateway(Keys(file)))) as server:
+        yield Tenants(server, keys, index)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_prefix_hits_stay_within_tenant_and_salt(two: Tenants) -> None:
     first = two.ask("ann")
     assert cached(first) == 0
     assert cached(two.ask("ann")) > 0
-    assert cached(two.ask("bob")) == 0, "the time to the first token would tell bob what ann asked"
+    assert cached(two.ask("bob")) == 0, "the time to the first token would show bob what ann asked"
     assert cached(two.ask("ann", "pepper")) == 0
     assert cached(two.ask("ann", "pepper")) > 0
     assert cached(two.ask("bob", "pepper")) == 0

@@ -1,4 +1,4 @@
-"""The ladder by itself: which ages lead where, and that it neither flaps nor skips on the way down."""
+"""The levels of load shedding: the age that leads to each, and that they neither flap nor skip on the way down."""
 
 import pytest
 from hypothesis import given

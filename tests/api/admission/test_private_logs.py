@@ -9,7 +9,7 @@ import structlog
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
 from prolepsis.telemetry.logs import configure_logs
-from tests.api.admission.conftest import House, bearer
+from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
 
 SECRETS = ("swordfish", "Grüße", "open sesame", "pepper-salt")
@@ -23,8 +23,8 @@ def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-async def test_no_secret_and_no_text_is_logged(house: House, log: io.StringIO) -> None:
-    key = house.key()
+async def test_no_secret_and_no_text_is_logged(keyed_app: KeyedApp, log: io.StringIO) -> None:
+    key = keyed_app.key()
     chat = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "swordfish"}],
@@ -32,7 +32,7 @@ async def test_no_secret_and_no_text_is_logged(house: House, log: io.StringIO) -
         "stop": ["open sesame"],
     }
     engine = FakeEngine()
-    async with house.open(engine, ServerConfig(max_body_bytes=4096)) as http:
+    async with keyed_app.open(engine, ServerConfig(max_body_bytes=4096)) as http:
         for changes in (
             {},
             {"stream": True},

@@ -12,7 +12,7 @@ from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from tests.api.admission.clock import Clock
-from tests.api.admission.conftest import House, bearer
+from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
 
 CACHING = ServerConfig(response_cache_bytes=100_000)
@@ -26,17 +26,17 @@ async def ask(http: httpx.AsyncClient, key: str = "", **changes: object) -> http
     return response
 
 
-async def test_off_by_default(house: House) -> None:
+async def test_off_by_default(keyed_app: KeyedApp) -> None:
     engine = FakeEngine()
-    async with house.open(engine) as http:
+    async with keyed_app.open(engine) as http:
         for _ in range(2):
             assert "x-response-cache" not in (await ask(http)).headers
     assert len(engine.requests) == 2
 
 
-async def test_a_hit_says_so_and_is_the_same_answer(house: House) -> None:
+async def test_a_hit_says_so_and_is_the_same_answer(keyed_app: KeyedApp) -> None:
     engine = FakeEngine()
-    async with house.open(engine, CACHING) as http:
+    async with keyed_app.open(engine, CACHING) as http:
         computed, stored = await ask(http), await ask(http)
         streamed = await ask(http, stream=True, stream_options={"include_usage": True})
     assert len(engine.requests) == 1
@@ -50,7 +50,7 @@ async def test_a_hit_says_so_and_is_the_same_answer(house: House) -> None:
     assert stored.headers["x-spec-effective"].startswith("mode=off;reason=response_cache")
     assert "Grüße, world!" in stored.text
     assert streamed.text.endswith("data: [DONE]\n\n")
-    value = house.metrics.registry.get_sample_value("prolepsis_response_cache_requests_total", {"result": "hit"})
+    value = keyed_app.metrics.registry.get_sample_value("prolepsis_response_cache_requests_total", {"result": "hit"})
     assert value == 2
 
 
@@ -66,44 +66,44 @@ async def test_a_hit_says_so_and_is_the_same_answer(house: House) -> None:
         {"frequency_penalty": 1.0},
     ],
 )
-async def test_another_request_is_no_hit(house: House, changes: dict[str, object]) -> None:
+async def test_another_request_is_no_hit(keyed_app: KeyedApp, changes: dict[str, object]) -> None:
     engine = FakeEngine()
-    async with house.open(engine, CACHING) as http:
+    async with keyed_app.open(engine, CACHING) as http:
         await ask(http)
         await ask(http, "", **changes)
     assert len(engine.requests) == 2
 
 
-async def test_the_callers_seed_makes_an_answer_deterministic(house: House) -> None:
+async def test_the_callers_seed_makes_an_answer_deterministic(keyed_app: KeyedApp) -> None:
     engine = FakeEngine()
-    async with house.open(engine, CACHING) as http:
+    async with keyed_app.open(engine, CACHING) as http:
         for seed, mark in ((1, "miss"), (1, "hit"), (2, "miss")):
             assert (await ask(http, temperature=1, seed=seed)).headers["x-response-cache"] == mark
         assert "x-response-cache" not in (await ask(http, temperature=1)).headers
 
 
-async def test_tenants_and_salts_are_apart(house: House) -> None:
-    ann, ann_too, bob = house.key(tenant="ann"), house.key(tenant="ann"), house.key(tenant="bob")
+async def test_tenants_and_salts_are_apart(keyed_app: KeyedApp) -> None:
+    ann, ann_too, bob = keyed_app.key(tenant="ann"), keyed_app.key(tenant="ann"), keyed_app.key(tenant="bob")
     engine = FakeEngine()
-    async with house.open(engine, CACHING) as http:
+    async with keyed_app.open(engine, CACHING) as http:
         marks = [(await ask(http, key)).headers["x-response-cache"] for key in (ann, ann_too, bob)]
         assert marks == ["miss", "hit", "miss"]
         assert (await ask(http, ann, cache_salt="pepper")).headers["x-response-cache"] == "miss"
         assert (await ask(http, ann, cache_salt="pepper")).headers["x-response-cache"] == "hit"
 
 
-async def test_a_hit_takes_no_place_and_no_tokens(house: House) -> None:
-    key = house.key()
+async def test_a_hit_takes_no_place_and_no_tokens(keyed_app: KeyedApp) -> None:
+    key = keyed_app.key()
     config = ServerConfig(response_cache_bytes=100_000, tokens_per_minute={"key": 10_000})
-    async with house.open(FakeEngine(), config) as http:
+    async with keyed_app.open(FakeEngine(), config) as http:
         await ask(http, key)
         first = int((await ask(http, key)).headers["x-ratelimit-remaining-tokens"])
         assert int((await ask(http, key)).headers["x-ratelimit-remaining-tokens"]) >= first
 
 
-async def test_an_answer_that_failed_is_not_stored(house: House) -> None:
+async def test_an_answer_that_failed_is_not_stored(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=1)
-    async with house.open(engine, CACHING) as http:
+    async with keyed_app.open(engine, CACHING) as http:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await ask(http)

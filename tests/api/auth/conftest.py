@@ -1,3 +1,3 @@
-from tests.api.admission.conftest import house
+from tests.api.admission.conftest import keyed_app
 
-__all__ = ["house"]
+__all__ = ["keyed_app"]

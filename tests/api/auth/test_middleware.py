@@ -26,7 +26,7 @@ from prolepsis.web.routes import (
     Routes,
     declared_routes,
 )
-from tests.api.admission.conftest import House, bearer
+from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
 from tests.virtual_time import virtual_time
 
@@ -74,24 +74,24 @@ EXPECTED: dict[str, Roles | None] = {
 """Who may use which route: a change here is a change of the product."""
 
 
-def routes_of(house: House) -> dict[str, Roles | None]:
-    house.open(FakeEngine())
-    routes = declared_routes(house.app)
-    assert len(routes) == len(house.app.routes), "every route is declared with its roles"
+def routes_of(keyed_app: KeyedApp) -> dict[str, Roles | None]:
+    keyed_app.open(FakeEngine())
+    routes = declared_routes(keyed_app.app)
+    assert len(routes) == len(keyed_app.app.routes), "every route is declared with its roles"
     return {f"{method} {route.path}": route.roles for route in routes for method in route.methods or ()}
 
 
-def test_every_route_has_its_roles(house: House) -> None:
-    assert routes_of(house) == EXPECTED
+def test_every_route_has_its_roles(keyed_app: KeyedApp) -> None:
+    assert routes_of(keyed_app) == EXPECTED
 
 
-def test_only_liveness_is_open(house: House) -> None:
-    assert [route for route, roles in routes_of(house).items() if roles is None] == ["GET /health/live"]
+def test_only_liveness_is_open(keyed_app: KeyedApp) -> None:
+    assert [route for route, roles in routes_of(keyed_app).items() if roles is None] == ["GET /health/live"]
 
 
-async def test_without_a_key_only_liveness_answers(house: House) -> None:
-    house.key()
-    async with house.open(FakeEngine()) as http:
+async def test_without_a_key_only_liveness_answers(keyed_app: KeyedApp) -> None:
+    keyed_app.key()
+    async with keyed_app.open(FakeEngine()) as http:
         for route in EXPECTED:
             method, path = route.split(" ")
             response = await http.request(method, path.replace("{name:path}", "tiny"))
@@ -104,12 +104,12 @@ async def test_without_a_key_only_liveness_answers(house: House) -> None:
             assert response.json()["error"]["type"] == "invalid_request_error"
         for path in ("/", "/docs", "/redoc", "/admin", "/v1/files"):
             assert (await http.get(path)).status_code == 401
-    assert house.refused("not_authenticated") == len(EXPECTED) - 1 + 5
+    assert keyed_app.refused("not_authenticated") == len(EXPECTED) - 1 + 5
 
 
-async def test_each_role_opens_its_routes_and_no_others(house: House) -> None:
-    keys = {role: house.key(role) for role in ROLES}
-    async with house.open(FakeEngine()) as http:
+async def test_each_role_opens_its_routes_and_no_others(keyed_app: KeyedApp) -> None:
+    keys = {role: keyed_app.key(role) for role in ROLES}
+    async with keyed_app.open(FakeEngine()) as http:
         for route, roles in EXPECTED.items():
             method, path = route.split(" ")
             for role, key in keys.items():
@@ -124,11 +124,11 @@ async def test_each_role_opens_its_routes_and_no_others(house: House) -> None:
                     assert f"the key has {role}" in error["message"]
 
 
-async def test_what_has_no_rule_does_not_exist(house: House) -> None:
-    key = house.key("admin")
-    async with house.open(FakeEngine()) as http:
+async def test_what_has_no_rule_does_not_exist(keyed_app: KeyedApp) -> None:
+    key = keyed_app.key("admin")
+    async with keyed_app.open(FakeEngine()) as http:
 
-        @house.app.get("/hidden")
+        @keyed_app.app.get("/hidden")
         async def hidden() -> str:
             return "treasure"
 
@@ -139,9 +139,9 @@ async def test_what_has_no_rule_does_not_exist(house: House) -> None:
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
-async def test_a_key_for_some_models_gets_no_others(house: House) -> None:
-    other, mine = house.key(models=("large",)), house.key(models=("tiny",))
-    async with house.open(FakeEngine()) as http:
+async def test_a_key_for_some_models_gets_no_others(keyed_app: KeyedApp) -> None:
+    other, mine = keyed_app.key(models=("large",)), keyed_app.key(models=("tiny",))
+    async with keyed_app.open(FakeEngine()) as http:
         refused = await http.post("/v1/completions", headers=bearer(other), json=BODY)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
         assert (await http.post("/v1/completions", headers=bearer(mine), json=BODY)).status_code == 200
@@ -149,12 +149,12 @@ async def test_a_key_for_some_models_gets_no_others(house: House) -> None:
             listed = (await http.get("/v1/models", headers=bearer(key))).json()["data"]
             assert [model["id"] for model in listed] == names
         assert (await http.get("/v1/models/tiny", headers=bearer(other))).status_code == 403
-    assert house.refused("model_not_allowed") == 2
+    assert keyed_app.refused("model_not_allowed") == 2
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:8000"])
-async def test_without_keys_programs_on_this_machine_are_served(house: House, host: str) -> None:
-    async with house.open(FakeEngine()) as http:
+async def test_without_keys_programs_on_this_machine_are_served(keyed_app: KeyedApp, host: str) -> None:
+    async with keyed_app.open(FakeEngine()) as http:
         for headers in ({}, {"origin": f"http://{host}"}, {"origin": "https://localhost:3000"}):
             assert (await http.get("/v1/models", headers={"host": host, **headers})).status_code == 200
 
@@ -175,52 +175,52 @@ async def test_without_keys_programs_on_this_machine_are_served(house: House, ho
     ]
     + [{"origin": origin} for origin in ("https://evil.example", "null", "http://localhost.evil.example", "file://")],
 )
-async def test_without_keys_web_pages_from_elsewhere_are_refused(house: House, headers: dict[str, str]) -> None:
-    async with house.open(engine := FakeEngine()) as http:
+async def test_without_keys_web_pages_from_elsewhere_are_refused(keyed_app: KeyedApp, headers: dict[str, str]) -> None:
+    async with keyed_app.open(engine := FakeEngine()) as http:
         response = await http.post("/v1/completions", json=BODY, headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (403, "not_local")
-    assert house.refused("not_local") == 1
+    assert keyed_app.refused("not_local") == 1
     assert engine.requests == []
 
 
-async def test_with_keys_any_name_of_the_server_will_do(house: House) -> None:
-    headers = bearer(house.key()) | {"host": "api.example", "origin": "https://app.example"}
-    async with house.open(FakeEngine()) as http:
+async def test_with_keys_any_name_of_the_server_will_do(keyed_app: KeyedApp) -> None:
+    headers = bearer(keyed_app.key()) | {"host": "api.example", "origin": "https://app.example"}
+    async with keyed_app.open(FakeEngine()) as http:
         assert (await http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
 
 
-async def test_sizes(house: House) -> None:
+async def test_sizes(keyed_app: KeyedApp) -> None:
     config = ServerConfig(max_body_bytes=4096, max_header_bytes=2048)
-    async with house.open(FakeEngine(), config) as http:
+    async with keyed_app.open(FakeEngine(), config) as http:
         large = await http.post("/v1/completions", content=b" " * 5000)
         assert (large.status_code, large.json()["error"]["code"]) == (413, "request_too_large")
         for headers in ({"x": "y" * 3000}, {f"x-{i}": "" for i in range(130)}):
             long = await http.get("/v1/models", headers=headers)
             assert (long.status_code, long.json()["error"]["code"]) == (431, "request_headers_too_large")
         assert (await http.get("/v1/models/" + "x" * 3000)).status_code == 431
-    assert house.refused("headers_too_large") == 3
+    assert keyed_app.refused("headers_too_large") == 3
 
 
-async def test_a_body_of_no_stated_length_is_bounded_too(house: House) -> None:
+async def test_a_body_of_no_stated_length_is_bounded_too(keyed_app: KeyedApp) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(10):
             yield b" " * 1000
 
-    async with house.open(FakeEngine(), ServerConfig(max_body_bytes=4096)) as http:
+    async with keyed_app.open(FakeEngine(), ServerConfig(max_body_bytes=4096)) as http:
         response = await http.post("/v1/completions", content=chunks())
     assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
-    assert house.refused("body_too_large") == 1
+    assert keyed_app.refused("body_too_large") == 1
 
 
-async def test_an_upload_that_never_ends_is_408(house: House) -> None:
+async def test_an_upload_that_never_ends_is_408(keyed_app: KeyedApp) -> None:
     async def trickle() -> AsyncIterator[bytes]:
         yield b"{"
         await asyncio.Event().wait()
 
-    async with house.open(FakeEngine(), ServerConfig(upload_timeout_s=0.05)) as http:
+    async with keyed_app.open(FakeEngine(), ServerConfig(upload_timeout_s=0.05)) as http:
         response = await http.post("/v1/completions", content=trickle())
     assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
-    assert house.refused("upload_too_slow") == 1
+    assert keyed_app.refused("upload_too_slow") == 1
 
 
 def scope(path: str, kind: str = "http") -> Scope:

@@ -46,7 +46,7 @@ def loaded(
 
 
 @dataclass
-class Told:
+class Delivered:
     """What the client of one answer got."""
 
     deltas: list[Delta]
@@ -70,20 +70,22 @@ class Told:
         return self.deltas[-1].finish_reason, self.deltas[-1].stop_reason
 
 
-def tell(
+def deliver(
     text: str,
     *policies: LoadedPolicy,
     step: int = 1,
     stop: tuple[str, ...] = (),
     metrics: OutputMetrics | None = None,
-) -> Told:
+) -> Delivered:
     """Return what a client gets of `text`, a token a byte, in steps of so many, all of them drafted and accepted."""
     delivery = Delivery()
     filtered = FilteredSample(OutputPolicies(policies, metrics).pipeline(FACTS), delivery.lost)
-    return asyncio.run(_tell(text, step, stop, filtered, delivery))
+    return asyncio.run(_deliver(text, step, stop, filtered, delivery))
 
 
-async def _tell(text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery) -> Told:
+async def _deliver(
+    text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery
+) -> Delivered:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
     choice = Choice(0, request, ByteTokenizer())
     deltas = []
@@ -101,4 +103,4 @@ async def _tell(text: str, step: int, stop: tuple[str, ...], filtered: FilteredS
             deltas.append(shown)
         if filtered.stopped or choice.finished:
             break
-    return Told(deltas, delivery, filtered.num_tokens)
+    return Delivered(deltas, delivery, filtered.num_tokens)

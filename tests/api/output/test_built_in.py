@@ -9,7 +9,7 @@ import pytest
 from prolepsis.api.output.built_in import Patterns, Repetition
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.core.errors import ConfigError
-from tests.api.output.policies import loaded, tell
+from tests.api.output.policies import deliver, loaded
 
 KEY = "sk-" + "a1B2" * 8
 PEM = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n-----END PRIVATE KEY-----"
@@ -27,42 +27,42 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\n-----END PRIVATE KEY-----"
     ],
 )
 def test_secrets_are_replaced_and_what_only_began_like_one_is_shown(text: str, shown: str, step: int) -> None:
-    told = tell(text, loaded(Patterns()), step=step)
-    assert told.text == shown
-    assert told.ending == ("stop", None)
+    delivered = deliver(text, loaded(Patterns()), step=step)
+    assert delivered.text == shown
+    assert delivered.ending == ("stop", None)
 
 
 def test_no_part_of_a_secret_is_out_at_any_time() -> None:
-    told = tell(f"use {KEY} here", loaded(Patterns()), step=2)
+    delivered = deliver(f"use {KEY} here", loaded(Patterns()), step=2)
     seen = ""
-    for delta in told.deltas:
+    for delta in delivered.deltas:
         seen += delta.text
         assert "sk" not in seen
 
 
 def test_patterns_of_the_operator_can_end_the_answer() -> None:
     policy = Patterns(patterns={"codename": r"(?i)project\s+orion"}, stops=True)
-    told = tell("About Project  Orion we say nothing", loaded(policy))
-    assert (told.text, told.ending) == ("About ", ("content_filter", "one: codename"))
+    delivered = deliver("About Project  Orion we say nothing", loaded(policy))
+    assert (delivered.text, delivered.ending) == ("About ", ("content_filter", "one: codename"))
 
 
 def test_a_match_without_end_ends_the_answer() -> None:
-    told = tell("sk-" + "a" * 100, loaded(Patterns(max_match=50)))
-    assert (told.text, told.ending) == ("", ("content_filter", "one: a match does not end"))
+    delivered = deliver("sk-" + "a" * 100, loaded(Patterns(max_match=50)))
+    assert (delivered.text, delivered.ending) == ("", ("content_filter", "one: a match does not end"))
 
 
 def test_a_pattern_that_takes_too_long_is_a_fault() -> None:
     policy = Patterns(patterns={"slow": r"(?:x|xx|x)+[yw]$"})
-    told = tell("x" * 40, loaded(policy), step=40)
-    assert told.ending == ("content_filter", "one: late")
+    delivered = deliver("x" * 40, loaded(policy), step=40)
+    assert delivered.ending == ("content_filter", "one: late")
 
 
 def test_a_line_that_comes_too_often_ends_the_answer() -> None:
     text = "intro\n" + "the same line\n" * 9 + "end"
-    told = tell(text, loaded(Repetition(max_times=3)), step=5)
-    assert told.text == "intro\n" + "the same line\n" * 3
-    assert told.ending == ("content_filter", "one: a line came 3 times")
-    assert tell("one line here\ntwo lines here\n" * 2, loaded(Repetition(max_times=3))).ending == ("stop", None)
+    delivered = deliver(text, loaded(Repetition(max_times=3)), step=5)
+    assert delivered.text == "intro\n" + "the same line\n" * 3
+    assert delivered.ending == ("content_filter", "one: a line came 3 times")
+    assert deliver("one line here\ntwo lines here\n" * 2, loaded(Repetition(max_times=3))).ending == ("stop", None)
 
 
 def test_the_file_makes_policies_in_order(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_the_documented_example_works(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(httpx, "post", lambda _, json: httpx.Response(200, json={"bad": "evil" in json["text"]}))
     policies = read_output_policies(tmp_path / "output.yaml")
-    told = tell("All is well. Some of it is evil. The end", *policies, step=5)
-    assert told.text == "All is well."
-    assert told.ending == ("content_filter", "acme_moderation:make: moderation")
-    assert tell("All is well. Good", *policies).text == "All is well. Good"
+    delivered = deliver("All is well. Some of it is evil. The end", *policies, step=5)
+    assert delivered.text == "All is well."
+    assert delivered.ending == ("content_filter", "acme_moderation:make: moderation")
+    assert deliver("All is well. Good", *policies).text == "All is well. Good"

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.api.output.pipeline import FAULTS, OutputMetrics, Workers
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Reader, Rewrite, hold_back, rewrite, stop
-from tests.api.output.policies import Look, Says, loaded, tell
+from tests.api.output.policies import Look, Says, deliver, loaded
 
 TEXT = "Grüße! the key is SECRET1234, and 👋 SECRETS are kept. END of it"
 
@@ -59,11 +59,11 @@ CHAINS = {
 @pytest.mark.parametrize("stops", [(), ("END",)])
 @pytest.mark.parametrize("pipeline", CHAINS)
 def test_the_answer_is_the_same_for_any_steps(pipeline: str, stops: tuple[str, ...]) -> None:
-    told = [tell(TEXT, *CHAINS[pipeline], step=step, stop=stops) for step in (1, 2, 3, 5, 8, 200)]
-    first = told[0]
+    delivered = [deliver(TEXT, *CHAINS[pipeline], step=step, stop=stops) for step in (1, 2, 3, 5, 8, 200)]
+    first = delivered[0]
     assert "[gone]" in first.text or "[Gone]" in first.text or "[GONE]" in first.text
     assert "SECRET" not in first.text
-    for other in told[1:]:
+    for other in delivered[1:]:
         assert (other.text, other.token_ids, other.ending) == (first.text, first.token_ids, first.ending)
         assert (other.num_tokens, other.logprob_texts) == (first.num_tokens, first.logprob_texts)
         assert other.delivery.delivered == first.delivery.delivered
@@ -72,23 +72,23 @@ def test_the_answer_is_the_same_for_any_steps(pipeline: str, stops: tuple[str, .
 
 
 def test_without_policies_a_delta_is_as_it_was() -> None:
-    told = tell("plain text", step=3)
-    assert told.text == "plain text"
-    assert told.token_ids == [*b"plain text", 256]
+    delivered = deliver("plain text", step=3)
+    assert delivered.text == "plain text"
+    assert delivered.token_ids == [*b"plain text", 256]
 
 
 def test_tokens_of_what_is_held_or_changed_are_not_shown() -> None:
-    told = tell("a SECRET99 b", loaded(Says(Redact())), step=4)
-    assert told.text == "a [gone] b"
-    assert bytes(token for token in told.token_ids if token < 256) == b"a  b"
-    assert "".join(told.logprob_texts) == "a  b<end>"
+    delivered = deliver("a SECRET99 b", loaded(Says(Redact())), step=4)
+    assert delivered.text == "a [gone] b"
+    assert bytes(token for token in delivered.token_ids if token < 256) == b"a  b"
+    assert "".join(delivered.logprob_texts) == "a  b<end>"
     seen = ""
-    for delta in told.deltas:  # at no time is a token out whose text is not
+    for delta in delivered.deltas:  # at no time is a token out whose text is not
         seen += delta.text
         raw = bytes(token for token in delta.token_ids if token < 256).decode()
         assert all(character in seen for character in raw)
-    assert told.delivery.delivered["suffix"] == 5  # four letters and the end
-    assert told.delivery.lost == {("suffix", "policy"): 8}
+    assert delivered.delivery.delivered["suffix"] == 5  # four letters and the end
+    assert delivered.delivery.lost == {("suffix", "policy"): 8}
 
 
 def test_characters_of_several_tokens_stay_together() -> None:
@@ -99,27 +99,27 @@ def test_characters_of_several_tokens_stay_together() -> None:
             held.append(pending)
             return ALLOW if ended else hold_back(1)
 
-    told = tell("👋ü", loaded(Says(Waits())), step=1)
-    assert told.text == "👋ü"
+    delivered = deliver("👋ü", loaded(Says(Waits())), step=1)
+    assert delivered.text == "👋ü"
     assert all("\ufffd" not in pending for pending in held)
-    by_delta = [delta.token_ids for delta in told.deltas]
+    by_delta = [delta.token_ids for delta in delivered.deltas]
     assert by_delta == [tuple("👋".encode()), (*"ü".encode(), 256)]
 
 
 def test_a_stop_ends_the_answer_there() -> None:
-    told = tell("one two three", loaded(Says(StopAt("two"))), step=4)
-    assert told.text == "one "
-    assert told.ending == ("content_filter", "one: enough")
-    assert told.num_tokens == 7, "tokens up to the one that completed the word"
-    assert told.delivery.delivered["suffix"] == 4
-    assert told.delivery.lost == {("suffix", "policy"): 3}
+    delivered = deliver("one two three", loaded(Says(StopAt("two"))), step=4)
+    assert delivered.text == "one "
+    assert delivered.ending == ("content_filter", "one: enough")
+    assert delivered.num_tokens == 7, "tokens up to the one that completed the word"
+    assert delivered.delivery.delivered["suffix"] == 4
+    assert delivered.delivery.lost == {("suffix", "policy"): 3}
 
 
 def test_stop_strings_lose_tokens_too() -> None:
-    told = tell("abc END d", stop=("END",), step=4)
-    assert told.text == "abc "
-    assert told.delivery.delivered["suffix"] == 4
-    assert told.delivery.lost == {("suffix", "stop_string"): 3}
+    delivered = deliver("abc END d", stop=("END",), step=4)
+    assert delivered.text == "abc "
+    assert delivered.delivery.delivered["suffix"] == 4
+    assert delivered.delivery.lost == {("suffix", "stop_string"): 3}
 
 
 class Raises(Look):
@@ -172,20 +172,20 @@ def test_a_fault_takes_the_policy_out_or_ends_the_answer(kind: str, fails_open: 
     look, inline, before = FAULTY[kind]
     metrics = OutputMetrics(registry := CollectorRegistry())
     policy = loaded(Says(look, inline=inline), fails_open=fails_open, timeout_s=0.8, max_held=2)
-    told = tell("abcxyz and so on", policy, metrics=metrics)
+    delivered = deliver("abcxyz and so on", policy, metrics=metrics)
     if fails_open:
-        assert told.text == "abcxyz and so on"
-        assert told.ending == ("stop", None)
+        assert delivered.text == "abcxyz and so on"
+        assert delivered.ending == ("stop", None)
     else:
-        assert told.text == before
-        assert told.ending == ("content_filter", f"one: {kind}")
+        assert delivered.text == before
+        assert delivered.ending == ("content_filter", f"one: {kind}")
     labels = {"policy": "one", "kind": kind}
     assert registry.get_sample_value("prolepsis_output_policy_faults_total", labels) == 1
 
 
 def test_what_is_held_at_the_end_is_a_fault() -> None:
-    told = tell("abc", loaded(Says(Holds())))
-    assert (told.text, told.ending) == ("", ("content_filter", "one: invalid"))
+    delivered = deliver("abc", loaded(Says(Holds())))
+    assert (delivered.text, delivered.ending) == ("", ("content_filter", "one: invalid"))
 
 
 @pytest.mark.parametrize("fails_open", [True, False])
@@ -196,8 +196,8 @@ def test_one_that_fails_at_its_beginning(fails_open: bool) -> None:
         def begin(self, answer: AnswerFacts) -> Reader | None:
             raise ValueError("no")
 
-    told = tell("abc", loaded(Broken(), fails_open=fails_open))
-    assert told.text == ("abc" if fails_open else "")
+    delivered = deliver("abc", loaded(Broken(), fails_open=fails_open))
+    assert delivered.text == ("abc" if fails_open else "")
 
 
 def test_a_policy_that_hangs_is_asked_once() -> None:
@@ -210,7 +210,7 @@ def test_a_policy_that_hangs_is_asked_once() -> None:
             return ALLOW
 
     policy = loaded(Says(Hangs(), inline=False), fails_open=True, timeout_s=0.1)
-    assert tell("abcdef", policy).text == "abcdef"
+    assert deliver("abcdef", policy).text == "abcdef"
     assert len(started) <= 1
 
 

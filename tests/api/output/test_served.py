@@ -20,8 +20,8 @@ from prolepsis.models.protocol import Batch, KVCache
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 from tests.api.output.policies import loaded
-from tests.fakes import Room
-from tests.load.house import House, serving, wait_for
+from tests.fakes import EngineSetup
+from tests.load.server import TableServer, serving, wait_for
 from tests.safety.test_serving import Named, Slow
 
 KEY = "sk-" + "a1B2" * 8
@@ -32,7 +32,7 @@ INPUT: dict[str, Any] = {"model": "tiny", "input": "Hi", "max_output_tokens": 10
 
 @pytest.fixture(params=["rewrite", "stop"])
 def running(request: pytest.FixtureRequest) -> Iterator[tuple[Served, str, str]]:
-    """A server whose engine tells a key, with the text that the client is to get and how it ends."""
+    """A server whose engine writes a key, with the text that the client is to get and how it ends."""
     stops = request.param == "stop"
     with served(FakeEngine(text=f"the key {KEY} works"), output=[loaded(Patterns(stops=stops), name="keys")]) as one:
         yield one, "the key " if stops else "the key [SECRET] works", "content_filter" if stops else "stop"
@@ -105,61 +105,61 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
     assert bool(server.engine.aborted) == (reason == "content_filter")
 
 
-def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> House:
-    room = Room(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
+def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> TableServer:
+    setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(kill_file=tmp_path / "kill.json")
-    made = House(config=config, room=room, door=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
+    made = TableServer(config=config, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
     made.engine.plan.apply(SpecPlan(fixed_depth=3))
     return made
 
 
-def metrics_of(house: House, **body: Any) -> tuple[str, dict[str, Any]]:
+def metrics_of(server: TableServer, **body: Any) -> tuple[str, dict[str, Any]]:
     asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 90, **body}
     asked["speculation"] = {"metrics": True}
-    reply = httpx.post(f"{house.url}/v1/completions", json=asked, timeout=30)
+    reply = httpx.post(f"{server.url}/v1/completions", json=asked, timeout=30)
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]["text"], reply.json()["metrics"]
 
 
 def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path)) as house:
-        text, metrics = metrics_of(house)
+    with serving(house_with(tmp_path)) as server:
+        text, metrics = metrics_of(server)
         whole = metrics["delivery"]
         assert whole["num_verified_draft_tokens"] == metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 40
         assert whole["num_delivered_draft_tokens"] == whole["num_verified_draft_tokens"]
         assert whole["lost"] == {}
         stop = text[41:44]
         cut = text.index(stop)
-        _, metrics = metrics_of(house, stop=[stop])
+        _, metrics = metrics_of(server, stop=[stop])
         part = metrics["delivery"]
         lost = sum(part["lost"].values())
         assert part["num_verified_draft_tokens"] == part["num_delivered_draft_tokens"] + lost
         assert 0 < part["num_delivered_draft_tokens"] <= cut
         assert part["lost"]["stop_string"] >= 2, "of three tokens one at most was the target's own"
-        shown = httpx.get(f"{house.url}/admin/delivery").json()
+        shown = httpx.get(f"{server.url}/admin/delivery").json()
         [one] = shown["delivered"]
         assert (one["proposer"], one["traffic_class"]) == ("first", "completions/standard/free/short")
         verified = whole["num_verified_draft_tokens"] + part["num_verified_draft_tokens"]
         assert one["num_verified"] == verified == one["num_delivered"] + sum(one["lost"].values())
         labels = {"proposer": "first", "traffic_class": one["traffic_class"]}
-        assert house.sample("delivery_verified_tokens_total", **labels) == verified
-        assert house.sample("delivery_delivered_tokens_total", **labels) == one["num_delivered"]
-        stopped = house.sample("delivery_lost_tokens_total", **labels, reason="stop_string")
+        assert server.sample("delivery_verified_tokens_total", **labels) == verified
+        assert server.sample("delivery_delivered_tokens_total", **labels) == one["num_delivered"]
+        stopped = server.sample("delivery_lost_tokens_total", **labels, reason="stop_string")
         assert stopped == one["lost"]["stop_string"]
 
 
 def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path)) as house:
-        text, _ = metrics_of(house)
+    with serving(house_with(tmp_path)) as server:
+        text, _ = metrics_of(server)
     word = text[30:36]
     policy = loaded(Patterns(patterns={"word": word}, stops=True), name="words")
-    with serving(house_with(tmp_path, policy)) as house:
-        shorter, metrics = metrics_of(house)
+    with serving(house_with(tmp_path, policy)) as server:
+        shorter, metrics = metrics_of(server)
         assert shorter == text[: text.index(word)]
         delivery = metrics["delivery"]
         assert delivery["num_verified_draft_tokens"] > delivery["num_delivered_draft_tokens"]
         assert delivery["lost"]["policy"] >= 4
-        assert httpx.get(f"{house.url}/admin/delivery").json()["policies"] == [
+        assert httpx.get(f"{server.url}/admin/delivery").json()["policies"] == [
             {"name": "words", "on_fault": "closed", "timeout_ms": 1000.0, "max_held": 4096}
         ]
 
@@ -173,14 +173,14 @@ class Slower(Slow):
 
 
 def test_who_leaves_takes_nothing_of_a_whole_answer(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path, model=Slower())) as house:
+    with serving(house_with(tmp_path, model=Slower())) as server:
         asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 500}
         body = json.dumps(asked).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
-        with socket.create_connection(("127.0.0.1", house.port)) as client:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
-            running = house.engine.scheduler.requests
+            running = server.engine.scheduler.requests
             wait_for(lambda: any(request.stats.num_accepted > 5 for request in list(running.values())))
         labels = {"proposer": "first", "traffic_class": "completions/standard/free/short"}
-        wait_for(lambda: house.sample("delivery_lost_tokens_total", **labels, reason="left") > 5)
-        assert house.sample("delivery_delivered_tokens_total", **labels) == 0.0
+        wait_for(lambda: server.sample("delivery_lost_tokens_total", **labels, reason="left") > 5)
+        assert server.sample("delivery_delivered_tokens_total", **labels) == 0.0

@@ -24,7 +24,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
-from tests.fakes import EOS, VOCAB, Letters, Room
+from tests.fakes import EOS, VOCAB, EngineSetup, Letters
 from tests.fakes import build as build_engine
 
 
@@ -72,13 +72,13 @@ class CountingClient(ThreadEngineClient):
 
 
 @dataclass
-class House:
+class TableServer:
     """One server under test, not yet serving."""
 
     config: ServerConfig = field(default_factory=lambda: ServerConfig(breaker="off"))
-    """The table model's text is noise: breakers would leave out whoever drafts it from earlier text."""
-    room: Room = field(default_factory=lambda: Room(max_model_len=512, num_pages=256))
-    door: Gateway = field(default_factory=Gateway)
+    """The table model's text is noise: a breaker would leave out the proposers that draft it from earlier text."""
+    setup: EngineSetup = field(default_factory=lambda: EngineSetup(max_model_len=512, num_pages=256))
+    gateway: Gateway = field(default_factory=Gateway)
     tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
     output: Sequence[LoadedPolicy] = ()
     url: str = ""
@@ -88,12 +88,12 @@ class House:
         self.loop: asyncio.AbstractEventLoop
         """The server's, in its own thread."""
         self.metrics = Metrics()
-        self.room.observer = self.metrics
-        self.room.proposers = self.room.proposers or (SuffixProposer(1 << 20), PromptLookupProposer())
-        self.engine = build_engine(self.room)
+        self.setup.observer = self.metrics
+        self.setup.proposers = self.setup.proposers or (SuffixProposer(1 << 20), PromptLookupProposer())
+        self.engine = build_engine(self.setup)
         self.client = CountingClient(self.engine)
         self.app = build(
-            self.config, self.client, self.tokenizer, self.metrics, self.door, sources=Sources(output=self.output)
+            self.config, self.client, self.tokenizer, self.metrics, self.gateway, sources=Sources(output=self.output)
         )
 
     @property
@@ -117,21 +117,21 @@ class House:
 
 
 @contextmanager
-def serving(house: House) -> Iterator[House]:
+def serving(tested: TableServer) -> Iterator[TableServer]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(house.app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(tested.app, log_config=None, lifespan="on"))
 
     async def serve() -> None:
-        house.loop = asyncio.get_running_loop()
+        tested.loop = asyncio.get_running_loop()
         await server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     wait_for(lambda: server.started)
-    house.port = listener.getsockname()[1]
-    house.url = f"http://127.0.0.1:{house.port}"
+    tested.port = listener.getsockname()[1]
+    tested.url = f"http://127.0.0.1:{tested.port}"
     try:
-        yield house
+        yield tested
     finally:
         server.should_exit = True
         thread.join()
