@@ -17,7 +17,7 @@ from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.web.errors import RequestRefused, describe_error
+from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import headers_too_slow, too_many_connections
 
 log = structlog.get_logger(__name__)
@@ -163,7 +163,7 @@ class GatewayProtocol(H11Protocol):
             return
         self.metrics.refuse(error)
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            reply = describe_error(error).response()
+            reply = error.response()
             reply.headers["connection"] = "close"
             lines = [f"HTTP/1.1 {reply.status_code} {HTTPStatus(reply.status_code).phrase}".encode()]
             lines += [name + b": " + value for name, value in reply.raw_headers]

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from prolepsis import __version__
-from prolepsis.api.openai.usage import Json
+from prolepsis.api.recorder import StoreState
 from prolepsis.api.services import Services
 from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults, SamplingParams, SpeculationChoice
@@ -60,7 +60,7 @@ class DeepCheck:
         except TimeoutError:
             detail = f"no token within {self._timeout_s:g} s"
         except Exception as error:  # a health check reports every failure
-            detail = describe_error(error).message
+            detail = str(describe_error(error))
         ms = round(1000 * (time.monotonic() - started), 3)
         return DeepHealth(not detail, detail or "one token was generated", ms)
 
@@ -107,13 +107,6 @@ class Live(Reply):
     detail: str
 
 
-class StoreState(Reply):
-    ok: bool
-    num_queued: int
-    written: dict[str, int]
-    dropped: dict[str, int]
-
-
 class Ready(Reply):
     ready: bool
     detail: str
@@ -121,19 +114,13 @@ class Ready(Reply):
     forward: str
     exactness: Literal["strict", "normal"]
     exactness_reason: str
-    proposers: list[str]
+    proposers: Sequence[str]
     draft_head: str | None
     num_running: int
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
     store: StoreState | None
-    killed_by: list[Literal["operator", "flag"]]
-
-
-class Deep(Reply):
-    healthy: bool
-    detail: str
-    ms: float
+    killed_by: Sequence[Literal["operator", "flag"]]
 
 
 class Version(Reply):
@@ -154,24 +141,24 @@ def status_routes(services: Services, metrics: Metrics) -> Sequence[Route]:
         services.check_model(name, caller)
         return _model(name, services)
 
-    @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", reply=Live, may_fail=True)
-    async def live() -> JSONResponse:
+    @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", may_fail=True)
+    async def live(response: Response) -> Live:
         health = services.client.health()
-        return JSONResponse({"live": health.alive, "detail": health.detail}, 200 if health.alive else 503)
+        response.status_code = 200 if health.alive else 503
+        return Live(live=health.alive, detail=health.detail)
 
-    @routes.get("/health", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
-    @routes.get("/health/ready", roles=ANY_ROLE, summary="Whether the engine is ready", reply=Ready, may_fail=True)
-    async def ready() -> JSONResponse:
+    @routes.get("/health", roles=ANY_ROLE, summary="Whether the engine is ready", may_fail=True)
+    @routes.get("/health/ready", roles=ANY_ROLE, summary="Whether the engine is ready", may_fail=True)
+    async def ready(response: Response) -> Ready:
         ready = _readiness(services)
-        return JSONResponse(ready, 200 if ready["ready"] else 503)
+        response.status_code = 200 if ready.ready else 503
+        return ready
 
-    @routes.get(
-        "/health/deep", roles=WATCHERS, summary="Whether the engine generates a token", reply=Deep, may_fail=True
-    )
-    async def deep() -> JSONResponse:
+    @routes.get("/health/deep", roles=WATCHERS, summary="Whether the engine generates a token", may_fail=True)
+    async def deep(response: Response) -> DeepHealth:
         health = await deep_check.result()
-        shown = {"healthy": health.healthy, "detail": health.detail, "ms": health.ms}
-        return JSONResponse(shown, 200 if health.healthy else 503)
+        response.status_code = 200 if health.healthy else 503
+        return health
 
     @routes.get("/version", roles=ANY_ROLE, summary="Version of the server")
     async def version() -> Version:
@@ -203,20 +190,20 @@ def _model(name: str, services: Services) -> Model:
     )
 
 
-def _readiness(services: Services) -> Json:
-    health, info = services.client.health(), services.client.info
-    return {
-        "ready": health.alive and health.ready and not services.admission.draining,
-        "detail": "shutting down" if services.admission.draining else health.detail,
-        "model": info.model,
-        "forward": info.forward,
-        "exactness": info.exactness,
-        "exactness_reason": info.exactness_reason,
-        "proposers": info.proposers,
-        "draft_head": info.draft_head,
-        "num_running": health.num_running,
-        "num_waiting": health.num_waiting,
-        "kv_usage": health.kv_usage,
-        "store": services.features.recorder.readiness(),
-        "killed_by": services.features.safety.kill_switch.status.sources,
-    }
+def _readiness(services: Services) -> Ready:
+    health, info, draining = services.client.health(), services.client.info, services.admission.draining
+    return Ready(
+        ready=health.alive and health.ready and not draining,
+        detail="shutting down" if draining else health.detail,
+        model=info.model,
+        forward=info.forward,
+        exactness=info.exactness,
+        exactness_reason=info.exactness_reason,
+        proposers=info.proposers,
+        draft_head=info.draft_head,
+        num_running=health.num_running,
+        num_waiting=health.num_waiting,
+        kv_usage=health.kv_usage,
+        store=services.features.recorder.readiness(),
+        killed_by=services.features.safety.kill_switch.status.sources,
+    )

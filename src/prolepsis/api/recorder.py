@@ -7,7 +7,16 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.store.records import request_record
 from prolepsis.store.store import Store
 from prolepsis.web.feature import Feature
-from prolepsis.web.fields import JsonObject
+from prolepsis.web.fields import Reply
+
+
+class StoreState(Reply):
+    """What readiness shows of the store's health."""
+
+    ok: bool
+    num_queued: int
+    written: dict[str, int]
+    dropped: dict[str, int]
 
 
 class Recorder(Feature):
@@ -30,14 +39,8 @@ class Recorder(Feature):
                 version = self._prices_version()
                 self._writer.offer(request_record(ended.about, prompt, prices_version=version))
 
-    def readiness(self) -> JsonObject | None:
+    def readiness(self) -> StoreState | None:
         """Return what readiness says of the store, without addresses; None without one. It never makes it unready."""
         if self._writer is None:
             return None
-        health = self._writer.health()
-        return {
-            "ok": health.ok,
-            "num_queued": health.num_queued,
-            "written": health.written,
-            "dropped": health.dropped,
-        }
+        return StoreState.model_validate(self._writer.health(), from_attributes=True)

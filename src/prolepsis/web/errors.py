@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import structlog
 from fastapi import FastAPI, Request
@@ -50,13 +49,13 @@ ERROR_SCHEMA = {
     "required": ["error"],
     "additionalProperties": False,
 }
-"""`ErrorReply.body` in the OpenAPI document."""
+"""`RequestRefused.body` in the OpenAPI document."""
 
 log = structlog.get_logger(__name__)
 
 
 class RequestRefused(UserError):
-    """A request refused at the HTTP edge, with the code (and where it is not 400, the status) of OpenAI's API."""
+    """An error as it goes out in OpenAI's shape; raised where a request is refused. Its message holds no internals."""
 
     def __init__(
         self,
@@ -68,12 +67,22 @@ class RequestRefused(UserError):
         kind: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        """`kind`: OpenAI's `type` where it is not the status's usual one."""
         super().__init__(message, param=param)
         self.code = code
         self.status = status
-        self.kind = kind
-        """OpenAI's `type` where it is not the status's usual one."""
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
         self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, object]:
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers = {"x-should-retry": "false"} if self.status in (500, 504) else {}
+        if self.status == 503:
+            headers["retry-after"] = str(_RETRY_AFTER_S)
+        return JSONResponse(self.body, self.status, headers={**headers, **self.headers})
 
 
 class RequestAborted(EngineError):
@@ -97,43 +106,22 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
-    """One error as it goes out; `message` holds no internals."""
-
-    status: int
-    message: str
-    code: str
-    param: str | None = None
-    kind: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def body(self) -> dict[str, object]:
-        kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
-
-    def response(self) -> JSONResponse:
-        headers = {"x-should-retry": "false"} if self.status in (500, 504) else {}
-        if self.status == 503:
-            headers["retry-after"] = str(_RETRY_AFTER_S)
-        return JSONResponse(self.body, self.status, headers={**headers, **self.headers})
-
-
-def describe_error(error: Exception) -> ErrorReply:
-    """Turn an exception into its reply; an unexpected one is logged and shows no details."""
+def describe_error(error: Exception) -> RequestRefused:
+    """Return an exception as it goes out; an unexpected one is logged and shows no details."""
     if isinstance(error, RequestRefused):
-        return ErrorReply(error.status, str(error), error.code, error.param, error.kind, error.headers)
+        return error
     if isinstance(error, ClientDisconnect):  # in its upload; the reply has no reader
-        return ErrorReply(CLIENT_CLOSED_REQUEST, "The client left.", "client_closed_request")
+        return RequestRefused("The client left.", code="client_closed_request", status=CLIENT_CLOSED_REQUEST)
     if isinstance(error, HTTPException):
-        return ErrorReply(error.status_code, str(error.detail), "http_error")
+        return RequestRefused(str(error.detail), code="http_error", status=error.status_code)
     if isinstance(error, ProlepsisError):
-        for kind, status in _STATUS:
-            if isinstance(error, kind):
-                return ErrorReply(status, str(error), error.code, getattr(error, "param", None))
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
+        if status is not None:
+            param = getattr(error, "param", None)
+            return RequestRefused(str(error), code=error.code, param=param, status=status)
     log.error("request_failed", error=type(error).__name__, frames=_frames(error))
-    return ErrorReply(500, "The server failed to process the request; the error has been logged.", "internal_error")
+    message = "The server failed to process the request; the error has been logged."
+    return RequestRefused(message, code="internal_error", status=500)
 
 
 def _frames(error: BaseException) -> list[str]:

@@ -105,13 +105,14 @@ class Routes:
         """
 
         def declare(endpoint: Endpoint) -> Endpoint:
+            shape = reply or endpoint.__annotations__["return"]
             options = {
                 "methods": [method],
                 "summary": summary,
                 "response_description": "Done",
                 "response_model": None if reply is str else Default(None) if reply is None else reply,
                 "response_class": PlainTextResponse if reply is str else Default(JSONResponse),
-                "responses": _responses(reply, errors, may_fail=may_fail, streams=streams),
+                "responses": _responses(shape, errors, may_fail=may_fail, streams=streams),
                 "openapi_extra": {
                     "security": [] if roles is None else [{"key": sorted(roles)}],
                     "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],

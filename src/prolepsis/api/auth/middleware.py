@@ -2,9 +2,9 @@
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
@@ -15,8 +15,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import is_loopback
 from prolepsis.api.stream import ClientDisconnected
 from prolepsis.core.config import ServerConfig
-from prolepsis.web.caller import Caller
-from prolepsis.web.errors import ErrorReply, describe_error
+from prolepsis.web.errors import RequestRefused, describe_error
 from prolepsis.web.refusals import not_local, too_large, upload_too_slow, wrong_role
 from prolepsis.web.routes import Roles, Route
 
@@ -27,32 +26,24 @@ class PathRules:
 
     path: str
     """The route's pattern, for logs and counters."""
-    roles: Mapping[str, Roles | None]
+    pattern: re.Pattern[str]
+    roles: dict[str, Roles | None] = field(default_factory=dict)
 
 
 class RouteRules:
     """The roles that each declared route needs. A path that is not declared has no rules and cannot be reached."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
-        self._fixed: dict[str, PathRules] = {}
-        self._patterns: dict[re.Pattern[str], PathRules] = {}
+        self._by_path: dict[str, PathRules] = {}
         for route in routes:
-            roles: dict[str, Roles | None] = dict.fromkeys(route.methods or (), route.roles)
-            if route.param_convertors:
-                known = self._patterns.get(route.path_regex)
-                self._patterns[route.path_regex] = _joined(route.path, known, roles)
-            else:
-                self._fixed[route.path] = _joined(route.path, self._fixed.get(route.path), roles)
+            rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex))
+            rules.roles.update(dict.fromkeys(route.methods or (), route.roles))
+        self._patterns = [rules for path, rules in self._by_path.items() if "{" in path]
 
     def of(self, path: str) -> PathRules | None:
         """Return the rules of a path as given; None: there is no such route."""
-        if path in self._fixed:
-            return self._fixed[path]
-        return next((rules for pattern, rules in self._patterns.items() if pattern.match(path)), None)
-
-
-def _joined(path: str, known: PathRules | None, roles: Mapping[str, Roles | None]) -> PathRules:
-    return PathRules(path, {**(known.roles if known else {}), **roles})
+        found = self._by_path.get(path)
+        return found or next((rules for rules in self._patterns if rules.pattern.match(path)), None)
 
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d{0,5})?")
@@ -118,36 +109,38 @@ class AuthMiddleware:
             return
         state = scope.setdefault("state", {})
         try:
-            refusal = await self._check(scope)
+            await self._check(scope)
         except Exception as error:  # the HTTP edge: every failure becomes one reply
             self._metrics.refuse(error)
-            refusal = describe_error(error)
-        if refusal is not None:
-            await refusal.response()(scope, receive, send)
+            await describe_error(error).response()(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
         receiver = _Receiver(receive, self._config.upload_timeout_s)
         with suppress(ClientDisconnected):  # it took nothing for too long: there is no reader any more
             await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
 
-    async def _check(self, scope: Scope) -> ErrorReply | None:
-        """Return the reply to what is not there, None where the route may run; raises `Refused`."""
-        headers = Headers(scope=scope)
+    async def _check(self, scope: Scope) -> None:
+        """Raise `RequestRefused` where the route may not run, or is not there."""
+        headers, method = Headers(scope=scope), scope["method"]
         self._check_sizes(scope, headers)
         rule = self._rules.of(scope["path"])
         if rule is not None:
             scope["state"]["rule"] = rule.path
-        roles = rule.roles.get(scope["method"]) if rule else None
-        if rule is not None and scope["method"] in rule.roles and roles is None:
-            return None
+            if method in rule.roles and rule.roles[method] is None:
+                return
         caller = await self._keys.caller(headers.get("authorization"))
         if not self._keys.required:
             check_local(headers)
-        if rule is None or scope["method"] not in rule.roles:
-            return _not_there(scope, rule)
-        self._check_role(caller, roles)
+        what = f"{method} {scope['path'][:200]}"
+        if rule is None:
+            raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
+        if method not in rule.roles:
+            allow, message = {"allow": ", ".join(sorted(rule.roles))}, f"Method not allowed for {what}"
+            raise RequestRefused(message, code="method_not_allowed", status=405, headers=allow)
+        roles = rule.roles[method]
+        if roles is not None and not any(caller.has(role) for role in roles):
+            raise wrong_role(caller.roles, roles)
         scope["state"]["caller"] = caller
-        return None
 
     def _check_sizes(self, scope: Scope, headers: Headers) -> None:
         raw = scope["headers"]
@@ -158,11 +151,6 @@ class AuthMiddleware:
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._config.max_body_bytes:
             raise too_large("body", f"{self._config.max_body_bytes} bytes")
-
-    @staticmethod
-    def _check_role(caller: Caller, roles: Roles | None) -> None:
-        if roles is not None and not any(caller.has(role) for role in roles):
-            raise wrong_role(caller.roles, roles)
 
 
 class _Receiver:
@@ -206,11 +194,3 @@ class _Sender:
         except TimeoutError:
             self._stalled = True
             raise ClientDisconnected from None
-
-
-def _not_there(scope: Scope, rule: PathRules | None) -> ErrorReply:
-    what = f"{scope['method']} {scope['path'][:200]}"
-    if rule is None:
-        return ErrorReply(404, f"No route {what}", "unknown_url")
-    allowed = ", ".join(sorted(rule.roles))
-    return ErrorReply(405, f"Method not allowed for {what}", "method_not_allowed", headers={"allow": allowed})

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from prolepsis.core.facts import FlagDecision
 from prolepsis.web.fields import JsonObject, Reply
 
 
@@ -35,17 +36,6 @@ class SpecDecodeFigures(Reply):
     num_spec_tokens: int
 
 
-class Flag(Reply):
-    """What the flag said of the request, in OpenFeature's terms."""
-
-    key: str
-    value: bool
-    variant: str | None
-    reason: str
-    version: str
-    error: str
-
-
 class Effective(Reply):
     mode: Literal["on", "off", "shadow"]
     reason: str
@@ -56,9 +46,9 @@ class Effective(Reply):
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "unassigned", "holdout"] | None = None
-    policy_flags: list[Flag] | None = None
+    policy_flags: list[FlagDecision] | None = None
     """Those that rules of the policy ask, there where they do."""
-    flag: Flag | None = None
+    flag: FlagDecision | None = None
     """There where the server asks flags."""
 
 

@@ -76,8 +76,8 @@ class ResponseShape:
         return shown
 
     def failed(self, error: Exception) -> Json:
-        reply = describe_error(error)
-        return {**self._shown("failed"), "error": {"code": "server_error", "message": reply.message}}
+        message = str(describe_error(error))
+        return {**self._shown("failed"), "error": {"code": "server_error", "message": message}}
 
     def _shown(self, status: str) -> Json:
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
