@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.peers.process import LOOP, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
-from prolepsis.cli.bench.arms import StepTimes
 from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
 from prolepsis.cli.bench.measure import Notify, Schedule
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, load_prompts
@@ -31,6 +30,7 @@ from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.timings import Timings
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.store import resolve
 
@@ -41,7 +41,7 @@ async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer 
     threads: int,
     client: EngineClient,
     tokenizer: ChatTokenizer,
-    times: StepTimes | None = None,
+    times: Timings | None = None,
     notify: Notify = note,
     loop: Path = LOOP,
 ) -> dict[str, Any]:

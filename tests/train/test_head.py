@@ -120,7 +120,7 @@ def test_a_trained_head_gets_levels_that_are_loaded_with_it(trained: HeadTrainin
     assert [done.step for done in run.steps()] == [1, 2, 3, 4]
     found = load_levels(directory.exported, target.shape.hidden)
     assert found is not None
-    torch.testing.assert_close(found.out, run.training.levels.weights.out.detach().bfloat16())
+    torch.testing.assert_close(found.out, run.task.levels.weights.out.detach().bfloat16())
     report = levels_report(directory.exported)
     assert report["settings"]["count"] == 2
     assert report["acceptance"]["all"]["trials"][0] > 0

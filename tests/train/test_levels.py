@@ -11,9 +11,10 @@ from prolepsis.models.heads.levels import HeadLevels
 from prolepsis.train.acceptance import measure
 from prolepsis.train.batches import lay_flat
 from prolepsis.train.data import Dataset
-from prolepsis.train.levels import LevelTraining, drafted_ahead, initial_levels, level_loss
+from prolepsis.train.levels import LevelTask, drafted_ahead, initial_levels, level_loss
 from prolepsis.train.losses import SampledSoftmax, soft_cross_entropy
 from prolepsis.train.settings import LevelSettings
+from prolepsis.train.trainer import Trainer
 from prolepsis.train.unroll import unroll
 from tests.models.random_heads import random_levels
 from tests.train.documents import HIDDEN, random_document, tiny_ends, tiny_head
@@ -27,35 +28,37 @@ def dataset(tmp_path: Path) -> Dataset:
     return few_documents(tmp_path / "data")
 
 
-def _training(dataset: Dataset, settings: LevelSettings = SETTINGS) -> LevelTraining:
+def _training(dataset: Dataset, settings: LevelSettings = SETTINGS) -> tuple[LevelTask, Trainer]:
     head = tiny_head()
     ends = tiny_ends(head)
     head.weights.lm_head = ends.head.clone()
     head.weights.t2d = torch.ones_like(head.weights.t2d)
-    return LevelTraining(head, ends, dataset, settings)
+    torch.manual_seed(settings.seed)
+    task = LevelTask(head, ends, settings)
+    return task, Trainer(task, dataset, settings.training)
 
 
 def test_a_few_documents_are_learnt_by_heart(dataset: Dataset) -> None:
     dataset.training = dataset.training[:3]
-    training = _training(dataset)
-    steps = list(training.steps())
-    assert len(steps) == training.num_steps == 100
+    _, trainer = _training(dataset)
+    steps = list(trainer.steps())
+    assert len(steps) == trainer.num_steps == 100
     assert steps[-1].loss < 0.5 * steps[0].loss
 
 
 def test_the_head_is_not_changed_and_all_levels_are(dataset: Dataset) -> None:
-    training = _training(dataset, dataclasses.replace(SETTINGS, max_anchors=150))
-    before = training.levels.norm.clone()
-    list(training.steps())
-    first = initial_levels(training.settings, HIDDEN).tensors()
-    assert torch.equal(training.levels.norm, before)
-    for name, tensor in training.levels.weights.tensors().items():
+    task, trainer = _training(dataset, dataclasses.replace(SETTINGS, max_anchors=150))
+    before = task.levels.norm.clone()
+    list(trainer.steps())
+    first = initial_levels(task.settings, HIDDEN).tensors()
+    assert torch.equal(task.levels.norm, before)
+    for name, tensor in task.levels.weights.tensors().items():
         assert not torch.equal(tensor, first[name])
 
 
 def test_too_little_text_is_refused(dataset: Dataset) -> None:
     with pytest.raises(ConfigError, match="too little text"):
-        _training(dataset, dataclasses.replace(SETTINGS, anchors_per_step=10_000))
+        next(_training(dataset, dataclasses.replace(SETTINGS, anchors_per_step=10_000))[1].steps())
 
 
 def test_the_loss_of_one_anchor_written_out() -> None:

@@ -1,5 +1,6 @@
 """Prints JSON documents: as they are for programs, as lines and tables for people."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,6 +114,11 @@ def shown(name: str, value: Any) -> str:
         case _:
             text = str(value)
     return text
+
+
+def as_yaml(value: object) -> str:
+    """Return the text of a value as YAML on one line has it: JSON is YAML."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _shown_number(name: str, value: float) -> str:

@@ -1,17 +1,15 @@
 """`prolepsis policy`: check, compare and explain policies without a server, and the versions that a server has."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from prolepsis.cli.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
-from prolepsis.cli.documents import print_reply
+from prolepsis.cli.documents import as_yaml, print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -19,34 +17,26 @@ from prolepsis.cli.output import (
     AsJson,
     command_group,
     note,
-    print_facts,
     print_json,
     print_table,
     shown_duration,
     stdout,
     warn,
 )
-from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
 from prolepsis.policy.check import InvalidPolicy, read_policy
 from prolepsis.policy.check import check as check_policy
-from prolepsis.policy.explain import Explanation
 from prolepsis.policy.explain import diff as diff_policies
 from prolepsis.policy.explain import explain as explain_request
-from prolepsis.policy.model import Policy, plain_terms
+from prolepsis.policy.model import Policy
 from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.rollout.settings import settings_of
-
-if TYPE_CHECKING:
-    from prolepsis.cli.policy_request import Sample
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
-_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
-"""Terms that callers cannot change."""
 _COLUMNS = {"findings": ("severity", "line", "where=path", "what=message"), "rollouts": ("rule", "stage", "expected")}
 
 
@@ -96,7 +86,7 @@ def diff(
         versions = {"old": before.full_version, "new": after.full_version}
         print_json({**versions, "changes": [asdict(change) for change in changes]})
     else:
-        rows = [[one.kind, one.rule, one.field, _shown(one.old), _shown(one.new)] for one in changes]
+        rows = [[one.kind, one.rule, one.field, as_yaml(one.old), as_yaml(one.new)] for one in changes]
         if rows:
             print_table(f"{before.full_version} -> {after.full_version}", ["", "rule", "field", "old", "new"], rows)
         if not any(change.effective for change in changes):
@@ -129,26 +119,17 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
-    from prolepsis.cli import policy_request
+    from prolepsis.cli import policy_explain as sample
     from prolepsis.models.files.store import default_sampling
 
     policy = _usable(file)
-    caller = policy_request.sample_caller(tenant, tier, key, role or ["client"])
-    origin = policy_request.Origin(caller, route, policy_request.read_headers(header or ()), _time(at))
-    sample = policy_request.read_sample(
-        request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id
-    )
-    decisions = policy_request.evaluate_flags(flags, policy.flag_names, sample.facts) if flags else ()
-    sample = replace(sample, facts=replace(sample.facts, flag=frozenset(one.key for one in decisions if one.value)))
-    explanation = explain_request(policy, sample.facts, sample.requested)
-    if as_json:
-        print_json(_document(explanation, sample) | {"flags": [asdict(one) for one in decisions]})
-        return
-    _show_explanation(explanation, sample)
-    if decisions:
-        rows = [[one.key, _shown(one.value), one.variant or "-", one.reason, one.error] for one in decisions]
-        print_table("flags", ["flag", "value", "variant", "reason", "error"], rows)
-    elif policy.flag_names:
+    caller = sample.sample_caller(tenant, tier, key, role or ["client"])
+    origin = sample.Origin(caller, route, sample.read_headers(header or ()), sample.read_time(at))
+    asked = sample.read_sample(request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id)
+    decisions = sample.evaluate_flags(flags, policy.flag_names, asked.facts) if flags else ()
+    asked = replace(asked, facts=replace(asked.facts, flag=frozenset(one.key for one in decisions if one.value)))
+    sample.print_explanation(explain_request(policy, asked.facts, asked.requested), asked, decisions, as_json=as_json)
+    if policy.flag_names and not decisions and not as_json:
         note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
 
 
@@ -231,79 +212,6 @@ def _usable(file: Path) -> Policy:
         if finding.severity == "error":
             warn(finding.in_file(str(file)))
     return policy
-
-
-def _time(text: str | None) -> datetime:
-    if text is None:
-        return datetime.now().astimezone()
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        message = f"--at is {text!r}; allowed: an ISO time with its zone, such as 2026-11-21T22:30+01:00"
-        raise ConfigError(message, param="at")
-    return time
-
-
-def _document(explanation: Explanation, sample: "Sample") -> dict[str, object]:
-    return {
-        "policy_version": explanation.policy_version,
-        "rules": [asdict(tried) for tried in explanation.tried],
-        "rule": explanation.rule,
-        "terms": plain_terms(explanation.terms),
-        "refused": _refusal(explanation, sample),
-        "in_effect": None if _refusal(explanation, sample) else _effect(explanation),
-        "facts": sample.plain_facts(),
-    }
-
-
-def _refusal(explanation: Explanation, sample: "Sample") -> dict[str, str] | None:
-    """Return why a server would refuse the request: for a missing role, or because the policy does not let it pass."""
-    if sample.refused is not None:
-        return {"param": sample.refused.param or "", "message": str(sample.refused)}
-    return asdict(explanation.conflict) if explanation.conflict else None
-
-
-def _effect(explanation: Explanation) -> dict[str, Any] | None:
-    decision = explanation.decision
-    if decision is None:
-        return None
-    choice = decision.choice
-    return {
-        "mode": "on" if choice.mode == "auto" else choice.mode,
-        "forced": choice.mode == "on",
-        "proposers": choice.proposers,
-        "num_speculative_tokens": choice.num_speculative_tokens,
-        "emit": decision.emit,
-        "sources": dict(decision.sources),
-    }
-
-
-def _show_explanation(explanation: Explanation, sample: "Sample") -> None:
-    rows = [
-        [str(i), tried.rule, tried.outcome.replace("_", " "), tried.why] for i, tried in enumerate(explanation.tried, 1)
-    ]
-    print_table(f"policy {explanation.policy_version}", ["", "rule", "", "why"], rows)
-    refusal = _refusal(explanation, sample)
-    if refusal is not None:
-        print_facts([("rule", explanation.rule), ("refused", f"403, {refusal['param']}: {refusal['message']}")])
-        return
-    effect = _effect(explanation) or {}
-    sources = effect.pop("sources")
-    shown = [[name, _shown(value), sources.get(name, "")] for name, value in effect.items()]
-    terms = plain_terms(explanation.terms)
-    shown += [[name, _shown(terms[name]), "policy"] for name in _BOUNDS if name in terms]
-    print_table(f"in effect, by rule {explanation.rule}", ["", "value", "decided by"], shown)
-    if explanation.terms.rollout is not None:
-        note("this rule is rolled out: until the rollout is complete, only a share of the requests gets this")
-    if sample.facts.prompt_tokens is None:
-        note("the length of the prompt is unknown; give it with --prompt-tokens")
-
-
-def _shown(value: object) -> str:
-    """Show a value as YAML on one line would: JSON is YAML."""
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]:

@@ -198,7 +198,7 @@ def _train_levels(config: EngineConfig, head: Path, data: Path, recipe: LevelSet
     recipe = replace(recipe, workers=threads or default_threads(), dtype=training_dtype())
     run = LevelRun(head, data, target_of(config), recipe)
     with progress_bar() as bar:
-        task = bar.add_task("levels", total=run.training.num_steps, status="")
+        task = bar.add_task("levels", total=run.trainer.num_steps, status="")
         for done in run.steps():
             bar.update(task, completed=done.step, status=f"loss {done.loss:.2f}")
     counts = run.counts.get("all")

@@ -19,18 +19,18 @@ from prolepsis.core.errors import ConfigError, ProlepsisError
 
 def cache_directory() -> Path:
     """Return the user's cache directory of Prolepsis (`PROLEPSIS_CACHE`, else XDG)."""
-    base = os.environ.get("PROLEPSIS_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "prolepsis"
+    return _directory("PROLEPSIS_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def data_directory() -> Path:
     """Return the user's data directory of Prolepsis (`PROLEPSIS_DATA`, else XDG)."""
-    base = os.environ.get("PROLEPSIS_DATA")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "prolepsis"
+    return _directory("PROLEPSIS_DATA", "XDG_DATA_HOME", ".local/share")
+
+
+def _directory(own: str, base: str, default: str) -> Path:
+    if directory := os.environ.get(own):
+        return Path(directory)
+    return Path(os.environ.get(base, Path.home() / default)) / "prolepsis"
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -7,8 +7,8 @@ Legend: r anchors, d hidden size.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,75 +19,53 @@ from prolepsis.models.heads.base import SHORTLIST
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.heads.levels import HeadLevels, LevelWeights, save_levels
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import Batch, BatchGradients, GradientWorkers, TargetEnds, lay_flat, precision
-from prolepsis.train.data import Dataset, Document, groups, read
+from prolepsis.train.batches import Batch, BatchGradients, TargetEnds, lay_flat, precision
+from prolepsis.train.data import Dataset, Document
 from prolepsis.train.head import read_head
 from prolepsis.train.losses import SampledSoftmax
-from prolepsis.train.optimiser import apply, make_optimisers, set_rate
-from prolepsis.train.settings import LevelSettings, Rates
+from prolepsis.train.settings import LevelSettings
 from prolepsis.train.target import Target
+from prolepsis.train.trainer import Progress, StepDone, Trainer, TrainTask
 from prolepsis.train.training import check_data
 from prolepsis.train.unroll import unroll
 
 
-@dataclass(frozen=True, slots=True)
-class LevelStep:
-    """The result of a step."""
-
-    step: int
-    num_steps: int
-    loss: float
-    """Cross entropy of an anchor, summed over the levels with their weights."""
-
-
-class LevelTraining:
+class LevelTask(TrainTask):
     """The weights of the levels while they are trained."""
 
-    def __init__(self, head: HeadLayer, ends: TargetEnds, dataset: Dataset, settings: LevelSettings) -> None:
-        """Raises `ConfigError` if there is too little text for one step."""
-        dataset.check_fills_a_step(settings.anchors_per_step)
+    def __init__(self, head: HeadLayer, ends: TargetEnds, settings: LevelSettings) -> None:
+        super().__init__(ends, settings.workers, settings.dtype)
         self.settings = settings
-        weights = initial_levels(settings, head.config.shape.hidden)
-        self.levels = HeadLevels(weights, head.weights.norm, head.config.shape.eps)
-        self._head, self._ends, self._dataset = head, ends, dataset
-        self._trained = list(weights.tensors().values())
+        self.levels = HeadLevels(
+            initial_levels(settings, head.config.shape.hidden), head.weights.norm, head.config.shape.eps
+        )
+        self._head = head
+        self._trained = list(self.tensors.values())
         for tensor in self._trained:
             tensor.requires_grad_(True)
-        self._optimisers = make_optimisers(self._trained, head.weights.lm_head, Rates(adamw=settings.rate))
-        self._workers = GradientWorkers(settings.workers)
 
     @property
-    def num_steps(self) -> int:
-        return max(1, self.settings.max_anchors // self.settings.anchors_per_step)
+    def tensors(self) -> Mapping[str, Tensor]:
+        return self.levels.weights.tensors()
 
-    def steps(self) -> Iterator[LevelStep]:
-        """Train to the end; yields after every step."""
-        settings = self.settings
-        torch.manual_seed(settings.seed)
-        for step, documents in enumerate(self._documents()):
-            set_rate(self._optimisers, step / self.num_steps)
-            result = self._workers.run(self._part, documents)
-            apply(self._optimisers, self._trained, result.gradients)
-            yield LevelStep(step + 1, self.num_steps, result.loss)
-            if step + 1 == self.num_steps:
-                return
+    @property
+    def trained(self) -> Sequence[Tensor]:
+        return self._trained
 
-    def measure(self) -> dict[str, Counts]:
-        """Return held-out acceptance of chains by kind of prompt and, under "all", of all."""
-        held_out = self._dataset.read_held_out(self.settings.held_out_documents)
+    @property
+    def token_rows(self) -> Tensor:
+        return self._head.weights.lm_head
+
+    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+        return self._part
+
+    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
         levels = HeadLevels(self.levels.weights.to(torch.float32), self.levels.norm, self.levels.eps)
-        return measure(held_out, lambda document: drafted_ahead(self._head, levels, document, self._ends))
-
-    def _documents(self) -> Iterator[list[Document]]:
-        epoch = 0
-        while True:
-            for group in groups(self._dataset.epoch(self.settings.seed, epoch), self.settings.anchors_per_step):
-                yield read(group)
-            epoch += 1
+        return measure(documents, lambda document: drafted_ahead(self._head, levels, document, self._ends))
 
     def _part(self, documents: Sequence[Document]) -> BatchGradients:
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
-        with precision(self.settings.dtype, batch.tokens.device):
+        with precision(self._dtype, batch.tokens.device):
             loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
         return BatchGradients(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self._trained)))
 
@@ -155,16 +133,20 @@ class LevelRun:
         """Raises `ConfigError` if head or data is of another target, `ModelLoadError` for a damaged head."""
         check_data(data, target)
         layer = read_head(head, target)
-        self.training = LevelTraining(layer, target.ends_for(layer.weights.target_ids), Dataset(data), settings)
-        self.counts: Mapping[str, Counts] = {}
+        torch.manual_seed(settings.seed)
+        self.task = LevelTask(layer, target.ends_for(layer.weights.target_ids), settings)
+        self.trainer = Trainer(self.task, Dataset(data), settings.training)
         self._folder = head
 
-    def steps(self) -> Iterator[LevelStep]:
-        """Train, measure and write the file."""
-        yield from self.training.steps()
-        self.counts = self.training.measure()
-        save_levels(self._folder, self.training.levels.weights, self._report())
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        return self.trainer.by_kind
+
+    def steps(self) -> Iterator[StepDone]:
+        """Train, measure and write the file. Raises `ConfigError` if there is too little text for one step."""
+        yield from self.trainer.steps()
+        save_levels(self._folder, self.task.levels.weights, self._report())
 
     def _report(self) -> dict[str, Any]:
-        settings = {name: v for name, v in asdict(self.training.settings).items() if name not in ("dtype", "workers")}
+        settings = {name: v for name, v in asdict(self.task.settings).items() if name not in ("dtype", "workers")}
         return {"settings": settings, "acceptance": {kind: asdict(counts) for kind, counts in self.counts.items()}}

@@ -3,6 +3,7 @@
 The module imports no torch, so that the commands start fast.
 """
 
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -35,6 +36,8 @@ class TrainSettings:
     """How a head or a draft model is trained."""
 
     epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
+    max_anchors: int | None = None
+    """Tokens to train on, in place of `epochs`."""
     anchors_per_step: Annotated[int, Option("--batch", help="tokens in a training step", min=1)] = 768
     rates: Rates = field(default_factory=Rates)
     prompt_epochs: int = 1
@@ -103,6 +106,19 @@ class LevelSettings:
     workers: int = 2
     dtype: Dtype = "float32"
     held_out_documents: int = 48
+
+    @property
+    def training(self) -> TrainSettings:
+        """The same for the trainer, which measures at the end only."""
+        return TrainSettings(
+            max_anchors=self.max_anchors,
+            anchors_per_step=self.anchors_per_step,
+            rates=Rates(adamw=self.rate),
+            prompt_epochs=0,
+            seed=self.seed,
+            measure_every=sys.maxsize,
+            held_out_documents=self.held_out_documents,
+        )
 
     def __post_init__(self) -> None:
         if self.width % WIDTH_STEP:

@@ -112,6 +112,8 @@ class Trainer:
     @property
     def num_steps(self) -> int:
         """Steps of the whole training."""
+        if self.settings.max_anchors is not None:
+            return max(1, self.settings.max_anchors // self.settings.anchors_per_step)
         total, epoch, left = 0.0, 0, self.settings.epochs
         while left > 0:
             first = self._first(epoch)
@@ -183,7 +185,7 @@ class Trainer:
         result = self._task.gradients(documents, progress)
         apply(self._optimisers, self._task.trained, result.gradients)
         self._step += 1
-        self._anchors += result.rows[0]
+        self._anchors += sum(result.rows[:1])
         self._losses.append(result.loss)
         right = [hits / max(1, rows) for hits, rows in zip(result.right, result.rows, strict=True)]
         every = max(self.settings.measure_every, num_steps // MOST_MEASUREMENTS)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.measure import Outcome, Turn
@@ -13,6 +12,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.timings import Timings
 
 PLAIN, AUTO = "plain", "auto"
 
@@ -53,26 +53,6 @@ def _arm(name: str, version: int, proposers: Sequence[str], ceiling: int) -> Arm
     return Arm(name, SpecPlan(version, max(ceiling, fixed or 0), chosen, fixed, reason))
 
 
-class StepSums(Protocol):
-    """Sums over all steps, in seconds; `engine.timings.Timings.totals` is the real one."""
-
-    @property
-    def forward(self) -> float: ...
-
-    @property
-    def outside_forward(self) -> float: ...
-
-
-class StepTimes(Protocol):
-    """Step times of an engine in this process; `engine.timings.Timings` is the real one."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-    @property
-    def totals(self) -> StepSums: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ArmSetup:
     """What all arms share."""
@@ -81,7 +61,7 @@ class ArmSetup:
     params: SamplingParams
     seeds: Mapping[str, int]
     """By prompt id."""
-    times: StepTimes | None = None
+    times: Timings | None = None
 
 
 class EngineArm:

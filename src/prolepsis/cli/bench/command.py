@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.cli.bench.arms import ArmSetup, EngineArm, StepTimes, parse_arms
+from prolepsis.cli.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.cli.bench.measure import Contender, Notify, Run, Schedule, measure
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
@@ -22,6 +22,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.timings import Timings
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""
@@ -86,7 +87,7 @@ async def _run(job: Job, settings: Settings) -> dict[str, object]:
 
 
 async def run_bench(
-    job: Job, client: EngineClient, tokenizer: ChatTokenizer, times: StepTimes | None = None, notify: Notify = note
+    job: Job, client: EngineClient, tokenizer: ChatTokenizer, times: Timings | None = None, notify: Notify = note
 ) -> dict[str, object]:
     """Measure `job` on a running engine and return the report; raises the error of a request that fails."""
     setting, runs = await measure_arms(job, client, tokenizer, times, notify)
@@ -97,7 +98,7 @@ async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and ti
     job: Job,
     client: EngineClient,
     tokenizer: ChatTokenizer,
-    times: StepTimes | None = None,
+    times: Timings | None = None,
     notify: Notify = note,
     others: Sequence[Contender] = (),
 ) -> tuple[Setting, list[Run]]:
