@@ -20,7 +20,7 @@ from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, LookaheadGrower, NativeGrower
+from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, grow_in_one_call, grow_over_levels
 from tests.models.kernels import why_not
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
 from tests.models.tiny import save_tiny
@@ -165,8 +165,8 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
     def trees() -> list[HeadTree]:
         return [HeadTree(s, *shape, threshold, tree_params) for s, shape in zip(sequences, shapes, strict=True)]
 
-    grown = NativeGrower(head).grow(trees(), first_pass)
-    expected = LookaheadGrower(head).grow(trees(), replace(first_pass, cache=head.make_cache(4)))
+    grown = grow_in_one_call(head, trees(), first_pass)
+    expected = grow_over_levels(head, trees(), replace(first_pass, cache=head.make_cache(4)))
     for found, draft in zip(grown, expected, strict=True):
         assert draft is not None
         assert found is not None

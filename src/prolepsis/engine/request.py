@@ -21,32 +21,6 @@ class SequenceState:
     `num_computed` tokens at its front have their KV in `pages`; while decoding that is all but the last.
     """
 
-    __slots__ = (
-        "cache_salt",
-        "end_ids",
-        "ended",
-        "hashes",
-        "history",
-        "index",
-        "key",
-        "matcher",
-        "noise_key",
-        "num_computed",
-        "num_prompt_tokens",
-        "num_published",
-        "pages",
-        "params",
-        "prediction",
-        "rank",
-        "replays",
-        "request",
-        "running",
-        "shadow",
-        "text",
-        "tokens",
-        "traffic_class",
-    )
-
     def __init__(
         self,
         request: "Request",

@@ -6,6 +6,7 @@ label depends on what the window verified, so nothing is censored. A draft stays
 it, it is used up, or its sequence ends.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -83,7 +84,7 @@ class AcceptanceEstimator:
 
     def __init__(self, prior: float = 0.6) -> None:
         self._prior = prior
-        self._pools: dict[str, _Cell] = {}
+        self._pools: defaultdict[str, _Cell] = defaultdict(lambda: _Cell(prior))
         self._cells: dict[str, dict[int, _Cell]] = {}
 
     def rate(self, proposer: str, bucket: int, position: int, prior: float | None = None) -> float:
@@ -129,10 +130,7 @@ class AcceptanceEstimator:
             cell = cells[bucket] = _Cell(self._expected(draft, node))
         cell.record(min(depth, _MAX_POSITION), hit)
         if first:
-            pool = self._pools.get(draft.proposer)
-            if pool is None:
-                pool = self._pools[draft.proposer] = _Cell(self._prior)
-            pool.record(min(depth, _MAX_POSITION), hit)
+            self._pools[draft.proposer].record(min(depth, _MAX_POSITION), hit)
 
     def forget(self, proposer: str) -> None:
         """Start over with a proposer that was exchanged for another of its name."""
@@ -185,15 +183,12 @@ class Scoreboard:
         self.acceptance = acceptance
         self.ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
-        self._tilts: dict[str, dict[str, Tilt]] = {}  # by sequence, by proposer
+        self._tilts: defaultdict[str, defaultdict[str, Tilt]] = defaultdict(lambda: defaultdict(Tilt))
+        """By sequence, by proposer."""
 
     def tilt(self, sequence: SequenceView, proposer: str) -> Tilt:
         """Return the sequence's tilt for one proposer; it lives until `drop`."""
-        tilts = self._tilts.setdefault(sequence.key, {})
-        tilt = tilts.get(proposer)
-        if tilt is None:
-            tilt = tilts[proposer] = Tilt()
-        return tilt
+        return self._tilts[sequence.key][proposer]
 
     def add(self, sequence: SequenceView, draft: Draft, rates: Sequence[float]) -> None:
         """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""

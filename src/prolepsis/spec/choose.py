@@ -227,7 +227,13 @@ class ProposerSet:
         number = sum(draft is not None for draft in drafts) or 1
         seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
         drafting = {name: 1000.0 * spent * costs.ms / number for name, spent in seconds.items()}
-        return [_shadow_cost(draft, drafting, costs.token) if draft is not None else () for draft in drafts]
+
+        def cost(draft: Draft) -> ShadowCost:
+            nodes = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
+            names = sorted(drafting.keys() | nodes.keys())
+            return tuple((name, drafting.get(name, 0.0), nodes[name] * costs.token) for name in names)
+
+        return [cost(draft) if draft is not None else () for draft in drafts]
 
 
 class _Drafter:
@@ -319,12 +325,6 @@ class _Drafter:
 
 
 _NO_CAPACITY = ChosenDraft(None, "no_capacity")
-
-
-def _shadow_cost(draft: Draft, drafting: Mapping[str, float], token_cost: float) -> ShadowCost:
-    nodes = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
-    names = sorted(drafting.keys() | nodes.keys())
-    return tuple((name, drafting.get(name, 0.0), nodes[name] * token_cost) for name in names)
 
 
 def _own_load(requests: Sequence[DraftRequest], ceiling: int) -> StepLoad:

@@ -142,11 +142,9 @@ class DisabledProposers:
             self._take(plan)
         entries = self._by_traffic_class.get(traffic_class)
         disabled = {entry.proposer for entry in entries if not self._probes(entry)} if entries else None
-        return (
-            asked
-            if not disabled
-            else tuple(name for name in (names if asked is None else asked) if name not in disabled)
-        )
+        if not disabled:
+            return asked
+        return tuple(name for name in (names if asked is None else asked) if name not in disabled)
 
     def _take(self, plan: SpecPlan) -> None:
         self._plan, self._by_traffic_class = plan, {}

@@ -34,9 +34,9 @@ class HeadProposer(Proposer):
         self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_sequences)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
         self._scratch = Scratch(self._cache, first_page=num_pages, max_sequences=max_sequences, max_nodes=MAX_NODES)
-        self._grower = tree_grower(head, self._scratch)
-        self._max_depth = 1 + head.info.levels if self._grower.one_pass else MAX_NODES
-        self.one_pass = self._grower.one_pass
+        self._grow = tree_grower(head, self._scratch)
+        self.one_pass = head.info.levels > 0
+        self._max_depth = 1 + head.info.levels if self.one_pass else MAX_NODES
         self.aux_layers = head.info.aux_layers
 
     @property
@@ -97,7 +97,7 @@ class HeadProposer(Proposer):
                 trees.append(HeadTree(sequence, min(depth, self._max_depth), min(limit, MAX_NODES), threshold))
         if trees:
             with self._forgetting([tree.sequence for tree in trees]):
-                grown = self._grower.grow(trees, self._unwritten(trees, [state for _, state in known]))
+                grown = self._grow(trees, self._unwritten(trees, [state for _, state in known]))
             for (i, _), tree in zip(known, grown, strict=True):
                 drafts[i] = tree
         return drafts

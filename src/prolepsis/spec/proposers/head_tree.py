@@ -2,12 +2,12 @@
 
 Confidence-guided as in EAGLE-2 (arXiv 2406.16858): a node's survival is the product of the head's probabilities on its
 path, and the likeliest nodes of a level get children. `tree_grower` selects the way for a head once, when it is loaded;
-`LookaheadGrower` is the reference of `NativeGrower`.
+`grow_over_levels` is the reference of `grow_in_one_call`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -121,86 +121,53 @@ class HeadPass:
     features: Tensor  # [tokens of the batch, feature_size] bfloat16: the target's
 
 
-class TreeGrower(Protocol):
-    """One way to grow the trees of a step."""
-
-    @property
-    def one_pass(self) -> bool:
-        """Whether all levels of a tree come from one pass of the head."""
-
-    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        """Write the slots of `first` and return the draft of each tree, in its order."""
+GrowTrees = Callable[[Sequence[HeadTree], HeadPass], list[Draft | None]]
+"""Writes the slots of a pass and returns the draft of each tree, in their order."""
 
 
-def tree_grower(head: DraftHead, scratch: Scratch) -> TreeGrower:
-    """Return the fastest way to grow trees over `head`."""
-    if head.info.levels and isinstance(head, TreeHead):
-        return NativeGrower(head)
-    if head.info.levels and isinstance(head, LookaheadHead):
-        return LookaheadGrower(head)
-    return LevelGrower(head, scratch)
+def tree_grower(head: DraftHead, scratch: Scratch) -> GrowTrees:
+    """Return the fastest way to grow trees over `head`; with levels, all of a tree comes from one pass."""
+    if not head.info.levels:
+        return partial(grow_by_passes, head, scratch)
+    if isinstance(head, TreeHead):
+        return partial(grow_in_one_call, head)
+    assert isinstance(head, LookaheadHead), "a head with levels looks ahead"
+    return partial(grow_over_levels, head)
 
 
-class NativeGrower:
-    """The head grows whole trees in one call."""
-
-    one_pass = True
-
-    def __init__(self, head: TreeHead) -> None:
-        self._head = head
-
-    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
-        grown = self._head.trees(first.batch, first.cache, first.features, tree_params, specs)
-        return [_as_draft(tree.sequence, found) for tree, found in zip(trees, grown, strict=True)]
+def grow_in_one_call(head: TreeHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+    """Let the head grow whole trees."""
+    specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
+    grown = head.trees(first.batch, first.cache, first.features, tree_params, specs)
+    return [_as_draft(tree.sequence, found) for tree, found in zip(trees, grown, strict=True)]
 
 
-class LookaheadGrower:
-    """All levels of a tree come from one pass of a head with further levels."""
-
-    one_pass = True
-
-    def __init__(self, head: LookaheadHead) -> None:
-        self._head = head
-
-    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        found = self._head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
-        _grow(trees, found.first.tokens, found.first.logprobs)
-        while growing := [(row, tree) for row, tree in enumerate(trees) if tree.select()]:
-            places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_expanding)]
-            drafted = [token for _, tree in growing for token in tree.expanding_tokens]
-            tokens, logprobs = self._head.follow(found, places, drafted, CANDIDATES)
-            _grow([tree for _, tree in growing], tokens, logprobs)
-        return [tree.draft() for tree in trees]
+def grow_over_levels(head: LookaheadHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+    """Grow trees over the levels of one pass."""
+    found = head.look_ahead(first.batch, first.cache, first.features, CANDIDATES)
+    _grow(trees, found.first.tokens, found.first.logprobs)
+    while growing := [(row, tree) for row, tree in enumerate(trees) if tree.select()]:
+        places = [(tree.level - 1) * len(trees) + row for row, tree in growing for _ in range(tree.num_expanding)]
+        drafted = [token for _, tree in growing for token in tree.expanding_tokens]
+        tokens, logprobs = head.follow(found, places, drafted, CANDIDATES)
+        _grow([tree for _, tree in growing], tokens, logprobs)
+    return [tree.draft() for tree in trees]
 
 
-class LevelGrower:
-    """Each level takes a pass of the head; drafted tokens are written to scratch pages."""
-
-    one_pass = False
-
-    def __init__(self, head: DraftHead, scratch: Scratch) -> None:
-        self._head = head
-        self._scratch = scratch
-
-    def grow(self, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
-        found = self._head.committed(first.batch, first.cache, first.features, CANDIDATES)
-        _grow(trees, found.tokens, found.logprobs, found.states)
-        slots = [self._slots(*each) for each in enumerate(zip(trees, first.inputs, strict=True))]
-        while growing := [
-            (tree, cached, pages) for tree, (cached, pages) in zip(trees, slots, strict=True) if tree.select()
-        ]:
-            expanding = [tree for tree, _, _ in growing]
-            batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
-            found = self._head.drafted(batch, first.cache, _stack(expanding), CANDIDATES)
-            _grow(expanding, found.tokens, found.logprobs, found.states)
-        return [tree.draft() for tree in trees]
-
-    def _slots(self, place: int, tree_and_input: tuple[HeadTree, SequenceInput]) -> tuple[int, list[int]]:
-        """Return how many slots are written, and the pages to draft in."""
-        tree, written = tree_and_input
+def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
+    """Grow trees with a pass for each level; drafted tokens are written to scratch pages."""
+    found = head.committed(first.batch, first.cache, first.features, CANDIDATES)
+    _grow(trees, found.tokens, found.logprobs, found.states)
+    slots: list[tuple[int, list[int]]] = []  # written, and the pages to draft in
+    for place, (tree, written) in enumerate(zip(trees, first.inputs, strict=True)):
         cached = written.cached + len(written.token_ids)
-        return cached, self._scratch.begin(place, written.pages, cached) if tree.max_depth > 1 else []
+        slots.append((cached, scratch.begin(place, written.pages, cached) if tree.max_depth > 1 else []))
+    while growing := [(tree, *at) for tree, at in zip(trees, slots, strict=True) if tree.select()]:
+        expanding = [tree for tree, _, _ in growing]
+        batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
+        found = head.drafted(batch, first.cache, _stack(expanding), CANDIDATES)
+        _grow(expanding, found.tokens, found.logprobs, found.states)
+    return [tree.draft() for tree in trees]
 
 
 def _as_draft(sequence: SequenceView, tree: DraftTree) -> Draft | None:

@@ -1,5 +1,6 @@
 """Prompt lookup: drafts the tokens that followed the last n-gram earlier in the same prompt and output."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
@@ -39,14 +40,11 @@ class NgramIndexes:
     """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-        self._indexes: dict[str, NgramIndex] = {}
+        self._indexes = defaultdict[str, NgramIndex](lambda: NgramIndex(sizes))
 
     def of(self, sequence: SequenceView) -> NgramIndex:
         """Return the sequence's index, brought up to its last token."""
-        index = self._indexes.get(sequence.key)
-        if index is None:
-            index = self._indexes[sequence.key] = NgramIndex(self._sizes)
+        index = self._indexes[sequence.key]
         index.extend(sequence.tokens)
         return index
 

@@ -13,6 +13,7 @@ A place is the index of the token that follows the matched n-gram.
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -210,7 +211,7 @@ class SuffixProposer(Proposer):
 
     def __init__(self, max_bytes: int = 64 << 20) -> None:
         self.shared = SharedIndex(max_bytes)
-        self._local: dict[str, LocalIndex] = {}
+        self._local = defaultdict[str, LocalIndex](LocalIndex)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
@@ -227,9 +228,7 @@ class SuffixProposer(Proposer):
             self.shared.add(sequence.cache_salt, sequence.tokens[: sequence.num_prompt_tokens], output)
 
     def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
-        index = self._local.get(sequence.key)
-        if index is None:
-            index = self._local[sequence.key] = LocalIndex()
+        index = self._local[sequence.key]
         index.extend(sequence.tokens)
         found = index.find(sequence.tokens, limit) + self.shared.find(sequence.cache_salt, sequence.tokens, limit)
         return _tree(found, limit, self.name) if found else None
