@@ -37,7 +37,6 @@ class ThreadEngineClient:
         return self.engine.info
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        """Yield the request's events, the last one terminal; closing the iterator early aborts the request."""
         if self._closing.is_set():
             raise EngineDead("the engine is closed")
         self.engine.validate(request)
@@ -68,15 +67,12 @@ class ThreadEngineClient:
         return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
 
     def abort(self, request_id: str) -> None:
-        """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
         self.engine.send(Abort(request_id))
 
     def apply_plan(self, plan: SpecPlan) -> None:
-        """Swap the speculation plan between two steps."""
         self.engine.send(ApplyPlan(plan))
 
     def stop_run(self, name: str) -> None:
-        """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
         self.engine.send(StopRun(name))
 
     async def swap_head(self, name: str) -> HeadSwapped:
@@ -97,15 +93,12 @@ class ThreadEngineClient:
         return self.engine.health()
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
-        """Return the counts of each proposer by traffic class."""
         return self.engine.speculation.proposers.ledger.counts()
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:
-        """Return the memory that each proposer takes besides the target's."""
         return self.engine.speculation.proposers.memory()
 
     async def close(self) -> None:
-        """Stop the engine; requests in flight end with `Aborted`."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -160,54 +160,55 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
 
     Nodes that survive with `floor` or less are left out.
     """
-    nodes = _union(first, second, floor)
-    ranked = sorted(zip([-alive for alive in nodes.alive], range(len(nodes.alive)), strict=True))
-    likeliest = [i for _, i in ranked[:limit]]  # parents stay before their children
+    nodes, contested = _union(first, second, floor)
+    likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].alive)[:limit]  # parents stay before their children
     place = {node: i for i, node in enumerate(likeliest)} | {ROOT: ROOT}
+    kept = [nodes[i] for i in likeliest]
     union = Draft(
-        tuple([nodes.tokens[i] for i in likeliest]),
-        tuple([place[nodes.parents[i]] for i in likeliest]),
+        tuple([node.token for node in kept]),
+        tuple([place[node.parent] for node in kept]),
         MERGED,
-        tuple([nodes.alive[i] for i in likeliest]),
-        buckets=tuple([nodes.bucket(i) for i in likeliest]),
-        sources=tuple([nodes.sources[i] for i in likeliest]),
+        tuple([node.alive for node in kept]),
+        buckets=tuple([_bucket(node, contested) for node in kept]),
+        sources=tuple([node.source for node in kept]),
     )
-    return union.select(principal_first(union.parents))
+    return union.reorder(principal_first(union.parents))
 
 
 @dataclass(slots=True)
-class _Nodes:
-    """Of both drafts, parents before children: the first's, then those that only the second has."""
+class _Node:
+    """Of either draft or both; a shared node keeps its first proposer and takes the better rate."""
 
-    tokens: list[int]
-    parents: list[int]
-    sources: list[str]
-    rates: list[float]
-    kinds: list[int]
-    alive: list[float]
-    contested: set[int]
-    """Parents that have children in both drafts."""
-
-    def bucket(self, node: int) -> int:
-        """Return the calibration bucket: shared, or whose it is and whether the other draft has another token there."""
-        kind = self.kinds[node]
-        if kind != _SHARED and self.parents[node] in self.contested:
-            kind += _CONTESTED
-        return kind * _LEVELS + _LEVEL[int(_GRID * self.rates[node])]
+    token: int
+    parent: int
+    source: str
+    rate: float
+    kind: int
+    alive: float = 0.0
 
 
-def _union(first: ScoredDraft, second: ScoredDraft, floor: float) -> _Nodes:
-    nodes = _Nodes([], [], [], [], [], [], set())
+def _bucket(node: _Node, contested: set[int]) -> int:
+    """Return the calibration bucket: shared, or whose it is and whether the other draft has another token there."""
+    kind = node.kind
+    if kind != _SHARED and node.parent in contested:
+        kind += _CONTESTED
+    return kind * _LEVELS + _LEVEL[int(_GRID * node.rate)]
+
+
+def _union(first: ScoredDraft, second: ScoredDraft, floor: float) -> tuple[list[_Node], set[int]]:
+    """Return the nodes, those that only the second draft has last, and the parents that have children in both."""
+    nodes: list[_Node] = []
     known: dict[tuple[int, int], int] = {}
     above = [_add(nodes, known, scored, kind, floor) for scored, kind in ((first, _FIRST), (second, _SECOND))]
-    for parent, rate in zip(nodes.parents, nodes.rates, strict=True):
-        nodes.alive.append(rate if parent == ROOT else rate * nodes.alive[parent])
-    nodes.contested = above[0] & above[1]
-    return nodes
+    for node in nodes:
+        node.alive = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].alive
+    return nodes, above[0] & above[1]
 
 
-def _add(nodes: _Nodes, known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int, floor: float) -> set[int]:
-    """Add a draft's nodes and return their parents; a shared node keeps its proposer and takes the better rate."""
+def _add(
+    nodes: list[_Node], known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int, floor: float
+) -> set[int]:
+    """Add a draft's nodes and return their parents."""
     draft, survivals = scored.draft, scored.survivals
     places: list[int] = []
     above: set[int] = set()
@@ -217,18 +218,13 @@ def _add(nodes: _Nodes, known: dict[tuple[int, int], int], scored: ScoredDraft, 
             continue
         at, rate = (ROOT, alive) if parent == ROOT else (places[parent], alive / survivals[parent])
         above.add(at)
-        node = known.get((at, token))
-        if node is None:
-            node = known[at, token] = len(nodes.tokens)
-            nodes.tokens.append(token)
-            nodes.parents.append(at)
-            nodes.sources.append(draft.sources[i] if draft.sources else draft.proposer)
-            nodes.rates.append(rate)
-            nodes.kinds.append(kind)
+        place = known.get((at, token))
+        if place is None:
+            place = known[at, token] = len(nodes)
+            nodes.append(_Node(token, at, draft.sources[i] if draft.sources else draft.proposer, rate, kind))
         else:
-            nodes.kinds[node] = _SHARED
-            nodes.rates[node] = max(nodes.rates[node], rate)
-        places.append(node)
+            nodes[place].kind, nodes[place].rate = _SHARED, max(nodes[place].rate, rate)
+        places.append(place)
     return above
 
 

@@ -43,9 +43,11 @@ class Draft:
         return self.select(range(min(size, len(self.tokens))))
 
     def select(self, nodes: Sequence[int]) -> "Draft":
-        """Return the draft of `nodes` only, in this order: each with its parent, and behind it."""
-        if tuple(nodes) == tuple(range(len(self.tokens))):
-            return self
+        """Return the draft of `nodes` only, given in ascending order and each with its parent."""
+        return self if len(nodes) == len(self.tokens) else self.reorder(nodes)
+
+    def reorder(self, nodes: Sequence[int]) -> "Draft":
+        """Return the draft of `nodes` in this order, in which each follows its parent."""
         place = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
         return Draft(
             tuple([self.tokens[i] for i in nodes]),
@@ -138,7 +140,7 @@ def best_first(
     Nodes come after their parents, and the likeliest child of a node before its siblings.
     """
     tokens, parents, survival, buckets = zip(*nodes, strict=True)
-    return Draft(tokens, parents, proposer, survival, buckets=buckets).select(principal_first(parents))
+    return Draft(tokens, parents, proposer, survival, buckets=buckets).reorder(principal_first(parents))
 
 
 def principal_first(parents: Sequence[int]) -> list[int]:

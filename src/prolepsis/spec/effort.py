@@ -130,9 +130,6 @@ class MarginalCost:
     ms: float
     """One millisecond: the tokens that the step emits in it."""
 
-    def times(self, factor: float) -> "MarginalCost":
-        return MarginalCost(self.token * factor, self.ms * factor)
-
 
 @dataclass(frozen=True, slots=True)
 class StepBaseline:
@@ -152,7 +149,8 @@ class StepBaseline:
     @property
     def costs(self) -> MarginalCost:
         """With the free drafts: G = (sequences + sum of (S - b * G)) / ms without drafts."""
-        return self.plain.times(self.tokens / self.num_sequences)
+        factor = self.tokens / self.num_sequences
+        return MarginalCost(self.plain.token * factor, self.plain.ms * factor)
 
 
 @dataclass(frozen=True, slots=True)

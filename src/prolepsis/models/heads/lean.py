@@ -73,7 +73,7 @@ class HeadLayer:
 
 
 class LeanHead:
-    """A `DraftHead` on torch's kernels, on its target's device and in its dtype."""
+    """A `LookaheadHead` on torch's kernels, on its target's device and in its dtype."""
 
     def __init__(
         self,
@@ -107,20 +107,16 @@ class LeanHead:
         return self._info
 
     def make_cache(self, num_pages: int) -> KVCache:
-        """Allocate zeroed KV pages."""
         return PlainCache(self._kv, num_pages, self._target.dtype, self._target.device)
 
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
-        """Run a pass over committed tokens (`DraftHead.committed`)."""
         return self._candidates(self.logits(batch, cache, features, None), count)
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        """Run a pass over drafted tokens (`DraftHead.drafted`)."""
         return self._candidates(self.logits(batch, cache, None, states), count)
 
     @torch.no_grad()
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
-        """Run a pass over committed tokens that predicts the levels too (`LookaheadHead.look_ahead`)."""
         levels = self._known_levels()
         hidden = self._hidden(batch, cache, features, None)
         out, after = self._layer.ends(hidden)
@@ -134,7 +130,6 @@ class LeanHead:
     def follow(
         self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        """Return candidates after drafted tokens (`LookaheadHead.follow`)."""
         levels, dtype = self._known_levels(), self._target.dtype
         rows = list(places)
         drafted = self._target.ends.embedding[torch.tensor(tokens, device=self._target.device)]

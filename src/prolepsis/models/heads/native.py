@@ -15,7 +15,7 @@ from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add
 
 
 class NativeHead:
-    """A `DraftHead` for a target on the native forward."""
+    """A `TreeHead` for a target on the native forward."""
 
     def __init__(
         self,
@@ -68,19 +68,15 @@ class NativeHead:
         return self._info
 
     def make_cache(self, num_pages: int) -> KVCache:
-        """Allocate zeroed KV pages."""
         return NativeCache(self._module, 1, *self._kv, num_pages)
 
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
-        """Run a pass over committed tokens (`DraftHead.committed`)."""
         return self._candidates(batch, cache, features, None, count)
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        """Run a pass over drafted tokens (`DraftHead.drafted`)."""
         return self._candidates(batch, cache, None, states, count)
 
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
-        """Run a pass over committed tokens that predicts the levels too (`LookaheadHead.look_ahead`)."""
         logits, after, ahead, entered = self._decoder.look_ahead(*operands(batch, cache), features)
         ids, logprobs = self._module.top_k(logits, self._shortlist)
         rows = len(after)
@@ -90,7 +86,6 @@ class NativeHead:
     def follow(
         self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
     ) -> tuple[Tensor, Tensor]:
-        """Return candidates after drafted tokens (`LookaheadHead.follow`)."""
         drafted = [(place, self._draft_ids[token]) for place, token in zip(places, tokens, strict=True)]
         count = min(count, self._shortlist)
         ids, logprobs = self._decoder.follow(lookahead.ahead, lookahead.entered, lookahead.shortlist, drafted, count)
@@ -99,7 +94,6 @@ class NativeHead:
     def trees(
         self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
     ) -> list[DraftTree]:
-        """Return a draft tree for each sequence (`TreeHead.trees`)."""
         module = self._module
         native_specs = [
             module.TreeSpec(
