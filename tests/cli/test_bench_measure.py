@@ -19,6 +19,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming, Timings
 from tests.cli.bench_fakes import NUM_TOKENS, PROPOSERS, table_client
 from tests.fake_client import FakeEngineClient
+from tests.virtual_time import virtual_time
 
 PROMPTS = (EncodedPrompt("p1", "code", (5, 6, 7)), EncodedPrompt("p2", "chat", (5,)))
 
@@ -125,6 +126,7 @@ async def test_a_request_that_does_not_finish_is_an_error(terminal: Failed | Abo
         await ask(client, GenerateRequest("r", (1,), SamplingParams()))
 
 
+@virtual_time
 async def test_in_flight_keeps_the_order_and_the_limit() -> None:
     running = most = 0
 

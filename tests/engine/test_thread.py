@@ -9,16 +9,18 @@ import pytest
 
 from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidGrammar, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
-from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, outputs, reference, request
+from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, outputs, reference, request, run
 from tests.grammar.tiny import few_tokens, text_of
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
@@ -68,27 +70,35 @@ async def test_refusal_comes_before_the_first_event(client: ThreadEngineClient) 
         await collect(client, "a", [1] * 2000)
 
 
-async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
-    await collect(client, "a", [1])
-    model = client.engine.runner.model
+def num_steps(engine: Engine) -> tuple[int, int]:
+    model = engine.runner.model
     assert isinstance(model, TableModel)
-    before = (model.num_passes, client.engine.timings.num_steps)
-    await asyncio.sleep(0.05)
-    assert (model.num_passes, client.engine.timings.num_steps) == before
+    return model.num_passes, engine.timings.num_steps
+
+
+async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
+    """It takes the steps of its requests, as an engine that is stepped by hand while there is work, and no others."""
+    await collect(client, "a", [1])
     client.apply_plan(PANIC_PLAN)
     events = await collect(client, "b", [1])
     assert isinstance(events[-1], Finished)
     assert events[-1].stats.mode.plan_version == PANIC_PLAN.version
+    by_hand = build(EngineSetup(max_model_len=1024))
+    run(by_hand, request("a", [1]))
+    by_hand.send(ApplyPlan(PANIC_PLAN))
+    run(by_hand, request("b", [1]))
+    assert num_steps(client.engine) == num_steps(by_hand)
 
 
 async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:
     client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
     assert client.health().alive
-    tasks = [asyncio.create_task(_drain(client, str(i))) for i in range(3)]
-    await asyncio.sleep(0.02)
+    streams = [client.generate(request(str(i), [1], ENDLESS)) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
     await client.close()
     await client.close()
-    assert [type(end) for end in await asyncio.gather(*tasks)] == [Aborted] * 3
+    assert [[type(event) async for event in stream][-1] for stream in streams] == [Aborted] * 3
     assert not client.health().alive
     with pytest.raises(EngineDead):
         await collect(client, "late", [1])

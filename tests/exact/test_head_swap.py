@@ -184,13 +184,22 @@ async def client() -> AsyncIterator[ThreadEngineClient]:
     await client.close()
 
 
-async def collect(client: ThreadEngineClient, kind: str, request_id: str) -> list[Event]:
-    return [event async for event in client.generate(ask(kind, request_id))]
+async def collect(
+    client: ThreadEngineClient, kind: str, request_id: str, begun: asyncio.Event | None = None
+) -> list[Event]:
+    """Return all events of a request; `begun` is set by the first."""
+    events = []
+    async for event in client.generate(ask(kind, request_id)):
+        events.append(event)
+        if begun is not None:
+            begun.set()
+    return events
 
 
 async def test_a_client_swaps_while_requests_stream(client: ThreadEngineClient) -> None:
-    first = [asyncio.create_task(collect(client, kind, kind)) for kind in PARAMS]
-    await asyncio.sleep(0.05)
+    begun = asyncio.Event()
+    first = [asyncio.create_task(collect(client, kind, kind, begun)) for kind in PARAMS]
+    await begun.wait()
     swapped = await client.swap_head("new")
     assert (swapped.previous, swapped.current, client.info.draft_head) == ("old", "new", "new")
     events = [event for part in await asyncio.gather(*first) for event in part]
@@ -199,8 +208,9 @@ async def test_a_client_swaps_while_requests_stream(client: ThreadEngineClient) 
 
 
 async def test_a_head_that_cannot_be_loaded_leaves_the_old_one_in_place(client: ThreadEngineClient) -> None:
-    serving = asyncio.create_task(collect(client, "greedy", "a"))
-    await asyncio.sleep(0)
+    begun = asyncio.Event()
+    serving = asyncio.create_task(collect(client, "greedy", "a", begun))
+    await begun.wait()
     with pytest.raises(ModelLoadError, match="broken is damaged"):
         await client.swap_head("broken")
     assert client.info.draft_head == "old"
@@ -255,8 +265,9 @@ async def test_heads_of_the_registry_are_swapped_and_a_damaged_one_is_refused(tm
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     client = ThreadEngineClient(assemble(ROOMY.model_copy(update={"model_dir": tmp_path / "models"}), target()))
     client.apply_plan(DEEP)
-    serving = [asyncio.create_task(collect(client, kind, kind)) for kind in PARAMS]
-    await asyncio.sleep(0.02)
+    begun = asyncio.Event()
+    serving = [asyncio.create_task(collect(client, kind, kind, begun)) for kind in PARAMS]
+    await begun.wait()
     assert (await client.swap_head("a")).current == "a@2"
     with pytest.raises(ModelLoadError, match="is damaged: its SHA-256"):
         await client.swap_head("damaged")

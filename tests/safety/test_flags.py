@@ -104,6 +104,7 @@ class Provider(InMemoryProvider):
     def __init__(self, fault: str) -> None:
         super().__init__({ENABLED: InMemoryFlag("off", {"off": False})})
         self.fault = fault
+        self.asked = asyncio.Event()
 
     async def resolve_boolean_details_async(
         self, flag_key: str, default_value: bool, evaluation_context: EvaluationContext | None = None
@@ -111,6 +112,7 @@ class Provider(InMemoryProvider):
         if self.fault == "raises":
             raise RuntimeError("no connection")
         if self.fault == "late":
+            self.asked.set()
             await asyncio.sleep(60)
         return self.resolve_boolean_details(flag_key, default_value, evaluation_context)
 
@@ -137,10 +139,12 @@ async def test_one_that_fails_or_is_late_leaves_the_default(fault: str, error: s
 
 
 async def test_whoever_asks_may_be_cancelled() -> None:
-    flags = await ready(Provider("late"), 0.01)
+    provider = Provider("late")
+    flags = await ready(provider, 0.01)
     flags._timeout_s = 60
+    provider.asked.clear()
     asking = asyncio.ensure_future(flags.enabled(FACTS))
-    await asyncio.sleep(0.01)
+    await provider.asked.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

@@ -57,7 +57,7 @@ class Slow(TableModel):
 
 
 @contextmanager
-def house_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[TableServer]:
+def server_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[TableServer]:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
     settings = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", **config)
     made = TableServer(config=settings, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)))
@@ -87,7 +87,7 @@ def kill(server: TableServer, **body: Any) -> dict[str, Any]:
 
 def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path: Path) -> None:
     first = Named("first")
-    with house_with(tmp_path, first) as server:
+    with server_with(tmp_path, first) as server:
         expected = text_of(complete(server, "bcd", max_tokens=400, **PLAIN))
         text = ""
         metrics: dict[str, Any] = {}
@@ -116,7 +116,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
         assert reply2["metrics"]["effective"]["reason"] == "killed"
         assert reply2["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
 
-    with house_with(tmp_path, first) as server:  # after a restart
+    with server_with(tmp_path, first) as server:  # after a restart
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
         said = httpx.get(f"{server.url}/admin/kill").json()
         assert (said["operator"]["by"], said["operator"]["reason"]) == ("developer", "drill")
@@ -126,7 +126,7 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
 
 
 def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("first")) as server:
+    with server_with(tmp_path, Named("first")) as server:
         file = kill_file(tmp_path / "kill.json")
         file.write(file.read().model_copy(update={"on": True}))
         wait_for(lambda: server.sample("speculation_killed", source="operator") == 1.0)
@@ -141,12 +141,12 @@ def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
 
 def test_a_damaged_file_counts_as_on_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "kill.json").write_text("{")
-    with house_with(tmp_path, Named("first")) as server:
+    with server_with(tmp_path, Named("first")) as server:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
 
 
 def test_one_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("first")) as server:
+    with server_with(tmp_path, Named("first")) as server:
         (tmp_path / "kill.json").mkdir()
         (tmp_path / "kill.json" / "x").touch()
         said = kill(server, on=True)
@@ -166,7 +166,7 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
     tmp_path: Path,
 ) -> None:
     damaged, good = Named("damaged", wrong=lambda sequence: sequence.traffic_class == TEXT), Named("good")
-    with house_with(tmp_path, damaged, good) as server:
+    with server_with(tmp_path, damaged, good) as server:
         prompts = ["bcd", "efg", "hij", "klm"]
         expected = {prompt: text_of(complete(server, prompt, **PLAIN)) for prompt in prompts}
 
@@ -199,7 +199,7 @@ def test_a_damaged_proposer_is_left_out_of_the_traffic_class_where_it_is_damaged
 
 
 def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> None:
-    with house_with(tmp_path, Named("only")) as server:
+    with server_with(tmp_path, Named("only")) as server:
         url = f"{server.url}/admin/breakers"
         body = {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert TypeAdapter(BreakerSetReply).validate_python(httpx.put(url, json=body).json()).state == "forced_open"
@@ -217,7 +217,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
             refused = httpx.put(url, json=body | wrong)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
-    with house_with(tmp_path, Named("only")) as server:  # after a restart
+    with server_with(tmp_path, Named("only")) as server:  # after a restart
         assert breakers(server)["only", TEXT] == "forced_open"
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "breaker_open"
         breaker_file(tmp_path / "breakers.json").write(())  # another server on this file let it go
@@ -227,7 +227,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
 
 def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "breakers.json").write_text("[{")  # damaged: as if nothing was set
-    with house_with(tmp_path, Named("only")) as server:
+    with server_with(tmp_path, Named("only")) as server:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
         url, body = f"{server.url}/admin/breakers", {"proposer": "only", "traffic_class": TEXT, "state": "forced_open"}
         assert httpx.put(url, json=body).json()["not_saved"] is None
@@ -242,7 +242,7 @@ def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: 
 
 @pytest.mark.parametrize("breaker", ["off", "metrics_only"])
 def test_breakers_may_be_off_or_only_measure(tmp_path: Path, breaker: str) -> None:
-    with house_with(tmp_path, Named("damaged", wrong=lambda sequence: True), breaker=breaker) as server:
+    with server_with(tmp_path, Named("damaged", wrong=lambda sequence: True), breaker=breaker) as server:
         complete(server, "bcd")
         complete(server, "efg")
         if breaker == "off":

@@ -1,11 +1,13 @@
 """The writer: nothing waits for it, what it cannot write is kept or counted, and it comes back by itself."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import pytest
+from sqlalchemy import URL
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import QueuedEvent
@@ -143,12 +145,20 @@ def test_old_records_are_deleted_while_serving(start: Callable[..., Writer], dat
 
 
 class Gone(Database):
-    """A database that is away until it is told to be back."""
+    """A database that is away until it is told to be back; an attempt to write fails as soon as it may."""
 
     away = True
 
+    def __init__(self, url: URL) -> None:
+        super().__init__(url)
+        self.asked = threading.Event()
+        self.may_fail = threading.Event()
+        self.may_fail.set()
+
     def write(self):  # type: ignore[no-untyped-def]
         if self.away:
+            self.asked.set()
+            assert self.may_fail.wait(20.0)
             raise StoreUnavailable("store test: gone")
         return super().write()
 
@@ -160,9 +170,11 @@ def test_while_the_database_is_away_offers_go_on_and_what_is_lost_is_counted(emp
     writer = Writer(database, metrics.registry, replace(QUICK, max_queued=10, max_batch=4))
     writer.offer(record())
     wait_until(lambda: not writer.health().ok)
-    started = time.perf_counter()
+    database.may_fail.clear()
+    database.asked.clear()
+    assert database.asked.wait(20.0), "from here on the writer waits for the database"
     taken = [writer.offer(record()) for _ in range(30)]
-    assert time.perf_counter() - started < 1.0
+    database.may_fail.set()
     health = writer.health()
     assert health.detail == "store test: gone"
     assert health.dropped == {"request": taken.count(False)}

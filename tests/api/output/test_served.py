@@ -105,7 +105,7 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
     assert bool(server.engine.aborted) == (reason == "content_filter")
 
 
-def house_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> TableServer:
+def server_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> TableServer:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     made = TableServer(config=config, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
@@ -122,7 +122,7 @@ def metrics_of(server: TableServer, **body: Any) -> tuple[str, dict[str, Any]]:
 
 
 def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path)) as server:
+    with serving(server_with(tmp_path)) as server:
         text, metrics = metrics_of(server)
         whole = metrics["delivery"]
         assert whole["num_verified_draft_tokens"] == metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 40
@@ -149,11 +149,11 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
 
 
 def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path)) as server:
+    with serving(server_with(tmp_path)) as server:
         text, _ = metrics_of(server)
     word = text[30:36]
     policy = loaded(Patterns(patterns={"word": word}, stops=True), name="words")
-    with serving(house_with(tmp_path, policy)) as server:
+    with serving(server_with(tmp_path, policy)) as server:
         shorter, metrics = metrics_of(server)
         assert shorter == text[: text.index(word)]
         delivery = metrics["delivery"]
@@ -173,7 +173,7 @@ class Slower(Slow):
 
 
 def test_who_leaves_takes_nothing_of_a_whole_answer(tmp_path: Path) -> None:
-    with serving(house_with(tmp_path, model=Slower())) as server:
+    with serving(server_with(tmp_path, model=Slower())) as server:
         asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 500}
         body = json.dumps(asked).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
