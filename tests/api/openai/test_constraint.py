@@ -5,8 +5,9 @@ from typing import Any
 
 import llguidance
 import pytest
+from pydantic import TypeAdapter
 
-from prolepsis.api.openai.bodies import CompletionBody, ToolBody, ToolChoiceBody
+from prolepsis.api.openai.bodies import CompletionBody, ToolBody, ToolChoice
 from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check_strict, constraint, tool_use
 from prolepsis.api.openai.conversation import Thinking
 from prolepsis.core.errors import InvalidParameter
@@ -43,8 +44,7 @@ def accepts(spec: GrammarSpec | None, text: str) -> bool:
 
 
 def use(choice: object = "auto", parallel: bool | None = None) -> ToolUse:
-    value = {"type": choice} if isinstance(choice, str) else choice
-    return tool_use(TOOLS, ToolChoiceBody.model_validate(value), parallel)
+    return tool_use(TOOLS, TypeAdapter[ToolChoice](ToolChoice).validate_python(choice), parallel)
 
 
 NAMED = {"type": "function", "function": {"name": "now"}}

@@ -168,7 +168,7 @@ def test_what_the_body_said_is_told_back(shared: Served) -> None:
         ({"extra_body": {"max_output_tokens": 0}}, "max_output_tokens"),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**TOOL, "strict": True}]}, "tools[0].parameters"),

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prolepsis.api.openai.bodies import (
+    AllowedChoice,
     FunctionBody,
     GenerationBody,
+    NamedTool,
     ResponseFormat,
     SharedBody,
     StructuredOutputs,
     ToolBody,
-    ToolChoiceBody,
+    ToolChoice,
 )
 from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking, read_json
 from prolepsis.core.errors import InvalidParameter
@@ -89,10 +91,10 @@ class ToolUse:
 NO_TOOLS = ToolUse((), (), required=False, parallel=False)
 
 
-def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoiceBody | None, parallel: bool | None) -> ToolUse:
+def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
     """Read tools and tool choice together; raises `InvalidParameter`."""
     functions = tuple(tool.function for tool in tools or ())
-    kind = choice.type if choice else "auto"
+    kind = choice if isinstance(choice, str) else choice.type if choice else "auto"
     if not functions:
         if kind not in ("auto", "none"):
             raise InvalidParameter(f"tool_choice is {kind!r}, but tools is empty; allowed: none", param="tool_choice")
@@ -101,9 +103,8 @@ def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoiceBody | None, pa
     if kind == "none":
         return ToolUse(functions, (), required=False, parallel=False)
     named = _named(choice, functions)
-    required = kind in ("required", "function") or (
-        choice is not None and choice.allowed_tools is not None and choice.allowed_tools.mode == "required"
-    )
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else kind
+    required = mode in ("required", "function")
     return ToolUse(functions, named, required=required, parallel=parallel is not False and kind != "function")
 
 
@@ -117,13 +118,11 @@ def _check(functions: Sequence[FunctionBody]) -> None:
             check_strict(function.parameters or {}, f"tools[{i}].function.parameters")
 
 
-def _named(choice: ToolChoiceBody | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:
-    if choice is None or choice.type in ("auto", "required"):
+def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:
+    if choice is None or isinstance(choice, str):
         return functions
-    if choice.function is not None:
-        names = [choice.function.name]
-    else:
-        names = [tool.function.name for tool in choice.allowed_tools.tools] if choice.allowed_tools else []
+    chosen = [choice] if isinstance(choice, NamedTool) else choice.allowed_tools.tools
+    names = [tool.function.name for tool in chosen]
     known = {function.name: function for function in functions}
     unknown = next((name for name in names if name not in known), None)
     if unknown is not None:

@@ -86,7 +86,7 @@ def request_facts(
 def _may_call(body: GenerationBody) -> bool:
     if not isinstance(body, ChatBody) or not body.tools:
         return False
-    return body.tool_choice is None or body.tool_choice.type != "none"
+    return body.tool_choice != "none"
 
 
 def _structured_output(body: GenerationBody) -> str:

@@ -139,4 +139,4 @@ def _shown_choice(body: ResponsesBody) -> Json | str:
     choice = body.tool_choice
     if choice is None:
         return "auto"
-    return choice.type if choice.type in ("none", "auto", "required") else choice.model_dump(exclude_none=True)
+    return choice if isinstance(choice, str) else choice.model_dump()

@@ -2,22 +2,24 @@
 
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prolepsis.api.openai.bodies import (
-    AllowedTool,
+    AllowedChoice,
     AllowedTools,
     CalledFunction,
     ChatBody,
     FunctionBody,
     JsonSchemaBody,
     Message,
+    NamedTool,
     ResponseFormat,
     SharedBody,
     ToolBody,
     ToolCall,
-    ToolChoiceBody,
+    ToolChoice,
     ToolName,
+    ToolWord,
 )
 from prolepsis.core.errors import InvalidParameter, UserError
 from prolepsis.web.fields import Body, Count, Name, Schema, Text, TopLogprobs
@@ -33,26 +35,15 @@ class FunctionToolBody(Body):
     strict: bool | None = None
 
 
-class NamedTool(Body):
+class NamedFunction(Body):
     type: Literal["function"]
     name: Name
 
 
-class ResponsesToolChoice(Body):
-    """`tool_choice`: a bare word is read as {"type": word}."""
-
-    type: Literal["none", "auto", "required", "function", "allowed_tools"]
-    name: Name | None = None
-    mode: Literal["auto", "required"] | None = None
-    tools: Annotated[list[NamedTool], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if (self.name is not None) != (self.type == "function"):
-            raise ValueError(f"type {self.type!r} {'needs' if self.name is None else 'takes no'} field 'name'")
-        if (self.mode is not None and self.tools is not None) != (self.type == "allowed_tools"):
-            raise ValueError("type 'allowed_tools' needs fields 'mode' and 'tools', and no other type takes them")
-        return self
+class AllowedFunctions(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1)]
 
 
 class TextFormat(Body):
@@ -76,111 +67,71 @@ class TextConfig(Body):
     format: TextFormat | None = None
 
 
-class InputItem(Body):
-    """A message, a function call the model made, what it returned, or reasoning from an earlier answer."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+class _Item(Body):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    role: Literal["system", "developer", "user", "assistant"] | None = None
+
+
+class InputMessage(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text
+
+
+class InputCall(_Item):
+    """A function call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str
+
+
+class InputResult(_Item):
+    """What a function call returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class InputReasoning(_Item):
+    """Of an earlier answer; the model does not see it."""
+
+    type: Literal["reasoning"]
     content: Text | None = None
     summary: list[Schema] | None = None
-    call_id: str | None = None
-    name: Name | None = None
-    arguments: str | None = None
-    output: Text | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        missing = next((name for name in _NEEDED[self.type] if getattr(self, name) is None), None)
-        if missing is not None:
-            raise ValueError(f"an item of type {self.type!r} needs field {missing!r}")
-        return self
 
 
-_NEEDED = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
+_ITEMS = {"function_call": "InputCall", "function_call_output": "InputResult", "reasoning": "InputReasoning"}
+
+
+def _kind_of_item(value: object) -> str:
+    """Return the model of an item by its type; without one it is a message."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _ITEMS.get(kind, "InputMessage") if isinstance(kind, str) else "InputMessage"
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputResult, Tag("InputResult")]
+    | Annotated[InputReasoning, Tag("InputReasoning")],
+    Discriminator(_kind_of_item),
+]
+_Items = Annotated[list[InputItem], Field(min_length=1)]
 
 
 def _one_message(value: object) -> object:
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
-def _word(value: object) -> object:
-    return {"type": value} if value in ("none", "auto", "required") else value
-
-
-_TEXT = {"type": "string"}
-_STRINGS = {"type": "array", "items": {"type": "object"}}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "message"},
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {"anyOf": [_TEXT, _STRINGS]},
-    },
-    "required": ["role", "content"],
-}
-_CALL = {
-    "type": "object",
-    "properties": {"type": {"const": "function_call"}, "call_id": _TEXT, "name": _TEXT, "arguments": _TEXT},
-    "required": ["type", "call_id", "name", "arguments"],
-}
-_OUTPUT = {
-    "type": "object",
-    "properties": {"type": {"const": "function_call_output"}, "call_id": _TEXT, "output": _TEXT},
-    "required": ["type", "call_id", "output"],
-}
-_REASONING = {"type": "object", "properties": {"type": {"const": "reasoning"}}, "required": ["type"]}
-_NAMED = {
-    "type": "object",
-    "properties": {"type": {"const": "function"}, "name": _TEXT},
-    "required": ["type", "name"],
-    "additionalProperties": False,
-}
-_ALLOWED = {
-    "type": "object",
-    "properties": {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": {"type": "array", "items": _NAMED, "minItems": 1},
-    },
-    "required": ["type", "mode", "tools"],
-    "additionalProperties": False,
-}
-
-Input: TypeAlias = Annotated[
-    list[InputItem],
-    Field(min_length=1),
-    BeforeValidator(_one_message),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT,
-                {"type": "array", "minItems": 1, "items": {"anyOf": [_MESSAGE, _CALL, _OUTPUT, _REASONING]}},
-            ]
-        }
-    ),
-]
-
-
 class ResponsesBody(SharedBody):
-    input: Input
+    input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     tools: Annotated[list[FunctionToolBody], Field(max_length=128)] | None = None
-    tool_choice: (
-        Annotated[
-            ResponsesToolChoice,
-            BeforeValidator(_word),
-            WithJsonSchema({"anyOf": [{"enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED]}),
-        ]
-        | None
-    ) = None
+    tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     top_logprobs: TopLogprobs | None = None
@@ -237,26 +188,20 @@ def _messages(body: ResponsesBody) -> list[Message]:
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
     for item in body.input:
         previous = messages[-1] if messages else None
-        if item.type == "function_call":
-            call = _call(item)
+        if isinstance(item, InputCall):
+            call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
             if previous is not None and previous.role == "assistant":
                 joined = [*(previous.tool_calls or ()), call]
                 messages[-1] = previous.model_copy(update={"tool_calls": joined})
             else:
                 messages.append(Message(role="assistant", content="", tool_calls=[call]))
-        elif item.type == "function_call_output":
-            messages.append(Message(role="tool", content=str(item.output), tool_call_id=item.call_id))
-        elif item.type == "message":
-            assert item.role is not None, "checked where the body was read"
-            messages.append(Message(role=item.role, content=str(item.content)))
+        elif isinstance(item, InputResult):
+            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=item.content))
     if not messages:
         raise InvalidParameter("input holds no message; allowed: one or more", param="input")
     return messages
-
-
-def _call(item: InputItem) -> ToolCall:
-    function = CalledFunction(name=item.name or "", arguments=item.arguments or "")
-    return ToolCall(id=item.call_id or "", function=function)
 
 
 def _tool(name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None) -> ToolBody:
@@ -264,13 +209,17 @@ def _tool(name: str, description: str | None, parameters: dict[str, object] | No
     return ToolBody(type="function", function=function)
 
 
-def _choice(choice: ResponsesToolChoice) -> ToolChoiceBody:
-    allowed = None
-    if choice.mode is not None and choice.tools is not None:
-        tools = [AllowedTool(type="function", function=ToolName(name=tool.name)) for tool in choice.tools]
-        allowed = AllowedTools(mode=choice.mode, tools=tools)
-    function = ToolName(name=choice.name) if choice.name is not None else None
-    return ToolChoiceBody(type=choice.type, function=function, allowed_tools=allowed)
+def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, NamedFunction):
+        return _named(choice)
+    tools = [_named(tool) for tool in choice.tools]
+    return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
+
+
+def _named(tool: NamedFunction) -> NamedTool:
+    return NamedTool(type="function", function=ToolName(name=tool.name))
 
 
 def _format(form: TextFormat) -> ResponseFormat:
