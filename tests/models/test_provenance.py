@@ -41,9 +41,9 @@ def test_saying_nothing_is_fine(tmp_path: Path) -> None:
     ("said", "fault"),
     [
         ("trained", "prolepsis is 'trained'"),
-        ({"version": "2"}, "prolepsis.version is '2'; allowed: 1 and above"),
+        ({"version": "2"}, "prolepsis.version is '2'; allowed: a whole number"),
         ({"version": 0}, "prolepsis.version is 0"),
-        ({"target": 7}, "prolepsis.target is 7; allowed: a string"),
+        ({"target": 7}, "prolepsis.target is 7; allowed: text, in quotes"),
         ({"acceptance": 0.6}, "prolepsis.acceptance is 0.6"),
         ({"acceptance": {"all": [1]}}, "prolepsis.acceptance.all is"),
     ],

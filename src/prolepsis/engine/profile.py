@@ -4,7 +4,6 @@ import hashlib
 import os
 import platform
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -48,8 +47,13 @@ def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
     tokens = [count for count in PROFILE_TOKENS if count + contexts[-1] <= model.info.max_positions]
     passes = {(count, context): pack(_sequences(count, context)) for count in tokens for context in contexts}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
-    clock = _timer(lambda count, context: model.forward(passes[count, context], cache))
-    return profile_cost(clock, tokens, contexts, repeats)
+
+    def milliseconds(count: int, context: int) -> float:
+        start = time.perf_counter()
+        model.forward(passes[count, context], cache)
+        return 1000.0 * (time.perf_counter() - start)
+
+    return profile_cost(milliseconds, tokens, contexts, repeats)
 
 
 def _sequences(tokens: int, context: int) -> list[SequenceInput]:
@@ -62,15 +66,6 @@ def _sequences(tokens: int, context: int) -> list[SequenceInput]:
         SequenceInput([1] * count, cached, list(range(i * pages, (i + 1) * pages)), keep_last=count)
         for i, count in enumerate(counts)
     ]
-
-
-def _timer(run: Callable[[int, int], object]) -> Callable[[int, int], float]:
-    def milliseconds(count: int, cached: int) -> float:
-        start = time.perf_counter()
-        run(count, cached)
-        return 1000.0 * (time.perf_counter() - start)
-
-    return milliseconds
 
 
 def _read(file: Path) -> CostCurve | None:

@@ -49,21 +49,17 @@ def llguidance_source(spec: GrammarSpec) -> str:
     if size > limit:
         raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
     try:
-        return _made(spec)
+        match spec.kind:
+            case "json_schema":
+                return _json_schema(spec.source)
+            case "choice":
+                return _choice(spec.source)
+            case "regex":
+                return LLMatcher.grammar_from_regex(spec.source)
+            case "lark":
+                return LLMatcher.grammar_from_lark(spec.source)
     except ValueError as error:  # a lone surrogate, which UTF-8 cannot carry
         raise InvalidGrammar(f"the {spec.kind} is not usable text: {error}") from error
-
-
-def _made(spec: GrammarSpec) -> str:
-    match spec.kind:
-        case "json_schema":
-            return _json_schema(spec.source)
-        case "choice":
-            return _choice(spec.source)
-        case "regex":
-            return LLMatcher.grammar_from_regex(spec.source)
-        case "lark":
-            return LLMatcher.grammar_from_lark(spec.source)
 
 
 def _json_schema(source: str) -> str:

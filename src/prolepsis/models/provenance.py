@@ -14,19 +14,21 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.validation import first_problem
 
 KEY = "prolepsis"
-_TEXTS = ("target", "target_fingerprint", "tokenizer_fingerprint", "sha256", "source")
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
+class Acceptance(BaseModel):
     """Held-out drafts by position: `trials` reached it with every earlier token right, `hits` were right there."""
+
+    model_config = ConfigDict(frozen=True)
 
     hits: tuple[int, ...]
     trials: tuple[int, ...]
@@ -40,20 +42,24 @@ class Acceptance:
         return expected
 
 
-@dataclass(frozen=True, slots=True)
-class Provenance:
+class Provenance(BaseModel):
     """Where weights come from and how well they draft; empty if unknown."""
 
-    version: int | None = None
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    version: Annotated[int, Field(strict=True, ge=1)] | None = None
     target: str = ""
     target_fingerprint: str = ""
     tokenizer_fingerprint: str = ""
     sha256: str = ""
     source: str = ""
-    acceptance: Mapping[str, Acceptance] = field(default_factory=dict)
+    acceptance: dict[str, Acceptance] = {}
     """By kind of prompt, and under "all" for all."""
-    training: Mapping[str, Any] = field(default_factory=dict)
-    """Plain JSON values."""
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """How they were trained: everything else, as plain JSON values."""
+        return self.model_extra or {}
 
     @property
     def chain_of_3(self) -> float | None:
@@ -64,25 +70,12 @@ class Provenance:
 
 def read_provenance(value: Any) -> Provenance:
     """Read the value under `KEY`; raises `ModelLoadError` for one of the wrong kind."""
-    if not isinstance(value, Mapping):
-        raise ModelLoadError(f"{KEY} is {value!r}; allowed: an object")
-    texts = {name: value.get(name, "") for name in _TEXTS}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            raise ModelLoadError(f"{KEY}.{name} is {text!r}; allowed: a string")
-    version = value.get("version")
-    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
-        raise ModelLoadError(f"{KEY}.version is {version!r}; allowed: 1 and above")
-    report = value.get("acceptance", {})
-    if not isinstance(report, Mapping):
-        raise ModelLoadError(f"{KEY}.acceptance is {report!r}; allowed: hits and trials by kind of prompt")
-    known = {*_TEXTS, "version", "acceptance"}
-    return Provenance(
-        version=version,
-        acceptance={kind: _acceptance(kind, counts) for kind, counts in report.items()},
-        training={name: fact for name, fact in value.items() if name not in known},
-        **texts,
-    )
+    try:
+        return Provenance.model_validate(value)
+    except ValidationError as error:
+        problem = first_problem(error, Provenance, value)
+        place = f"{KEY}.{problem.where}".rstrip(".")
+        raise ModelLoadError(f"{place} {problem.message}") from error
 
 
 def provenance_of(folder: Path) -> Provenance | None:
@@ -97,10 +90,3 @@ def provenance_of(folder: Path) -> Provenance | None:
         return None if value is None else read_provenance(value)
     except (OSError, ValueError, AttributeError) as error:
         raise ModelLoadError(f"{file} is not the configuration of a model: {error!r}") from error
-
-
-def _acceptance(kind: str, counts: Any) -> Acceptance:
-    try:
-        return Acceptance(tuple(map(int, counts["hits"])), tuple(map(int, counts["trials"])))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{KEY}.acceptance.{kind} is {counts!r}; allowed: hits and trials") from error
