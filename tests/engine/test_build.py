@@ -67,5 +67,5 @@ def test_names_of_proposers() -> None:
     assert proposer_names(EngineConfig(proposers=("suffix", "suffix"))) == ("suffix",)
     with pytest.raises(ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, draft_model"):
         proposer_names(EngineConfig(proposers=("sufix",)))
-    with pytest.raises(ConfigError, match="draft_model names no model"):
+    with pytest.raises(ConfigError, match="draft_model is not set"):
         proposer_names(EngineConfig(proposers=("draft_model",)))

@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from prolepsis.spec.draft import ROOT, Draft, principal_first
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.draft import ROOT, Draft, chain, principal_first
 
 
 @st.composite
@@ -22,6 +23,11 @@ def rates(draft: Draft, least: float = 0.02) -> st.SearchStrategy[list[float]]:
     """Return a strategy of conditional rates, one a node."""
     size = len(draft.tokens)
     return st.lists(st.floats(least, 0.998), min_size=size, max_size=size)
+
+
+def rate(estimator: AcceptanceEstimator, proposer: str, bucket: int, position: int) -> float:
+    """Return the chance that the token at `position` (0 first) is accepted, given that all before it were."""
+    return estimator.rates(chain(tuple(range(position + 1)), proposer, bucket=bucket))[position]
 
 
 def paths(draft: Draft) -> dict[tuple[int, ...], int]:

@@ -28,7 +28,7 @@ from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
-from prolepsis.models.targets.early_exit import EarlyExit, make_exit
+from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
@@ -98,7 +98,8 @@ def assemble(
     others = (draft.model.info if draft else None, head.info if head else None)  # they have a page for each page
     page_bytes = info.page_bytes + sum(other.page_bytes for other in others if other)
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
-    early = _early_exit(config, target)
+    layer = config.early_exit_layer if EARLY_EXIT in proposer_names(config) else None
+    early = make_exit(model, layer) if layer is not None else None
     exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slot = _draft_head_slot(config, target, head, find_head, num_pages)
@@ -187,18 +188,20 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     Naming a draft model, or a layer for early exit, asks for its proposer. That of a draft head comes with the head,
     named here or not.
 
-    Raises `ConfigError` for unknown names and for a draft model that is missing.
+    Raises `ConfigError` for unknown names, and for a draft model or a layer that is missing.
     """
     if config.num_speculative_tokens == 0:
         return ()
     for name in config.proposers:
         if name not in PROPOSER_NAMES:
             raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(PROPOSER_NAMES)}", param="proposers")
-    names = tuple(dict.fromkeys(config.proposers))
-    if config.draft_model is None and DRAFT_MODEL in names:
-        raise ConfigError("proposers names 'draft_model', but draft_model names no model", param="draft_model")
-    implied = {DRAFT_MODEL: config.draft_model, EARLY_EXIT: config.early_exit_layer}
-    return (*names, *(name for name, asked in implied.items() if asked is not None and name not in names))
+    names = dict.fromkeys(config.proposers)
+    for name, param in ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer")):
+        if getattr(config, param) is not None:
+            names.setdefault(name)
+        elif name in names:
+            raise ConfigError(f"proposers names {name!r}, but {param} is not set", param=param)
+    return tuple(names)
 
 
 def _proposers(config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int) -> list[Proposer]:
@@ -211,19 +214,6 @@ def _proposers(config: EngineConfig, target: LoadedModel, draft: LoadedModel | N
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
     return proposers
-
-
-def _early_exit(config: EngineConfig, target: LoadedModel) -> EarlyExit | None:
-    """Return the early exit that is to draft, None if the configuration asks for none.
-
-    Raises `ConfigError` if no layer is set or the target has no such layer, `ModelLoadError` for other forwards.
-    """
-    if EARLY_EXIT not in proposer_names(config):
-        return None
-    if config.early_exit_layer is None:
-        message = f"proposers names {EARLY_EXIT!r}, but early_exit_layer is not set"
-        raise ConfigError(message, param="early_exit_layer")
-    return make_exit(target.model, config.early_exit_layer)
 
 
 def _described(

@@ -87,13 +87,6 @@ class AcceptanceEstimator:
         self._pools: defaultdict[str, _Cell] = defaultdict(lambda: _Cell(prior))
         self._cells: dict[str, dict[int, _Cell]] = {}
 
-    def rate(self, proposer: str, bucket: int, position: int, prior: float | None = None) -> float:
-        """Return the chance that the token at `position` (0 first) is accepted, given that all before it were."""
-        cell = self._cells.get(proposer, {}).get(bucket)
-        if cell is not None:
-            return cell.rate(min(position, _MAX_POSITION))
-        return self._pooled(proposer) if prior is None else prior
-
     def survival(self, proposer: str, length: int) -> tuple[float, ...]:
         """Return, for each depth, the chance that the likeliest node there and all above it are accepted.
 

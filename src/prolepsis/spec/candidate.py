@@ -161,14 +161,16 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
     Nodes that survive with `floor` or less are left out.
     """
     nodes, contested = _union(first, second, floor)
-    likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].alive)[:limit]  # parents stay before their children
+    likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].survival)[
+        :limit
+    ]  # parents stay before their children
     place = {node: i for i, node in enumerate(likeliest)} | {ROOT: ROOT}
     kept = [nodes[i] for i in likeliest]
     union = Draft(
         tuple([node.token for node in kept]),
         tuple([place[node.parent] for node in kept]),
         MERGED,
-        tuple([node.alive for node in kept]),
+        tuple([node.survival for node in kept]),
         buckets=tuple([_bucket(node, contested) for node in kept]),
         sources=tuple([node.source for node in kept]),
     )
@@ -184,7 +186,7 @@ class _Node:
     source: str
     rate: float
     kind: int
-    alive: float = 0.0
+    survival: float = 0.0
 
 
 def _bucket(node: _Node, contested: set[int]) -> int:
@@ -201,7 +203,7 @@ def _union(first: ScoredDraft, second: ScoredDraft, floor: float) -> tuple[list[
     known: dict[tuple[int, int], int] = {}
     above = [_add(nodes, known, scored, kind, floor) for scored, kind in ((first, _FIRST), (second, _SECOND))]
     for node in nodes:
-        node.alive = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].alive
+        node.survival = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].survival
     return nodes, above[0] & above[1]
 
 

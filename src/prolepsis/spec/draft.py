@@ -25,7 +25,7 @@ class Draft:
     buckets: tuple[int, ...] = ()
     """Bucket of each node, if nodes of one draft differ; empty: `bucket` holds for all."""
     sources: tuple[str, ...] = ()
-    """Proposer of each node of a merged draft (`spec.merging`); empty: all are of `proposer`."""
+    """Proposer of each node of a merged draft (`spec.candidate`); empty: all are of `proposer`."""
 
     @property
     def is_chain(self) -> bool:

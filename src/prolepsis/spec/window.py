@@ -38,10 +38,6 @@ class Cut:
     tokens: float
     ms: float
 
-    @property
-    def tokens_per_ms(self) -> float:
-        return self.tokens / self.ms
-
 
 class DraftWindow:
     """Decides by a cost curve; `overhead_ms` is the time of a step outside the pass.
