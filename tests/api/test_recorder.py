@@ -1,12 +1,14 @@
 """Each request that ended is recorded once, by how it ended; the server's own acts are in the audit log."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import Row
 
 from prolepsis.api.app import build
 from prolepsis.api.features import Sources
@@ -20,7 +22,6 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
-from prolepsis.store.records import RequestRecord
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -54,7 +55,7 @@ async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient
         await client.aclose()
 
 
-def recorded(store: Store) -> list[RequestRecord]:
+def recorded(store: Store) -> Sequence[Row[Any]]:
     assert store.writer.flush(20.0)
     with store.database.read() as connection:
         return latest_records(connection, 10)

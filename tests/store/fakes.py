@@ -1,6 +1,9 @@
 """Records to write, and what was written."""
 
-from sqlalchemy import Connection, select
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
@@ -28,7 +31,8 @@ STATS = RequestStats(
 )
 
 
-def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny") -> RequestRecord:
+def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny", **changes: object) -> RequestRecord:
+    """Return a record, with `changes` in its row."""
     about = RequestAbout(
         answer_id=request_id,
         tenant=tenant,
@@ -51,15 +55,15 @@ def record(tenant: str = "acme", request_id: str = "cmpl-1", model: str = "tiny"
         finish_reasons=("stop",),
         delivery={},
     )
-    return request_record(about, prompt, prices_version="2026@abc")
+    return RequestRecord({**request_record(about, prompt, prices_version="2026@abc").row, **changes})
 
 
-def latest_records(connection: Connection, limit: int, tenant: str | None = None) -> list[RequestRecord]:
+def latest_records(connection: Connection, limit: int, tenant: str | None = None) -> Sequence[Row[Any]]:
     """Return the records that ended last, the newest first."""
     query = select(request_records).order_by(request_records.c.ended_at.desc()).limit(limit)
     if tenant is not None:
         query = query.where(request_records.c.tenant == tenant)
-    return [RequestRecord(**row) for row in connection.execute(query).mappings()]
+    return connection.execute(query).all()
 
 
 def append(store: Store, event: AuditEvent) -> AuditEntry:

@@ -129,7 +129,7 @@ def test_an_item_that_the_database_refuses_does_not_stop_the_others(
     start: Callable[..., Writer], database: Database
 ) -> None:
     writer = start(replace(QUICK, linger_s=60.0))
-    for one in (record(), replace(record(), num_steps=2**70), record()):
+    for one in (record(), record(num_steps=2**70), record()):
         writer.offer(one)
     assert writer.flush(20.0)
     health = writer.health()
@@ -139,7 +139,7 @@ def test_an_item_that_the_database_refuses_does_not_stop_the_others(
 
 def test_old_records_are_deleted_while_serving(start: Callable[..., Writer], database: Database) -> None:
     with database.write() as connection:
-        records.add(connection, [replace(record(), ended_at=time.time() - 100.0), record()])
+        records.add(connection, [record(ended_at=time.time() - 100.0), record()])
     start(replace(QUICK, retention_s=50.0, maintain_every_s=0.01))
     wait_until(lambda: num_stored(database)[0] == 1)
 

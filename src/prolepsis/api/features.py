@@ -19,7 +19,7 @@ from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
-from prolepsis.correctness.runtime import ReplayFeature, ReplaySettings
+from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
 from prolepsis.engine.client import EngineClient
@@ -165,6 +165,5 @@ def _replays(
         if rollouts is not None:
             rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
-    settings = ReplaySettings(config.replay_sample, config.replay_queue, config.replay_trip_after)
     has_room = partial(admission.has_room, config.replay_beside)
-    return ReplayFeature(client, settings, registry, has_room, emit=emit, count=count, trip=trip)
+    return ReplayFeature(client, config, registry, has_room, emit=emit, count=count, trip=trip)

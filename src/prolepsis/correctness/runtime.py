@@ -15,6 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
@@ -40,16 +41,6 @@ OUTCOMES: tuple[ReplayOutcome, ...] = get_args(ReplayOutcome)
 DROPS: tuple[ReplayDrop, ...] = get_args(ReplayDrop)
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySettings:
-    """From `ServerConfig`."""
-
-    sample: float = 0.0
-    max_queued: int = 256
-    trip_after: int = 0
-    """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +102,7 @@ class ReplayFeature(Feature):
     def __init__(
         self,
         client: EngineClient,
-        settings: ReplaySettings,
+        config: ServerConfig,
         registry: CollectorRegistry,
         has_capacity: Callable[[], bool],
         *,
@@ -121,7 +112,7 @@ class ReplayFeature(Feature):
     ) -> None:
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
         whether its tokens were right, `trip` the reason to stop all speculation."""
-        self.settings = settings
+        self._config = config
         self.routes = correctness_routes(self)
         self.outcomes: collections.Counter[ReplayOutcome] = collections.Counter()
         self.dropped: collections.Counter[ReplayDrop] = collections.Counter()
@@ -133,7 +124,7 @@ class ReplayFeature(Feature):
         self._emit = emit
         self._count = count
         self._trip = trip
-        self._share = Share(settings.sample)
+        self._share = Share(config.replay_sample)
         self._drawn: set[str] = set()
         """Requests that run and are to be replayed."""
         self._queue: deque[_Served] = deque()
@@ -143,7 +134,7 @@ class ReplayFeature(Feature):
 
     @property
     def enabled(self) -> bool:
-        return self.settings.sample > 0.0
+        return self._config.replay_sample > 0.0
 
     @property
     def num_queued(self) -> int:
@@ -153,13 +144,13 @@ class ReplayFeature(Feature):
     def reply(self) -> "CorrectnessReply":
         return CorrectnessReply(
             enabled=self.enabled,
-            share=self.settings.sample,
+            share=self._config.replay_sample,
             exactness=self._client.info.exactness,
             match_rate=self.match_rate,
             outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
             num_queued=self.num_queued,
             dropped={reason: self.dropped[reason] for reason in DROPS},
-            trip_after=self.settings.trip_after,
+            trip_after=self._config.replay_trip_after,
             differences=list(self.mismatches),
         )
 
@@ -213,7 +204,7 @@ class ReplayFeature(Feature):
 
     def _enqueue(self, served: _Served) -> None:
         num_tokens = served.recorded.num_tokens
-        if len(self._queue) >= self.settings.max_queued or self._num_tokens + num_tokens > MAX_QUEUED_TOKENS:
+        if len(self._queue) >= self._config.replay_queue or self._num_tokens + num_tokens > MAX_QUEUED_TOKENS:
             self._drop("queue_full")
             return
         self._queue.append(served)
@@ -285,7 +276,7 @@ class ReplayFeature(Feature):
 
     def _trip_if_due(self, request_id: str) -> None:
         number = self.outcomes["structural"]
-        every = self.settings.trip_after
+        every = self._config.replay_trip_after
         if self._trip is not None and every and number % every == 0:
             self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
 

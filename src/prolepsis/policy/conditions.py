@@ -85,26 +85,6 @@ class TimeWindow(Part):
         return f"{','.join(self.days)} {self.hours} {self.time_zone}"
 
 
-class Windows(RootModel[Annotated[tuple[TimeWindow, ...], Field(min_length=1)]]):
-    """Any of these windows."""
-
-    model_config = STRICT
-
-    @model_validator(mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> object:
-        return (value,) if isinstance(value, dict) else one_or_more(value)
-
-    def holds(self, fact: object) -> bool:
-        return any(window.holds(fact) for window in self.root)
-
-    def covers(self, other: Self) -> bool:
-        return all(any(mine.covers(theirs) for mine in self.root) for theirs in other.root)
-
-    def __str__(self) -> str:
-        return " or ".join(map(str, self.root))
-
-
 def _minutes(hours: str) -> tuple[int, int]:
     match = _HOURS.fullmatch(hours)
     if match is None:
@@ -128,7 +108,7 @@ StructuredKind = Literal["none", "any", "json_object", "json_schema", "regex", "
 _KINDS = frozenset(get_args(StructuredKind)) - {"any"}
 Pattern: TypeAlias = Annotated[str, spelt(r"[^*]+|[^*]*\*", "a text, or the beginning of one and a * behind it")]
 """A text, or its beginning and a *."""
-Item = TypeVar("Item", bound=str)
+Item = TypeVar("Item")
 Tag: TypeAlias = Annotated[str, spelt(r"[A-Za-z0-9-]+", "a language tag such as de or de-AT")]
 
 
@@ -143,7 +123,7 @@ class Condition(Protocol):
 
 
 class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generic[Item]):
-    """One or more texts, any of which will do; one may be given by itself."""
+    """One or more values, any of which will do; one may be given by itself."""
 
     model_config = STRICT
 
@@ -153,7 +133,22 @@ class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generi
         return one_or_more(value)
 
     def __str__(self) -> str:
-        return " or ".join(self.root)
+        return " or ".join(map(str, self.root))
+
+
+class Windows(Listed[TimeWindow]):
+    """Any of these windows."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        return (value,) if isinstance(value, dict) else one_or_more(value)
+
+    def holds(self, fact: object) -> bool:
+        return any(window.holds(fact) for window in self.root)
+
+    def covers(self, other: Self) -> bool:
+        return all(any(mine.covers(theirs) for mine in self.root) for theirs in other.root)
 
 
 class Names(Listed[Pattern]):

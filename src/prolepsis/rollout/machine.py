@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self, TypeVar
 
-from pydantic import TypeAdapter
-
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.json_value import JsonValue
 from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail, Outcome
 from prolepsis.statistics.judge import StageEvidence, Verdict, judge, outcome_of
@@ -17,7 +16,7 @@ ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutState:
+class RolloutState(JsonValue):
     """A value that is stored and shared by replicas. Times are in seconds, of one clock that all replicas share."""
 
     rollout_id: str
@@ -50,14 +49,6 @@ class RolloutState:
         run = self.run if run is None else run
         return replace(self, run=run, stage=stage, stage_since=now, held_at=None, references={})
 
-    def to_json(self) -> bytes:
-        return _STATE.dump_json(self)
-
-    @staticmethod
-    def from_json(text: bytes | str) -> "RolloutState":
-        """Return the stored state; raises pydantic's ValidationError for any other text."""
-        return _STATE.validate_json(text)
-
 
 def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
     """Return the guardrails of the current stage with their references."""
@@ -76,8 +67,6 @@ def canary_share(state: RolloutState, settings: RolloutSettings) -> float:
     return stage.share if state.phase in ACTIVE and stage.kind == "canary" else 0.0
 
 
-_STATE = TypeAdapter(RolloutState)
-
 Kind = Literal[
     "started",
     "promoted",  # to the next stage
@@ -90,7 +79,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutEvent:
+class RolloutEvent(JsonValue):
     """One change of a rollout."""
 
     at: float
@@ -104,14 +93,6 @@ class RolloutEvent:
     reason: str
     verdict: Verdict | None = None
     """With the numbers that decided; None for an operator's command."""
-
-    def to_json(self) -> bytes:
-        return _EVENT.dump_json(self)
-
-    @staticmethod
-    def from_json(text: bytes | str) -> "RolloutEvent":
-        """Return the stored event; raises pydantic's ValidationError for any other text."""
-        return _EVENT.validate_json(text)
 
 
 Transition = tuple[RolloutState, tuple[RolloutEvent, ...]]
@@ -133,7 +114,6 @@ def change(
     return after, (event,)
 
 
-_EVENT = TypeAdapter(RolloutEvent)
 Result = TypeVar("Result")
 _UNFIT = ("measurement_errors", "uneven_arms")
 """Reasons that no further evidence will change."""

@@ -67,7 +67,7 @@ class RolloutStore:
             {
                 "rollout_id": one.rollout_id,
                 "replica": self._replica,
-                "evidence": one.to_json().decode(),
+                "evidence": one.to_json(),
                 "kept_at": now,
             }
             for one in evidence
@@ -101,7 +101,7 @@ def _load(connection: Connection, rollout_id: str) -> RolloutState | None:
 def _swap(connection: Connection, after: RolloutState) -> None:
     """Store a state over the one before it; raises `StoreConflict` if another one is stored."""
     of = rollout_states.c
-    values = {"version": after.version, "state": after.to_json().decode(), "changed_at": time.time()}
+    values = {"version": after.version, "state": after.to_json(), "changed_at": time.time()}
     before = (of.rollout_id == after.rollout_id) & (of.version == after.version - 1)
     if connection.execute(update(rollout_states).where(before).values(values)).rowcount:
         return
@@ -120,7 +120,7 @@ def _add_events(connection: Connection, events: Sequence[RolloutEvent]) -> None:
             "rollout_id": event.rollout_id,
             "version": event.version,
             "number": i,
-            "event": event.to_json().decode(),
+            "event": event.to_json(),
             "stored_at": now,
         }
         for i, event in enumerate(events)

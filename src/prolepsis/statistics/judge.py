@@ -17,14 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
-from pydantic import TypeAdapter
-
+from prolepsis.core.json_value import JsonValue
 from prolepsis.statistics.arms import Arm, ArmScores, log_evidence_against
 from prolepsis.statistics.guardrail import Guardrail, GuardrailResult, Outcome, decide, evaluate
 
 
 @dataclass(frozen=True, slots=True)
-class StageEvidence:
+class StageEvidence(JsonValue):
     """Scores by guardrail; the evidence of replicas about one stage is added."""
 
     rollout_id: str
@@ -76,16 +75,6 @@ class StageEvidence:
             consecutive_errors=max(self.consecutive_errors, other.consecutive_errors),
         )
 
-    def to_json(self) -> bytes:
-        return _EVIDENCE.dump_json(self)
-
-    @staticmethod
-    def from_json(text: bytes | str) -> "StageEvidence":
-        """Return the stored evidence; raises pydantic's ValidationError for any other text."""
-        return _EVIDENCE.validate_json(text)
-
-
-_EVIDENCE = TypeAdapter(StageEvidence)
 
 Reason = Literal[
     "harm",  # a decisive guardrail failed

@@ -31,6 +31,9 @@ request_records = Table(
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
 )
+"""One row a prompt, with the figures of `RequestStats`. `error`: the code of the error if it failed. `proposers`:
+counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
+Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them."""
 
 audit_entries = Table(
     "audit_entries",
