@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from prolepsis.api.app import build
+from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
@@ -71,7 +72,7 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
         (folder / "policy.yaml").write_text(policy)
         rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
         parts["policies"], parts["rollouts"] = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts), rollouts
-    return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
+    return build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(**parts))
 
 
 def client(app: Any) -> httpx.AsyncClient:
