@@ -78,11 +78,9 @@ async def answers(loaded: LoadedModel) -> dict[str, list[dict[str, Any]]]:
     app = build(ServerConfig(), client, loaded.tokenizer, Metrics())
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            found = {}
-            for name, form in FORMS.items():
-                bodies = [{**ASKED, **form, **how} for how in (PLAIN, {}, {"stream": True})]
-                found[name] = [await ask(http, body) for body in bodies]
-            return found
+            bodies = [{**ASKED, **form, **how} for form in FORMS.values() for how in (PLAIN, {}, {"stream": True})]
+            replies = await asyncio.gather(*(ask(http, body) for body in bodies))
+            return {name: replies[3 * i : 3 * i + 3] for i, name in enumerate(FORMS)}
     finally:
         await client.close()
 

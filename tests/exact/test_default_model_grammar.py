@@ -37,13 +37,18 @@ KINDS = (SamplingParams(temperature=0.0, max_tokens=96), SamplingParams(temperat
 async def answers(loaded: LoadedModel) -> dict[str, tuple[Answer, Answer]]:
     prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Describe Anna, who is 31, as data."}])
     client = ThreadEngineClient(assemble(CONFIG, loaded))
-    found: dict[str, tuple[Answer, Answer]] = {}
+    sources = [
+        GenerateRequest(f"{name}{i}", tuple(prompt), params, grammar=spec)
+        for name, spec in SPECS.items()
+        for i, params in enumerate(KINDS)
+    ]
+    off = SpeculationChoice("off")
     try:
-        for name, spec in SPECS.items():
-            for i, params in enumerate(KINDS):
-                source = GenerateRequest(f"{name}{i}", tuple(prompt), params, grammar=spec)
-                plain = replace(source, request_id=f"{name}{i} plain", speculation=SpeculationChoice("off"))
-                found[f"{name}{i}"] = await ask(client, plain), await ask(client, source)
+        plain = [ask(client, replace(one, request_id=f"{one.request_id} plain", speculation=off)) for one in sources]
+        plain_answers = await asyncio.gather(*plain)
+        answers = await asyncio.gather(*(ask(client, one) for one in sources))
+        pairs = zip(plain_answers, answers, strict=True)
+        found = {one.request_id: pair for one, pair in zip(sources, pairs, strict=True)}
         with pytest.raises(InvalidGrammar):
             await ask(client, GenerateRequest("bad", tuple(prompt), KINDS[0], grammar=GrammarSpec("regex", "(")))
         return found

@@ -3,6 +3,7 @@
 Every answer is compared with that of plain decoding, and every request's end is counted.
 """
 
+import asyncio
 import math
 import time
 from collections import Counter
@@ -64,9 +65,9 @@ class Traffic:
     """Answers by arm, mode in effect and reason."""
 
     async def learn(self) -> None:
-        """Ask each request plainly."""
-        for body in self.bodies:
-            self.expected.append(tokens_of(await self.server.ask({**body, **PLAIN})))
+        """Ask each request plainly, all at once."""
+        replies = await asyncio.gather(*(self.server.ask({**body, **PLAIN}) for body in self.bodies))
+        self.expected = [tokens_of(reply) for reply in replies]
         self.num_asked += len(self.bodies)
 
     async def ask(self, i: int) -> None:
@@ -135,8 +136,7 @@ async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: i
     await client.swap_head(head)
     put_in = time.monotonic()
     await ask_until(traffic, pace, lambda: server.last[0] == "rolled_back")
-    for i in range(8):
-        await traffic.ask(i)
+    await asyncio.gather(*(traffic.ask(i) for i in range(8)))
     [stop] = [command for command in client.commands[num_before:] if command.what.startswith("stop: ")]
     steps, verdict = client.steps, server.events[-1][1].verdict
     drafted = [end for end, did in zip(steps.ends, steps.drafted, strict=True) if did and end > put_in]
