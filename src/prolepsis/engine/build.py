@@ -33,7 +33,7 @@ from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import CostCurve, flat_cost
+from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
 from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
@@ -145,9 +145,10 @@ def _draft_head_slot(
 def _speculation(
     config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
 ) -> Speculation:
-    window = DraftWindow(_cost(config, target, speculates=bool(proposers)))
+    threads = config.threads or default_threads()
+    cost = cost_curve(target.model, curve_file(target.fingerprint, threads)) if proposers else flat_cost()
     return Speculation(
-        ProposerSet(proposers, window, AcceptanceEstimator(), target.model.info.vocab_size),
+        ProposerSet(proposers, DraftWindow(cost), AcceptanceEstimator(), target.model.info.vocab_size),
         max_step_tokens=config.max_step_tokens,
         max_model_len=max_model_len,
         shadow_cost=config.shadow_cost,
@@ -243,10 +244,3 @@ def _context_length(config: EngineConfig, max_positions: int) -> int:
             param="max_model_len",
         )
     return config.max_model_len or max_positions
-
-
-def _cost(config: EngineConfig, target: LoadedModel, *, speculates: bool) -> CostCurve:
-    """Return the profiled cost of a pass; not measured if nothing speculates."""
-    if not speculates:
-        return flat_cost()
-    return cost_curve(target.model, curve_file(target.fingerprint, config.threads or default_threads()))

@@ -1,7 +1,6 @@
 """Routes the hidden states of a pass to draft heads and recorders, at each sequence's committed tokens only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import structlog
 import torch
@@ -14,14 +13,14 @@ from prolepsis.spec.proposer import HiddenStateConsumer, HiddenStates, Proposer
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
 class _Route:
     """A consumer, and for each row of this step whether it takes the row and whether its sequence may draft."""
 
-    consumer: HiddenStateConsumer
-    proposer: Proposer | None
-    takes: list[bool] = field(default_factory=list)
-    drafts: list[bool] = field(default_factory=list)
+    def __init__(self, consumer: HiddenStateConsumer) -> None:
+        self.consumer = consumer
+        self.proposer = consumer if isinstance(consumer, Proposer) else None
+        self.takes: list[bool] = []
+        self.drafts: list[bool] = []
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
         """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for."""
@@ -58,7 +57,7 @@ class HiddenStateRouter:
 
     def __init__(self, consumers: Sequence[HiddenStateConsumer] = (), *, always_capture: bool = False) -> None:
         """`always_capture`: for a model whose pass takes another path to capture hidden states, so all take it."""
-        self._routes = [_route(consumer) for consumer in consumers]
+        self._routes = [_Route(consumer) for consumer in consumers]
         self._always_capture = always_capture
         self._capturing: list[_Route] = []  # routes whose layers this step captures
         self.num_failures = 0
@@ -71,7 +70,7 @@ class HiddenStateRouter:
     def exchange(self, old: HiddenStateConsumer | None, new: HiddenStateConsumer | None) -> None:
         """Between two steps, route to `new` instead of `old`."""
         others = [route for route in self._routes if route.consumer is not old]
-        self._routes = [*([_route(new)] if new is not None else []), *others]
+        self._routes = [*([_Route(new)] if new is not None else []), *others]
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> tuple[int, ...]:
         """Decide which rows of a step each consumer takes, before its pass; return the layers to capture.
@@ -105,10 +104,6 @@ class HiddenStateRouter:
             if route.proposer is not None:
                 for sequence in sequences:
                     route.proposer.forget(sequence)
-
-
-def _route(consumer: HiddenStateConsumer) -> _Route:
-    return _Route(consumer, consumer if isinstance(consumer, Proposer) else None)
 
 
 def _cut(

@@ -27,19 +27,15 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
     `InvalidParameter` for a name that is invalid or taken.
     """
     label = _free_label(name, root)
-    source = find_head(str(folder.resolve()), root) if (folder / CONFIG).is_file() else None
-    if source is None:
+    if not (folder / CONFIG).is_file():
         raise ModelLoadError(
             f"{folder} has no {CONFIG}; allowed: the folder of an EAGLE-3 head in the speculators format"
         )
+    source = find_head(str(folder.resolve()), root)
     check_checksum(source)
     load_head(folder)
-    provenance = {
-        **source.config.provenance,
-        "version": int(label.partition("@")[2]),
-        "sha256": weights_checksum(folder),
-    }
-    provenance.setdefault("source", str(folder.resolve()))
+    own = {"version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
+    provenance = {"source": str(folder.resolve()), **source.config.provenance, **own}
     home = head_folder(root) / label
     copy_head(source, home, {KEY: provenance})
     return find_head(str(home), root)
@@ -79,7 +75,7 @@ def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) 
 def remove_head(name: str, root: Path | None = None) -> HeadEntry:
     """Delete one of the user's heads and return its entry; raises `InvalidParameter` for a head of the package."""
     entry = find_head(name, root)
-    if entry.folder.parent != head_folder(root).resolve() and entry.folder.parent != head_folder(root):
+    if entry.folder.parent.resolve() != head_folder(root).resolve():
         raise InvalidParameter(
             f"{entry.label} is in {entry.folder}; allowed: heads in {head_folder(root)}", param="name"
         )
