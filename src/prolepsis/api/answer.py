@@ -82,7 +82,7 @@ class _Answering:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
         client = self.services.client
         async with self.services.admission.start(group, number) as request:
-            prompt = self.account.begin(request, group.items[number].progress)
+            prompt = self.account.begin(request, group.items[number])
             samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit == "token"
             events = self._events(request, prompt, paced=paced)
             try:
@@ -140,7 +140,7 @@ class _Answering:
             tier=about.tier,
             key_id=about.key_id,
             model=about.model,
-            structured=request.grammar is not None or self.prepared.tools,
+            structured=request.grammar is not None or bool(self.prepared.tools.callable),
         )
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:

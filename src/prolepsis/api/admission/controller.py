@@ -9,7 +9,7 @@ from dataclasses import replace
 from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.fair_queue import FairQueue, Waiting
-from prolepsis.api.admission.group import GroupItem, Progress, RequestGroup
+from prolepsis.api.admission.group import Progress, RequestGroup
 from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.admission.rate_limits import Limits, RateLimits
@@ -101,17 +101,16 @@ class AdmissionController(Feature):
 
         Raises `DeadlineExceeded` where the wait was too long.
         """
-        item = group.items[number]
-        request, progress = item.request, item.progress
+        progress = group.items[number]
         if progress.stored:
-            yield request
+            yield progress.request
             return
         try:
-            async with self._place(group, item) as waited_s:
-                yield _as_admitted(group.caller, request, group.deadline_s, waited_s)
+            async with self._place(group, progress) as waited_s:
+                yield _as_admitted(group.caller, progress.request, group.deadline_s, waited_s)
         finally:
-            if item.cache_key is not None and progress.finished is not None:
-                self._cache.put(item.cache_key, progress.kept, progress.finished.stats)
+            if progress.cache_key is not None and progress.finished is not None:
+                self._cache.put(progress.cache_key, progress.kept, progress.finished.stats)
                 self.metrics.cache_bytes.set(self._cache.num_bytes)
 
     def check_open(self, caller: Caller) -> None:
@@ -232,19 +231,19 @@ class AdmissionController(Feature):
             limits.append(int(given) / 1000)
         return min((seconds for seconds in limits if seconds is not None), default=None)
 
-    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> GroupItem:
+    def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Progress:
         """Return the request with its stored answer, or with the client to ask."""
         if not deterministic or not self._cache.max_bytes:
-            return GroupItem(request, Progress(), None)
+            return Progress(request)
         key = cache_key(request, caller.tenant, self._client.info.fingerprint)
         stored = self._cache.get(key)
         self.metrics.cache.labels("hit" if stored else "miss").inc()
-        return GroupItem(request, Progress(stored, Keep.TOKENS), key)
+        return Progress(request, stored=stored, keep=Keep.TOKENS, cache_key=key)
 
     @asynccontextmanager
-    async def _place(self, group: RequestGroup, item: GroupItem) -> AsyncIterator[float]:
+    async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[float]:
         """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
-        since, caller, cost, request = self._clock(), group.caller, item.cost, item.request
+        since, caller, cost, request = self._clock(), group.caller, progress.cost, progress.request
         size = min(request.n, self._places)
         waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
         await self._wait_for_turn(waiting, group.deadline_s)
@@ -254,7 +253,7 @@ class AdmissionController(Feature):
             yield waited_s
         finally:
             self._taken -= size
-            self._queue.correct(waiting, cost - item.progress.num_used(request))
+            self._queue.correct(waiting, cost - progress.num_used)
             self._dispatch()
 
     async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:

@@ -11,11 +11,21 @@ from prolepsis.web.caller import Caller
 
 
 class Progress:
-    """What the engine, or the response cache, has shown of one prompt's answer so far."""
+    """One prompt's request, and what the engine, or the response cache, has shown of its answer so far."""
 
-    def __init__(self, stored: Answer | None = None, keep: Keep = Keep.FIGURES) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        stored: Answer | None = None,
+        keep: Keep = Keep.FIGURES,
+        cache_key: bytes | None = None,
+    ) -> None:
+        """`cache_key`: the key under which the answer may be stored."""
+        self.request = request
         self.stored = stored
         self.keep = keep
+        self.cache_key = cache_key
         self.num_tokens = 0
         self.answered = False
         """The engine took the request and its first event came."""
@@ -27,9 +37,16 @@ class Progress:
     def finished(self) -> Finished | None:
         return self.ended if isinstance(self.ended, Finished) else None
 
-    def num_used(self, request: GenerateRequest) -> int:
-        """Return the tokens that count as used: prompt and answer so far; 0 if the request never ran."""
-        return len(request.prompt_token_ids) + self.num_tokens if self.answered else 0
+    @property
+    def cost(self) -> int:
+        """Tokens it may take: prompt and longest answers; none if the answer is stored."""
+        request = self.request
+        return 0 if self.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
+
+    @property
+    def num_used(self) -> int:
+        """The tokens that count as used: prompt and answer so far; 0 if the request never ran."""
+        return len(self.request.prompt_token_ids) + self.num_tokens if self.answered else 0
 
     def see(self, event: Event) -> None:
         """Take in an event; a stored answer uses no tokens."""
@@ -45,27 +62,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupItem:
-    """One prompt."""
-
-    request: GenerateRequest
-    progress: Progress
-    cache_key: bytes | None
-    """The key under which its answer may be stored."""
-
-    @property
-    def cost(self) -> int:
-        """Tokens it may take: prompt and longest answers; none if the answer is stored."""
-        request = self.request
-        return 0 if self.progress.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
 class RequestGroup:
     """All prompts of one caller's HTTP request."""
 
     caller: Caller
-    items: Sequence[GroupItem]
+    items: Sequence[Progress]
     deadline_s: float | None
 
     @property
@@ -74,9 +75,9 @@ class RequestGroup:
 
     @property
     def num_used(self) -> int:
-        return sum(item.progress.num_used(item.request) for item in self.items)
+        return sum(item.num_used for item in self.items)
 
     @property
-    def to_run(self) -> Sequence[GroupItem]:
+    def to_run(self) -> Sequence[Progress]:
         """The items whose answers are not stored."""
-        return [item for item in self.items if not item.progress.stored]
+        return [item for item in self.items if not item.stored]

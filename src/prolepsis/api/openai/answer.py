@@ -239,7 +239,8 @@ class ChatReader:
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self.call_ids: list[str] = []
-        self._parser = AnswerParser(prepared.thinking, tools=prepared.tools, parallel=prepared.parallel)
+        tools = prepared.tools
+        self._parser = AnswerParser(prepared.thinking, tools=bool(tools.callable), parallel=tools.parallel)
 
     def take(self, delta: Delta) -> Sequence[Piece]:
         """Return what `delta` makes certain."""

@@ -1,7 +1,7 @@
 """Chat and text completions put together: one JSON document, or a stream of chunks."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from prolepsis.api.deltas import Delta
@@ -19,16 +19,22 @@ async def whole_completion(
 ) -> tuple[Json, RequestStats]:
     """Return the document and the request's stats."""
     deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
+    stats = await consumed(parts, lambda delta: deltas[delta.index].append(delta))
+    choices = [form.choice(sample) for sample in deltas]
+    reply = {**_envelope(prepared, services, form.object), "choices": choices, **_prompts(prepared)}
+    return {**reply, **await _accounts(prepared, services, stats, form)}, stats
+
+
+async def consumed(parts: Parts, take: Callable[[Delta], object]) -> RequestStats:
+    """Give each delta to `take`, and return the stats."""
     stats = RequestStats()
     async with aclosing(parts):
         async for part in parts:
             if isinstance(part, Delta):
-                deltas[part.index].append(part)
+                take(part)
             else:
                 stats = part
-    choices = [form.choice(sample) for sample in deltas]
-    reply = {**_envelope(prepared, services, form.object), "choices": choices, **_prompts(prepared)}
-    return {**reply, **await _accounts(prepared, services, stats, form)}, stats
+    return stats
 
 
 async def completion_chunks(

@@ -1,4 +1,4 @@
-"""OpenAI's strict subset of JSON schema: what `strict: true` asks of a schema."""
+"""The language of an answer: the form that is asked for, tool calls and reasoning; strict schemas are checked."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

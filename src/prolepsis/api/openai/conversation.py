@@ -1,4 +1,4 @@
-"""JSON that comes as a string inside a request's body."""
+"""A conversation as the model's prompt: messages, tools and reasoning in the form that its chat template takes."""
 
 import json
 import re

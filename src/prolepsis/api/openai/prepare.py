@@ -47,14 +47,8 @@ async def prepare_chat(
     request = _request(body, token_ids, replace(params, max_tokens=max_tokens), constraint(form, tools, thinking))
     request = replace(request, prediction_token_ids=predicted)
     prepared = await _decided(body, [request], context, speculation, services)
-    callable_tools = bool(tools.callable)
-    return replace(
-        prepared,
-        thinking=thinking,
-        tools=callable_tools,
-        parallel=tools.parallel,
-        grammar_field=_grammar_field(body, has_tools=callable_tools),
-    )
+    grammar_field = _grammar_field(body, has_tools=bool(tools.callable))
+    return replace(prepared, thinking=thinking, tools=tools, grammar_field=grammar_field)
 
 
 async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:

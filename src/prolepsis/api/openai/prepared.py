@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from prolepsis.api.openai.bodies import ChatBody, GenerationBody
+from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking
 from prolepsis.core.requests import GenerateRequest
@@ -20,10 +21,7 @@ class PreparedRequest:
     answer_id: str
     speculation: Decision
     thinking: Thinking = Thinking.NONE
-    tools: bool = False
-    """The answer may call tools."""
-    parallel: bool = True
-    """It may hold several calls."""
+    tools: ToolUse = NO_TOOLS
     grammar_field: str | None = None
     """Where the body asks for the answer's form."""
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import count
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.completions import Parts, num_tokens
+from prolepsis.api.openai.completions import Parts, consumed, num_tokens
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.prepare import prepare_chat
 from prolepsis.api.openai.prepared import PreparedRequest
@@ -98,13 +98,7 @@ class ResponseShape:
 
 async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
     """Return the response object and the request's stats."""
-    stats = RequestStats()
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, Delta):
-                shape.items.take(part)
-            else:
-                stats = part
+    stats = await consumed(parts, shape.items.take)
     return await shape.ended(stats), stats
 
 
