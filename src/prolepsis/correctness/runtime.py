@@ -1,10 +1,9 @@
 """Correctness in production: a share of finished requests is replayed without speculation when idle, and compared."""
 
 import asyncio
-import collections
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,10 +19,11 @@ from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
 from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveMode, EffectiveReason, Mode
+from prolepsis.core.stats import EffectiveReason, Mode
+from prolepsis.correctness.queue import DROPS, ReplayDrop, ReplayQueue, ServedRequest
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
-from prolepsis.telemetry.declare import counter, gauge
+from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -31,14 +31,10 @@ POLL_PERIOD_S = 0.05
 """How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
 MAX_TRIES = 3
 """Times that a replay may make way before it is dropped."""
-MAX_QUEUED_TOKENS = 500_000
-"""Of waiting prompts and answers: this bounds the queue's memory to about 30 MB."""
 MAX_MISMATCHES = 50
 
 ReplayOutcome = Literal["match", "near_tie", "structural", "failed"]
-ReplayDrop = Literal["queue_full", "interrupted", "closed"]
 OUTCOMES: tuple[ReplayOutcome, ...] = get_args(ReplayOutcome)
-DROPS: tuple[ReplayDrop, ...] = get_args(ReplayDrop)
 
 log = structlog.get_logger(__name__)
 
@@ -82,18 +78,6 @@ class Share:
         return self._random.uniform(0.5, 1.5) / self._share if self._share else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """A served request that waits for its replay."""
-
-    recorded: Recording
-    about: RequestAbout
-    mode: EffectiveMode
-    counts: bool
-    """It is evidence for its rollout; of a request's prompts only the first is."""
-    num_tries: int = 0
-
-
 class ReplayFeature(Feature):
     """Holds the waiting requests and the mismatches. Belongs to one event loop; one replay runs at a time."""
 
@@ -112,14 +96,20 @@ class ReplayFeature(Feature):
     ) -> None:
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
         whether its tokens were right, `trip` the reason to stop all speculation."""
-        self._config = config
+        self.config = config
+        self.queue = ReplayQueue(config.replay_queue, registry)
         self.routes = correctness_routes(self)
-        self.outcomes: collections.Counter[ReplayOutcome] = collections.Counter()
-        self.dropped: collections.Counter[ReplayDrop] = collections.Counter()
+        self.outcomes: Counter[ReplayOutcome] = Counter()
+        """Replays since the start; match rate = match / (match + near_tie + structural)."""
         self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)
         """The last ones."""
-        self._client = client
-        self._metrics = _Metrics(registry)
+        self.client = client
+        text = "Requests decoded again without speculation, by outcome"
+        self._replays = counter(registry, "replays", text, "outcome")
+        for outcome in OUTCOMES:
+            self._replays.labels(outcome)  # an alert on a rise needs the 0 before it
+        text = "Replays that made way for requests and started again"
+        self._interrupted = counter(registry, "replay_interrupted", text)
         self._has_capacity = has_capacity
         self._emit = emit
         self._count = count
@@ -127,32 +117,11 @@ class ReplayFeature(Feature):
         self._share = Share(config.replay_sample)
         self._drawn: set[str] = set()
         """Requests that run and are to be replayed."""
-        self._queue: deque[_Served] = deque()
-        self._num_tokens = 0
-        self._arrived = asyncio.Event()
         self._running = asyncio.Lock()
 
     @property
     def enabled(self) -> bool:
-        return self._config.replay_sample > 0.0
-
-    @property
-    def num_queued(self) -> int:
-        return len(self._queue)
-
-    @property
-    def reply(self) -> "CorrectnessReply":
-        return CorrectnessReply(
-            enabled=self.enabled,
-            share=self._config.replay_sample,
-            exactness=self._client.info.exactness,
-            match_rate=self.match_rate,
-            outcomes={outcome: self.outcomes[outcome] for outcome in OUTCOMES},
-            num_queued=self.num_queued,
-            dropped={reason: self.dropped[reason] for reason in DROPS},
-            trip_after=self._config.replay_trip_after,
-            differences=list(self.mismatches),
-        )
+        return self.config.replay_sample > 0.0
 
     @property
     def match_rate(self) -> float | None:
@@ -175,7 +144,7 @@ class ReplayFeature(Feature):
                 self._drawn.remove(request.request_id)
                 if prompt.end == "finished" and prompt.answer == "complete":
                     recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
-                    self._enqueue(_Served(recorded, ended.about, prompt.stats.mode, counts))
+                    self.queue.put(ServedRequest(recorded, ended.about, prompt.stats.mode, counts))
 
     async def run(self) -> None:
         """Replay waiting requests while there is capacity, until cancelled."""
@@ -183,12 +152,11 @@ class ReplayFeature(Feature):
             return
         try:
             while True:
-                await self._arrived.wait()
+                await self.queue.wait()
                 async with self._running:
                     await self._next()
         finally:
-            self._drop("closed", len(self._queue))
-            self._queue.clear()
+            self.queue.close()
 
     async def replay_now(self, recorded: Recording, timeout_s: float) -> Replayed:
         """Replay one recording as soon as there is capacity; raises the engine's errors and `DeadlineExceeded`."""
@@ -202,41 +170,30 @@ class ReplayFeature(Feature):
         except TimeoutError:
             raise DeadlineExceeded(f"the engine had no capacity for a complete replay within {timeout_s:g} s") from None
 
-    def _enqueue(self, served: _Served) -> None:
-        num_tokens = served.recorded.num_tokens
-        if len(self._queue) >= self._config.replay_queue or self._num_tokens + num_tokens > MAX_QUEUED_TOKENS:
-            self._drop("queue_full")
-            return
-        self._queue.append(served)
-        self._num_tokens += num_tokens
-        self._queue_changed()
-
     async def _next(self) -> None:
         await self._wait_for_capacity()
-        served = self._queue.popleft()
-        self._num_tokens -= served.recorded.num_tokens
-        self._queue_changed()
+        served = self.queue.pop()
         try:
             await self._replay(served)
         except asyncio.CancelledError:
-            self._drop("closed")
+            self.queue.drop("closed")
             raise
         except ProlepsisError as error:
-            log.warning("replay_failed", request_id=served.recorded.request.request_id, error=error.code)
+            log.warning("replay_failed", request_id=served.request_id, error=error.code)
             self._ended("failed")
         except Exception:  # contained: one failed replay must not end the others
-            log.exception("replay_failed", request_id=served.recorded.request.request_id)
+            log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
 
-    async def _replay(self, served: _Served) -> None:
+    async def _replay(self, served: ServedRequest) -> None:
         replayed = await self._attempt(served.recorded)
         if replayed is not None:
             self._judge(served, replayed)
         elif served.num_tries + 1 < MAX_TRIES:
-            self._metrics.interrupted.inc()
-            self._enqueue(replace(served, num_tries=served.num_tries + 1))
+            self._interrupted.inc()
+            self.queue.put(replace(served, num_tries=served.num_tries + 1))
         else:
-            self._drop("interrupted")
+            self.queue.drop("interrupted")
 
     async def _wait_for_capacity(self) -> None:
         while not self._has_capacity():  # noqa: ASYNC110
@@ -244,7 +201,7 @@ class ReplayFeature(Feature):
 
     async def _attempt(self, recorded: Recording) -> Replayed | None:
         """Return the result of a replay, None if it made way for other requests."""
-        async with _task_of(replay(self._client, recorded, f"replay-{uuid4().hex}")) as replaying:
+        async with _task_of(replay(self.client, recorded, f"replay-{uuid4().hex}")) as replaying:
             while True:
                 done, _ = await asyncio.wait([replaying], timeout=POLL_PERIOD_S)
                 if done:
@@ -252,7 +209,7 @@ class ReplayFeature(Feature):
                 if not self._has_capacity():
                     return None
 
-    def _judge(self, served: _Served, replayed: Replayed) -> None:
+    def _judge(self, served: ServedRequest, replayed: Replayed) -> None:
         outcome = replayed.outcome
         self._ended(outcome)
         assignment = served.about.assignment
@@ -264,34 +221,25 @@ class ReplayFeature(Feature):
 
     def _is_right(self, outcome: Outcome) -> bool:
         """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
-        return outcome == "match" or (outcome == "near_tie" and self._client.info.exactness == "normal")
+        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
 
     def _differed(self, mismatch: ReplayMismatch, tenant: str) -> None:
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
-            self._emit(_audit_event(mismatch, tenant, self._client.info))
+            self._emit(_audit_event(mismatch, tenant, self.client.info))
             self._trip_if_due(mismatch.request_id)
 
     def _trip_if_due(self, request_id: str) -> None:
         number = self.outcomes["structural"]
-        every = self._config.replay_trip_after
+        every = self.config.replay_trip_after
         if self._trip is not None and every and number % every == 0:
             self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
         self.outcomes[outcome] += 1
-        self._metrics.ended(outcome)
-
-    def _drop(self, reason: ReplayDrop, number: int = 1) -> None:
-        if number:
-            self.dropped[reason] += number
-            self._metrics.dropped(reason, number)
-
-    def _queue_changed(self) -> None:
-        self._metrics.queued.set(len(self._queue))
-        (self._arrived.set if self._queue else self._arrived.clear)()
+        self._replays.labels(outcome).inc()
 
 
 @asynccontextmanager
@@ -306,12 +254,12 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
             await asyncio.wait([task])
 
 
-def _mismatch(served: _Served, first: SampleDifference) -> ReplayMismatch:
+def _mismatch(served: ServedRequest, first: SampleDifference) -> ReplayMismatch:
     """Return the mismatch of a request, from the difference to report."""
     about = served.about
     return ReplayMismatch(
         at=time.time(),
-        request_id=served.recorded.request.request_id,
+        request_id=served.request_id,
         route=about.route,
         rule=about.policy_rule,
         policy_version=about.policy_version,
@@ -331,27 +279,6 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
         tenant=tenant,
         versions=info.versions | ({"policy": mismatch.policy_version} if mismatch.policy_version else {}),
     )
-
-
-class _Metrics:
-    """Match rate = match / (match + near_tie + structural); a structural mismatch should raise an alert."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Requests decoded again without speculation, by outcome"
-        self._replays = counter(registry, "replays", text, "outcome")
-        for outcome in OUTCOMES:
-            self._replays.labels(outcome)  # an alert on a rise needs the 0 before it
-        text = "Requests drawn for a replay that were not replayed"
-        self._dropped = counter(registry, "replay_dropped", text, "reason")
-        text = "Replays that made way for requests and started again"
-        self.interrupted = counter(registry, "replay_interrupted", text)
-        self.queued = gauge(registry, "replay_queued", "Requests that wait for their replay")
-
-    def ended(self, outcome: ReplayOutcome) -> None:
-        self._replays.labels(outcome).inc()
-
-    def dropped(self, reason: ReplayDrop, number: int = 1) -> None:
-        self._dropped.labels(reason).inc(number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +306,17 @@ def correctness_routes(replays: ReplayFeature) -> Sequence[Route]:
 
     @routes.get("/admin/correctness", roles=READERS, summary="Replayed requests and their mismatches")
     async def correctness() -> CorrectnessReply:
-        return replays.reply
+        config, dropped = replays.config, replays.queue.dropped
+        return CorrectnessReply(
+            enabled=replays.enabled,
+            share=config.replay_sample,
+            exactness=replays.client.info.exactness,
+            match_rate=replays.match_rate,
+            outcomes={outcome: replays.outcomes[outcome] for outcome in OUTCOMES},
+            num_queued=len(replays.queue),
+            dropped={reason: dropped[reason] for reason in DROPS},
+            trip_after=config.replay_trip_after,
+            differences=list(replays.mismatches),
+        )
 
     return routes.all
