@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -182,8 +183,16 @@ class EngineSetup:
     consumers: Sequence[HiddenStateConsumer] = ()
 
 
+E = TypeVar("E", bound=Engine)
+
+
 def build(setup: EngineSetup) -> Engine:
     """Return an engine over the table model."""
+    return build_as(Engine, setup)
+
+
+def build_as(kind: type[E], setup: EngineSetup) -> E:
+    """Return an engine of a subclass."""
     model = setup.model
     cache = model.make_cache(setup.num_pages)
     paging = Paging(PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache), cache.copy_page)
@@ -203,7 +212,7 @@ def build(setup: EngineSetup) -> Engine:
         observer=setup.observer,
         hidden_states=HiddenStateRouter(setup.consumers),
     )
-    return Engine(parts, setup.clock) if setup.clock else Engine(parts)
+    return kind(parts, setup.clock) if setup.clock else kind(parts)
 
 
 def request(

@@ -20,7 +20,7 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
-from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, outputs, reference, request, run
+from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, build_as, outputs, reference, request, run
 from tests.grammar.tiny import few_tokens, text_of
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
@@ -110,12 +110,11 @@ async def test_client_that_never_served_closes() -> None:
 
 
 async def test_bug_that_kills_the_thread_fails_every_request() -> None:
-    client = ThreadEngineClient(build(EngineSetup(max_model_len=1024)))
+    class Broken(Engine):
+        def step(self) -> list[Event]:
+            raise SystemExit("out of step")
 
-    def broken() -> list[Event]:
-        raise SystemExit("out of step")
-
-    client.engine.step = broken  # type: ignore[method-assign]
+    client = ThreadEngineClient(build_as(Broken, EngineSetup(max_model_len=1024)))
     end = await _drain(client, "a")
     assert isinstance(end, Failed | Aborted)
     with pytest.raises(EngineDead):

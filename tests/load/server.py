@@ -19,13 +19,12 @@ from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
-from prolepsis.engine.step import Engine
+from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
-from tests.fakes import EOS, VOCAB, EngineSetup, Letters
-from tests.fakes import build as build_engine
+from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
 
 
 class LetterTokenizer:
@@ -50,21 +49,33 @@ class LetterTokenizer:
         return self.encode("".join(str(message["content"]) for message in messages))
 
 
+class CountingEngine(Engine):
+    """Remembers what was submitted; once `dies` is set, its thread ends after the next step."""
+
+    def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(parts, clock)
+        self.submitted: list[str] = []
+        self.dies = False
+
+    def send(self, message: Message | None) -> None:
+        if isinstance(message, Submit):
+            self.submitted.append(message.request.request_id)
+        super().send(message)
+
+    def step(self) -> list[Event]:
+        events = super().step()
+        if self.dies:
+            raise SystemExit("out of step")
+        return events
+
+
 class CountingClient(ThreadEngineClient):
     """Remembers what was submitted and how often each request was said to have ended."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: CountingEngine) -> None:
         super().__init__(engine)
-        self.submitted: list[str] = []
+        self.submitted = engine.submitted
         self.ended: Counter[str] = Counter()
-        send = engine.send
-
-        def counting(message: Message | None) -> None:
-            if isinstance(message, Submit):
-                self.submitted.append(message.request.request_id)
-            send(message)
-
-        engine.send = counting  # type: ignore[method-assign]
 
     def _hand_over(self, events: list[Event]) -> None:
         self.ended.update(event.request_id for event in events if isinstance(event, Terminal))
@@ -90,7 +101,7 @@ class TableServer:
         self.metrics = Metrics()
         self.setup.observer = self.metrics
         self.setup.proposers = self.setup.proposers or (SuffixProposer(1 << 20), PromptLookupProposer())
-        self.engine = build_engine(self.setup)
+        self.engine = build_as(CountingEngine, self.setup)
         self.client = CountingClient(self.engine)
         self.app = build(
             self.config, self.client, self.tokenizer, self.metrics, self.gateway, sources=Sources(output=self.output)

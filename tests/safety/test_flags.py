@@ -139,10 +139,9 @@ async def test_one_that_fails_or_is_late_leaves_the_default(fault: str, error: s
 
 
 async def test_whoever_asks_may_be_cancelled() -> None:
-    provider = Provider("late")
-    flags = await ready(provider, 0.01)
-    flags._timeout_s = 60
-    provider.asked.clear()
+    provider = Provider("")
+    flags = await ready(provider, 60.0)
+    provider.fault = "late"
     asking = asyncio.ensure_future(flags.enabled(FACTS))
     await provider.asked.wait()
     asking.cancel()
