@@ -20,7 +20,7 @@ from benchmarks.peers.report import peers_document, print_peers_report
 from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
 from prolepsis.cli.bench.measure import Notify, Schedule
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, load_prompts
-from prolepsis.cli.bench.provenance import provenance, usable_cores
+from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.engine import running
 from prolepsis.cli.flags import settings_here
@@ -33,6 +33,7 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.engine.timings import Timings
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.store import resolve
+from prolepsis.native.processor import default_threads
 
 
 async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it
@@ -110,7 +111,7 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
         params=SamplingParams(temperature=0.0, max_tokens=args.max_tokens),
         num_speculative_tokens=settings.engine.num_speculative_tokens,
     )
-    threads = settings.engine.threads or usable_cores()
+    threads = settings.engine.threads or default_threads()
 
     async def run() -> dict[str, Any]:
         async with running(settings) as engine:

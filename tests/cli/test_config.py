@@ -70,7 +70,7 @@ def test_a_file_that_is_missing_or_not_utf8_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml cannot be read"):
         load_settings({}, {}, tmp_path / "none.yaml")
     (tmp_path / "bytes.yaml").write_bytes(b"host: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="is not YAML"):
+    with pytest.raises(ConfigError, match=r"bytes\.yaml is not UTF-8"):
         load_settings({}, {}, tmp_path / "bytes.yaml")
 
 

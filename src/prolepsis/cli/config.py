@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
 from prolepsis.core.validation import first_problem, shown_path, suggestion
+from prolepsis.core.yaml_document import read_yaml
 
 DEFAULT_FILE = "prolepsis.yaml"
 ENVIRONMENT_PREFIX = "PROLEPSIS_"
@@ -105,11 +106,9 @@ def _from_file(file: Path) -> Iterator[tuple[str, Given]]:
 
 def _mapping(file: Path) -> dict[str, object]:
     try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration file {file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {file} is not YAML: {' '.join(str(error).split())}") from error
+        value = read_yaml(read_text(file, "configuration file")).value
+    except ValueError as error:
+        raise ConfigError(f"configuration file {file} is not YAML: {error}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -139,9 +138,9 @@ def _section(section: type[Section], given: Mapping[str, Given]) -> Section:
 
 
 def _plain(annotation: Any, value: object) -> object:
-    """Return `value` in the form that the field's type expects, from text or YAML 1.1."""
+    """Return `value` in the form that the field's type expects."""
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal and isinstance(value, bool):  # YAML reads on and off as booleans
+    if origin is Literal and isinstance(value, bool):  # true and false stand for on and off
         return "on" if value else "off"
     if not isinstance(value, str):
         return value

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from prolepsis.cli.admin import COST, add_verbs
+from prolepsis.cli.documents import FINDINGS, print_reply
 from prolepsis.cli.output import (
     EPILOG,
     FAILED,
@@ -37,7 +38,8 @@ def check(
     try:
         book = read_prices(file)
     except InvalidPrices as error:
-        _show_findings(file, error, as_json=as_json)
+        found = {"file": file, "version": None, "findings": [one.plain() for one in error.findings]}
+        print_reply(found, {"findings": FINDINGS}, as_json=as_json)
         raise typer.Exit(FAILED) from None
     if as_json:
         print_json({"file": file, "version": book.full_version, "findings": [], **book.content()})
@@ -61,14 +63,6 @@ def history(store: StoreOption = None, as_json: AsJson = False) -> None:
         return
     shown = [[shown_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
     print_table("price books", ["from (UTC)", "version", "prices an hour"], shown)
-
-
-def _show_findings(file: Path, error: InvalidPrices, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"file": file, "version": None, "findings": [one.plain() for one in error.findings]})
-        return
-    rows = [[str(one.line or ""), one.where, one.message] for one in error.findings]
-    print_table(str(file), ["line", "where", "what"], rows)
 
 
 def _names(content: dict[str, Any]) -> str:

@@ -15,6 +15,8 @@ A list may have several tables, PATH and PATH:TITLE. Names of fields tell units,
 states one.
 """
 
+FINDINGS = ("severity", "line", "where=path", "what=message")
+"""Columns of what is wrong with a file."""
 _WARNINGS = ("fault", "not_saved", "warnings")
 """Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 _TIMES = ("at", "since")

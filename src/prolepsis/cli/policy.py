@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from prolepsis.cli.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
-from prolepsis.cli.documents import as_yaml, print_reply
+from prolepsis.cli.documents import FINDINGS, as_yaml, print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
@@ -37,7 +37,7 @@ from prolepsis.rollout.settings import settings_of
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
-_COLUMNS = {"findings": ("severity", "line", "where=path", "what=message"), "rollouts": ("rule", "stage", "expected")}
+_COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
 
 
 @app.command(epilog=EPILOG)

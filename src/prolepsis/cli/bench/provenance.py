@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import prolepsis
+from prolepsis.native.processor import default_threads, processor_flags
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
@@ -55,26 +57,20 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 def hardware() -> dict[str, object]:
     """Return processor, its cores usable here, the instructions that matter to speed, memory in bytes, system."""
-    info = _cpuinfo()
-    flags = set(info.get("flags", "").split())
     return {
-        "processor": info.get("model name") or platform.processor() or platform.machine(),
-        "cores": usable_cores(),
-        "instructions": sorted(flags & {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile"}),
+        "processor": _model_name(),
+        "cores": default_threads(),
+        "instructions": sorted(
+            processor_flags() & {"avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile"}
+        ),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": platform.platform(),
     }
 
 
-def usable_cores() -> int:
-    """Return the cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cpuinfo() -> dict[str, str]:
+def _model_name() -> str:
     try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        return {}
-    lines = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in lines}
+        names = []
+    return next(iter(names), "") or platform.processor() or platform.machine()
