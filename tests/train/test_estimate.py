@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.train.estimate import CEILING, choose, expected_tokens, fit, speedup
+from prolepsis.train.estimate import CEILING, choose, expected_of, fit, speedup
 from prolepsis.train.settings import StepCost
 
 COST = StepCost(plain_ms=17.0, token_ms=0.3, draft_ms=0.6, draft_ms_per_1k=0.1)
@@ -27,8 +27,8 @@ def test_one_run_predicts_nothing() -> None:
 
 
 def test_expected_tokens_and_speedup_by_hand() -> None:
-    assert expected_tokens([0.5, 0.4], 2) == pytest.approx(1 + 0.5 + 0.2)
-    assert expected_tokens([0.5, 0.4], 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
+    assert expected_of([0.5, 0.4], 2) == pytest.approx(1 + 0.5 + 0.2)
+    assert expected_of([0.5, 0.4], 3) == pytest.approx(1 + 0.5 + 0.2 + 0.08)
     assert speedup([0.5], 1, COST, 4000) == pytest.approx(1.5 * 17.0 / (17.0 + 0.3 + 0.6 + 0.4))
 
 

@@ -13,7 +13,9 @@
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,11 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.validation import first_problem
 
 KEY = "prolepsis"
+
+
+def expected_tokens(rates: Sequence[float]) -> float:
+    """Return 1 + the sum over j of a_1 * ... * a_j, the tokens of a step whose drafted token j is accepted at a_j."""
+    return 1.0 + float(sum(accumulate(rates, mul)))
 
 
 class Acceptance(BaseModel):
@@ -35,11 +42,8 @@ class Acceptance(BaseModel):
 
     def length(self, depth: int = 3) -> float:
         """Return the expected tokens of a step with a chain of `depth`, in [1, depth + 1]."""
-        expected, survival = 1.0, 1.0
-        for hit, trial in zip(self.hits[:depth], self.trials, strict=False):
-            survival *= hit / trial if trial else 0.0
-            expected += survival
-        return expected
+        rates = [hit / trial if trial else 0.0 for hit, trial in zip(self.hits, self.trials, strict=False)]
+        return expected_tokens(rates[:depth])
 
 
 class Provenance(BaseModel):

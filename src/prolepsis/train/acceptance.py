@@ -8,6 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from prolepsis.models.provenance import expected_tokens
 from prolepsis.train.data import Document
 
 DEPTH = 5
@@ -26,12 +27,8 @@ class Counts:
         return [hit / trial if trial else 0.0 for hit, trial in zip(self.hits, self.trials, strict=True)]
 
     def length(self, depth: int = 3) -> float:
-        """Return the expected tokens of a step with a chain of `depth`: 1 + sum of products of the rates."""
-        expected, survival = 1.0, 1.0
-        for rate in self.rates[:depth]:
-            survival *= rate
-            expected += survival
-        return expected
+        """Return the expected tokens of a step with a chain of `depth`."""
+        return expected_tokens(self.rates[:depth])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ verifying k drafts, both in plain steps.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prolepsis.models.provenance import expected_tokens
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import HeadRecipe, StepCost, TrainSettings
 
@@ -76,16 +75,15 @@ class Choice:
     speedup: float
 
 
-def expected_tokens(rates: Sequence[float], depth: int) -> float:
-    """Return 1 + the sum over j <= depth of a_1 * ... * a_j; positions after the last known rate have the same rate."""
-    padded = [*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth]
-    return 1.0 + float(sum(accumulate(padded, mul)))
+def expected_of(rates: Sequence[float], depth: int) -> float:
+    """Return the expected tokens of a step; positions after the last known rate have the same rate."""
+    return expected_tokens([*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth])
 
 
 def speedup(rates: Sequence[float], depth: int, cost: StepCost, vocab: int) -> float:
     """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3)."""
     step = cost.plain_ms + depth * (cost.token_ms + cost.drafting(vocab))
-    return expected_tokens(rates, depth) * cost.plain_ms / step
+    return expected_of(rates, depth) * cost.plain_ms / step
 
 
 def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, float], cost: StepCost) -> Choice:
@@ -96,7 +94,7 @@ def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, fl
         scaled = [min(CEILING, rate * share / base) for rate in rates]
         for depth in range(1, MAX_DEPTH + 1):
             gain = speedup(scaled, depth, cost, vocab)
-            choices.append(Choice(depth, vocab, expected_tokens(scaled, depth), gain))
+            choices.append(Choice(depth, vocab, expected_of(scaled, depth), gain))
     return max(choices, key=lambda choice: choice.speedup)
 
 
@@ -138,7 +136,7 @@ def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: Ste
     for tokens in budgets:
         rates = [curve.at(tokens) for curve in fitted]
         choice = choose(rates, int(largest["draft_vocab"]), coverage, cost)
-        predictions.append(Prediction(tokens, rates, expected_tokens(rates, 3), choice))
+        predictions.append(Prediction(tokens, rates, expected_of(rates, 3), choice))
     return predictions
 
 
@@ -151,6 +149,6 @@ def prediction_check(runs: Sequence[Mapping[str, Any]], finished: Mapping[str, A
         "tokens": tokens,
         "predicted": [round(rate, 3) for rate in rates],
         "measured": [round(rate, 3) for rate in measured],
-        "chain of 3, predicted": round(expected_tokens(rates, 3), 3),
-        "chain of 3, measured": round(expected_tokens(measured, 3), 3),
+        "chain of 3, predicted": round(expected_of(rates, 3), 3),
+        "chain of 3, measured": round(expected_of(measured, 3), 3),
     }
