@@ -133,7 +133,7 @@ class Connection:
 
 def body(max_tokens: int, *, stream: bool) -> bytes:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
-    asked = {"model": "fake", "messages": messages, "temperature": 0.7, "max_tokens": max_tokens, "stream": stream}
+    asked = {"model": INFO.model, "messages": messages, "temperature": 0.7, "max_tokens": max_tokens, "stream": stream}
     return json.dumps(asked).encode()
 
 

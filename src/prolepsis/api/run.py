@@ -33,7 +33,6 @@ from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
-from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flags import flag_provider
@@ -118,10 +117,9 @@ def _policies(
 
 
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
-    def record(event: RolloutEvent) -> None:
-        emit(audit_event(event))
-
-    return Rollouts(store, client.stop_run, metrics.registry, model=client.info.model, tell=record)
+    return Rollouts(
+        store, client.stop_run, metrics.registry, model=client.info.model, tell=lambda event: emit(audit_event(event))
+    )
 
 
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
