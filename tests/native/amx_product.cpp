@@ -23,7 +23,7 @@ int main() {
   for (int rows = 1; rows <= M; rows++) {
     int seen = 0;
     for (int task = 0; task < N / kTask; task++)
-      task_product(x.data(), K, rows, packed.data(), K, task, c, [&](int64_t first, int count, const float* sums) {
+      task_product(x.data(), K, rows, packed.data() + task * kTask * K, K, c, [&](int64_t first, int count, const float* sums) {
         for (int r = 0; r < count; r++)
           for (int n = 0; n < kTask; n++, seen++) {
             float expected = 0;

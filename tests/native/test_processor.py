@@ -2,7 +2,7 @@
 
 from prolepsis.native.processor import AMX_BF16, AVX2_FMA, AVX512_BF16, instruction_sets
 
-WITH_AVX2 = frozenset(["avx2", "fma"])
+WITH_AVX2 = frozenset(["avx2", "fma", "f16c"])
 WITH_AVX512 = WITH_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
 
 

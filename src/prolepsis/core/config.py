@@ -25,6 +25,16 @@ class EngineConfig(BaseModel):
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )
+    weights: Literal["auto", "bf16", "q8", "q4"] = Field(
+        default="auto",
+        description="how the native forward keeps weights; auto: as their file stores them, bf16: expanded, q8 and q4: "
+        "a model stored in 16 or 32 bits is quantised once, and the result kept in the cache directory",
+    )
+    activations: Literal["auto", "int8", "bf16"] = Field(
+        default="auto",
+        description="what quantised weights are multiplied with; bf16: gives the values of expanded weights bit for "
+        "bit, int8: rounds each 32 inputs of a product to 8 bits and is the fastest; auto: int8",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")
     max_model_len: int | None = Field(

@@ -1,7 +1,7 @@
 """Loads a configured model: chooses its forward and device."""
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
@@ -9,8 +9,10 @@ import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.store import default_sampling, resolve
+from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
@@ -21,6 +23,9 @@ from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
 from prolepsis.models.targets.native import NativeModel
 
 log = structlog.get_logger(__name__)
+
+QUANTISED = {"q8": Q8_0, "q4": Q4_1}
+"""Formats of the setting `weights` that a model is brought to."""
 
 EDGE = 1 << 20
 """Bytes at each end of a weights file that go into its identity."""
@@ -57,6 +62,11 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     model, fallback = pick_forward(checkpoint, name, config, device)
     if fallback is not None:
         log.warning("slower_forward", model=name, forward=model.info.forward, reason=fallback)
+    if config.weights in QUANTISED and not isinstance(model, NativeModel):
+        raise ModelLoadError(
+            f"weights is {config.weights!r}, which only the native forward reads; {name} runs on {model.info.forward}"
+            + (f": {fallback}" if fallback else "")
+        )
     parts = (tokenizer.fingerprint, weights_identity(path))
     return LoadedModel(
         model=model,
@@ -93,14 +103,30 @@ def pick_forward(
         return GraphedLean(checkpoint, shape, name, device), None
     if config.forward == "lean":
         return LeanModel(checkpoint, shape, name, device), None
+    stored = with_weights(checkpoint, config.weights)
     try:
-        native = NativeModel(checkpoint, shape, name, config.threads)
+        int8 = config.activations != "bf16"
+        native = NativeModel(stored, shape, name, config.threads, int8_activations=int8)
     except (ModelLoadError, RuntimeError, ImportError) as error:
         if config.forward == "native":
             raise ModelLoadError(f"the native forward cannot run {name}: {error}") from error
         return LeanModel(checkpoint, shape, name, device), f"the native forward cannot run it: {error}"
     torch.set_num_threads(1)  # the pass has its own threads; torch's would spin on their cores after every small op
     return native, None
+
+
+def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:
+    """Return the checkpoint with matrices as the setting `weights` says; raises `ModelLoadError` if they cannot be."""
+    if weights == "auto":
+        return checkpoint
+    if weights == "bf16":
+        return replace(checkpoint, stored={})
+    if checkpoint.stored:
+        raise ModelLoadError(
+            f"weights is {weights!r}, but {checkpoint.source.name} is quantised already; allowed for it: auto, bf16"
+        )
+    cache = cache_directory() / "quantised" / f"{weights_identity(checkpoint.source)[:16]}-{weights}.safetensors"
+    return replace(checkpoint, stored=quantised(checkpoint.tensors, QUANTISED[weights], cache))
 
 
 def identity_of(path: Path) -> str:

@@ -17,7 +17,7 @@ Tensor linear(const Tensor& x, const Tensor& packed, int64_t columns, const std:
     alignas(64) float c[32 * kTask];
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < tasks; task++)
-      task_product(bits(input), depth, M, bits(packed), depth, task, c, [&](int64_t first, int rows, const float* sums) {
+      task_product(bits(input), depth, M, bits(packed) + task * kTask * depth, depth, c, [&](int64_t first, int rows, const float* sums) {
         const int64_t begin = task * kTask, end = std::min(columns, begin + kTask);
         for (int r = 0; r < rows; r++)
           for (int64_t n = begin; n < end; n++)
@@ -62,7 +62,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("survival", &DraftTree::survival)
       .def_readonly("chances", &DraftTree::chances);
   pybind11::class_<Decoder>(m, "Decoder")
-      .def(pybind11::init<int64_t, bool, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int>())
+      .def(pybind11::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int, bool>())
       .def("add_layer", &Decoder::add_layer)
       .def("set_ends", &Decoder::set_ends)
       .def("weight_bytes", &Decoder::weight_bytes)

@@ -44,28 +44,28 @@ struct alignas(64) Counter {
   std::atomic<int> next{0};
 };
 
+struct Input {  // of a linear
+  const bf16* x;            // [M, K]
+  stored::RowGroup* rows;  // the same in 8 bits; null where products take bf16
+};
+
 struct Buffers {  // of one pass
   Tensor hidden, x, qkv, attention, activation, fused, raised, rows;
 };
 
 class Decoder {
  public:
-  Decoder(int64_t layers, bool tied, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
-          int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads)
-      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads, std::chrono::milliseconds(4))) {
-    const int64_t wide = (2 * heads + 2 * kv_heads) * head_dim + 3 * intermediate, rows = (vocab + kTask - 1) / kTask * kTask;
-    arena_.reserve(hidden * (layers * wide + rows * (tied ? 1 : 2)));
-  }
+  // `int8`: products with stored weights take rows in 8 bits; otherwise these weights are expanded to bf16 task by task.
+  Decoder(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
+          int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads, bool int8)
+      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads, std::chrono::milliseconds(4)), int8) {}
 
   // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
-  // `heads` heads, `vocab` tokens, `features` numbers for each of the target's tokens. It only proposes, so its weights may be
-  // kept in 8 bits.
+  // `heads` heads, `vocab` tokens.
   std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
-                                     int64_t features, double eps, bool eight_bit) const {
-    const int64_t hidden = shape_.hidden, rows = (vocab + kTask - 1) / kTask * kTask;
-    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_,
-                                              eight_bit ? Precision::k8Bit : Precision::kBf16));
-    head->arena_.reserve(hidden * (features + (3 * heads + 4 * kv_heads) * head_dim + 3 * intermediate + rows));
+                                     double eps, bool int8) const {
+    const int64_t hidden = shape_.hidden;
+    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_, int8));
     head->fusion_.emplace();
     head->fusion_->embedding = embedding_;
     return head;
@@ -78,22 +78,23 @@ class Decoder {
     TORCH_CHECK(0 < vocab && vocab <= shape_.vocab && vocab % kTask == 0, "an exit has a multiple of ", kTask, " tokens; given ", vocab);
     Shape shape = shape_;
     shape.vocab = vocab;
-    std::unique_ptr<Decoder> early(new Decoder(shape, cosine_, sine_, team_));
+    std::unique_ptr<Decoder> early(new Decoder(shape, cosine_, sine_, team_, int8_));
     early->layers_.assign(layers_.begin(), layers_.begin() + layers);
     early->embedding_ = embedding_;
     early->head_ = head_.first(vocab);
     early->norm_ = norm_;
+    early->is_stored_ = is_stored_;
     return early;
   }
 
-  void set_fusion(Tensor fc, Tensor embedding_norm, Tensor state_norm, std::optional<Tensor> features_norm, bool norm_before_residual,
+  void set_fusion(Part fc, Tensor embedding_norm, Tensor state_norm, std::optional<Tensor> features_norm, bool norm_before_residual,
                   bool norm_output) {
     TORCH_CHECK(fusion_, "only a draft head fuses");
-    *fusion_ = {fusion_->embedding, arena_.pack(fc), embedding_norm, state_norm, features_norm, norm_before_residual, norm_output};
+    *fusion_ = {fusion_->embedding, pack({fc}), embedding_norm, state_norm, features_norm, norm_before_residual, norm_output};
   }
 
-  void set_output(Tensor head, Tensor norm) {
-    head_ = arena_.pack(head);
+  void set_output(Part head, Tensor norm) {
+    head_ = pack({head});
     norm_ = norm;
   }
 
@@ -104,23 +105,24 @@ class Decoder {
     const int64_t hidden = shape_.hidden;
     Tensor embeddings = at::empty({target_ids.size(0), hidden}, at::kBFloat16);
     for (int64_t i = 0; i < target_ids.size(0); i++)
-      unpack_row(fusion_->embedding.packed, target_ids.data_ptr<int64_t>()[i], hidden, bits(embeddings) + i * hidden);
+      fusion_->embedding.unpack(target_ids.data_ptr<int64_t>()[i], bits(embeddings) + i * hidden);
     const Tensor wide = embeddings.to(at::kFloat);
     const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + shape_.eps);
-    levels_ = Levels{enter.size(0), enter.size(1), in_bf16(enter.flatten(0, 1)), in_bf16(state), {}, out.contiguous(), head.contiguous(),
+    const auto packed = [&](const Tensor& weight) { return pack({{weight.contiguous(), static_cast<int>(Format::kBf16)}}); };
+    levels_ = Levels{enter.size(0), enter.size(1), packed(enter.flatten(0, 1)), packed(state), {}, out.contiguous(), head.contiguous(),
                      at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous(), target_ids.contiguous()};
-    for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(in_bf16(leave[i]));
+    for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(packed(leave[i]));
   }
 
-  void add_layer(Tensor qkv, Tensor o, Tensor gate_up, Tensor down, Tensor input_norm, Tensor post_norm,
+  // qkv: the projections to queries, keys and values; gate_up: those to gates and to what they multiply.
+  void add_layer(const std::vector<Part>& qkv, Part o, const std::vector<Part>& gate_up, Part down, Tensor input_norm, Tensor post_norm,
                  std::optional<Tensor> qkv_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm) {
-    layers_.push_back({arena_.pack(qkv), arena_.pack(o), arena_.pack(interleave(gate_up)), arena_.pack(down), input_norm, post_norm,
-                       qkv_bias, q_norm, k_norm});
+    layers_.push_back({pack(qkv), pack({o}), pack(gate_up, true), pack({down}), input_norm, post_norm, qkv_bias, q_norm, k_norm});
   }
 
-  void set_ends(Tensor embedding, std::optional<Tensor> head, Tensor norm) {
-    embedding_ = arena_.pack(embedding);
-    head_ = head ? arena_.pack(*head) : embedding_;
+  void set_ends(Part embedding, std::optional<Part> head, Tensor norm) {
+    embedding_ = pack({embedding});
+    head_ = head ? pack({*head}) : embedding_;
     norm_ = norm;
   }
 
@@ -199,17 +201,16 @@ class Decoder {
   }
 
  private:
-  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team, Precision precision = Precision::kBf16)
-      : shape_(shape), cosine_(cosine), sine_(sine), team_(team), arena_(precision) {
+  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team, bool int8)
+      : shape_(shape), cosine_(cosine), sine_(sine), team_(team), int8_(int8) {
     TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
                 "the native forward takes widths that are multiples of 32");
     for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
   }
 
-  // Interleaves blocks of 16 gate and 16 up columns, so that a task holds both halves of its product.
-  static Tensor interleave(const Tensor& weight) {
-    const int64_t n = weight.size(0) / 2, k = weight.size(1);
-    return weight.view({2, n / 16, 16, k}).transpose(0, 1).reshape({2 * n, k});
+  Matrix pack(const std::vector<Part>& parts, bool interleaved = false) {
+    for (const Part& part : parts) is_stored_ |= format_of(part) != Format::kBf16;
+    return arena_.pack(parts, interleaved);
   }
 
   struct Pass;
@@ -251,7 +252,7 @@ class Decoder {
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
     float *ahead = nullptr, *entered = nullptr;  // of a draft head that looks ahead: where states of its levels go, and what meets a token
-    eight::RowGroup* rows = nullptr;  // of the linear at work, where weights are in 8 bits
+    stored::RowGroup *rows = nullptr, *rows_after = nullptr;  // in 8 bits: input of the linear at work, and of the next one
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
@@ -270,11 +271,12 @@ class Decoder {
         buffers.fused = at::empty({T, model.fusion_->fc.depth}, at::kBFloat16);
         fused = bits(buffers.fused);
       }
-      if (model.head_.precision == Precision::k8Bit) {
-        const int64_t depth = std::max({given ? 0 : model.fusion_->fc.depth, 2 * s.hidden, s.heads * s.head_dim, s.intermediate});
-        const int64_t groups = std::max(eight::groups_of(depth) * T, eight::groups_of(s.hidden) * num_logits());
-        buffers.rows = at::empty({groups * (int64_t)sizeof(eight::RowGroup)}, at::kByte);
-        rows = reinterpret_cast<eight::RowGroup*>(buffers.rows.data_ptr());
+      if (model.int8_ && model.is_stored_) {
+        const int64_t before = std::max({fused ? model.fusion_->fc.depth : 0, (model.fusion_ ? 2 : 1) * s.hidden, s.heads * s.head_dim});
+        const int64_t groups = std::max(before * T, s.hidden * num_logits()) / stored::kGroup, after = s.intermediate * T / stored::kGroup;
+        buffers.rows = at::empty({(groups + after) * (int64_t)sizeof(stored::RowGroup)}, at::kByte);
+        rows = reinterpret_cast<stored::RowGroup*>(buffers.rows.data_ptr());
+        rows_after = rows + groups;
       }
       hidden = buffers.hidden.data_ptr<float>();
       qkv = buffers.qkv.data_ptr<float>();
@@ -299,27 +301,51 @@ class Decoder {
         for (int64_t t; (t = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
       }
       if (next) {
-        const int64_t bytes = next->task_bytes();
-        fetch(static_cast<const char*>(next->packed.data_ptr()) + next->tasks() * me / n * bytes, bytes);
+        const Matrix::Task& first = next->tasks[next->tasks.size() * me / n];
+        fetch(first.data, first.bytes);
       }
       phase++;
       model.team_->barrier();
     }
 
-    // Shares the columns of input [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]).
-    template <class Epilogue>
-    void linear(int& phase, const bf16* input, int64_t M, const Matrix& weights, const Epilogue& epilogue) {
+    // Shares the columns of input [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]). One thread takes `together`
+    // tasks, then calls after(the number of them).
+    template <class Epilogue, class After = decltype([](int64_t) {})>
+    void linear(int& phase, const Input& input, int64_t M, const Matrix& weights, const Epilogue& epilogue, int64_t together = 1,
+                const After& after = {}) {
       alignas(64) float c[32 * kTask];
-      const int64_t K = weights.depth, G = eight::groups_of(K);
-      const bool bytes = weights.precision == Precision::k8Bit;
-      if (bytes) share(phase, M, [&](int64_t t) { eight::quantise(input + t * K, K, M, rows + t); }, &weights);
-      share(phase, weights.tasks(), [&](int64_t task) {
-        const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, task, sums); };
-        if (bytes)
-          eight::task_product(rows, M, weights.groups(), G, task, c, done);
-        else
-          task_product(input, K, M, bits(weights.packed), K, task, c, done);
+      const int64_t K = weights.depth;
+      const stored::Sweeps sweeps{M, K / stored::kGroup};
+      share(phase, weights.tasks.size() / together, [&](int64_t unit) {
+        for (int64_t i = unit * together; i < (unit + 1) * together; i++) {
+          const Matrix::Task& task = weights.tasks[i];
+          const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, i, sums); };
+          if (input.rows && task.format != Format::kBf16)
+            stored::with_layout(task.format,
+                                [&](auto layout) { stored::task_product<decltype(layout)>(input.rows, sweeps, task.data, c, done); });
+          else
+            task_product(input.x, K, M, expanded(task, K), K, c, done);
+        }
+        after(unit);
       });
+    }
+
+    // Brings columns [first, first + count) of row t of `input` [M, K] to 8 bits, where products take them so.
+    void quantise(const Input& input, int64_t M, int64_t K, int64_t t, int64_t first, int64_t count) {
+      if (!input.rows) return;
+      const auto [at, stride] = stored::Sweeps{M, K / stored::kGroup}.place(t);
+      stored::quantise(input.x + t * K + first, count, stride, input.rows + at + first / stored::kGroup * stride);
+    }
+    void quantise(const Input& input, int64_t M, int64_t K, int64_t t) { quantise(input, M, K, t, 0, K); }
+
+    // The weights of a task in bf16: the task's own, or expanded into memory of this thread.
+    const bf16* expanded(const Matrix::Task& task, int64_t K) {
+      if (task.format == Format::kBf16) return reinterpret_cast<const bf16*>(task.data);
+      auto& memory = model.expanded_[Team::me];
+      if ((int64_t)memory.size() < kTask * K) memory.resize(kTask * K);
+      for (int b = 0; b < 2; b++)
+        stored::expand_block(task.format, task.data + b * (task.bytes / 2), K / stored::kGroup, memory.data() + b * kBlock * K);
+      return memory.data();
     }
 
     // `layer`: whose input this is; -1 for one that cannot be tapped.
@@ -328,6 +354,7 @@ class Decoder {
       const auto task = [&](int64_t t) {
         tap(layer, t);
         rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+        quantise({x, rows}, T, s.hidden, t);
       };
       share(phase, T, task, &next);
     }
@@ -342,7 +369,7 @@ class Decoder {
       }
     }
 
-    void add_to_hidden(int& phase, const bf16* input, const Matrix& weights) {
+    void add_to_hidden(int& phase, const Input& input, const Matrix& weights) {
       const int64_t width = model.shape_.hidden;
       linear(phase, input, T, weights, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
@@ -356,7 +383,7 @@ class Decoder {
     void embed(int& phase) {
       const int64_t width = model.shape_.hidden;
       share(phase, T, [&](int64_t t) {
-        unpack_row(model.embedding_.packed, tokens[t], width, x + t * width);
+        model.embedding_.unpack(tokens[t], x + t * width);
         for (int64_t k = 0; k < width; k += 16) lanes::store(hidden + t * width + k, lanes::load(x + t * width + k));
       });
     }
@@ -369,11 +396,13 @@ class Decoder {
         return;
       }
       const int64_t depth = fusion.fc.depth;
-      if (const float* norm = floats(fusion.features_norm))
-        share(phase, T, [&](int64_t t) {
-          rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
-        });
-      linear(phase, fusion.features_norm ? fused : features, T, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
+      const float* norm = floats(fusion.features_norm);
+      const Input input{norm ? fused : features, rows};
+      share(phase, T, [&](int64_t t) {
+        if (norm) rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
+        quantise(input, T, depth, t);
+      });
+      linear(phase, input, T, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) std::copy_n(c + r * kTask, kTask, hidden + (first + r) * width + task * kTask);
       });
     }
@@ -384,11 +413,12 @@ class Decoder {
       const auto task = [&](int64_t t) {
         float* g = hidden + t * s.hidden;
         bf16* to = x + t * 2 * s.hidden;
-        unpack_row(fusion.embedding.packed, tokens[t], s.hidden, to);
+        fusion.embedding.unpack(tokens[t], to);
         rms_norm(to, fusion.embedding_norm.data_ptr<float>(), s.eps, s.hidden, to);
         rms_norm(g, fusion.state_norm.data_ptr<float>(), s.eps, s.hidden, to + s.hidden);
         if (fusion.norm_before_residual)
           for (int64_t k = 0; k < s.hidden; k += 16) lanes::store(g + k, lanes::load(to + s.hidden + k));
+        quantise({x, rows}, T, 2 * s.hidden, t);
       };
       share(phase, T, task, &next);
     }
@@ -397,7 +427,7 @@ class Decoder {
       const Shape& s = model.shape_;
       const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
       const float* bias = floats(layer.qkv_bias);
-      linear(phase, x, T, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, {x, rows}, T, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++)
           for (int h = 0; h < kTask; h += 16) {
             Lanes sum = lanes::load(c + r * kTask + h);
@@ -436,33 +466,43 @@ class Decoder {
         const int64_t h = i % s.kv_heads;
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
                                        scale, attention);
+        for (int r = tile.first, group = s.heads / s.kv_heads; r < tile.first + tile.rows; r++)
+          quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
       };
       share(phase, tiles.size() * s.kv_heads, task, &next);
     }
 
     void feed_forward(int& phase, const Layer& layer) {
       const Shape& s = model.shape_;
-      linear(phase, x, T, layer.gate_up, [&](int64_t first, int rows, int64_t task, const float* c) {
-        for (int r = 0; r < rows; r++) {
-          const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
-          lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
-        }
-      });
-      add_to_hidden(phase, activation, layer.down);
+      const Input input{activation, rows ? rows_after : nullptr};
+      constexpr int64_t kPair = 2;  // tasks: they make a group of 32 activations
+      linear(
+          phase, {x, rows}, T, layer.gate_up,
+          [&](int64_t first, int rows, int64_t task, const float* c) {
+            for (int r = 0; r < rows; r++) {
+              const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
+              lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
+            }
+          },
+          kPair,
+          [&](int64_t pair) {
+            for (int64_t t = 0; t < T; t++) quantise(input, T, s.intermediate, t, pair * stored::kGroup, stored::kGroup);
+          });
+      add_to_hidden(phase, input, layer.down);
     }
 
     // Follows x of the L logit rows with that of the levels' states.
     void look_ahead(int& phase, const Levels& levels) {
       const int64_t width = model.shape_.hidden, inner = levels.width, rows = levels.count * L;
       bf16* raised = bits(buffers.raised);
-      linear(phase, x, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
+      linear(phase, {x, nullptr}, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
         const int64_t level = task * kTask / inner, column = task * kTask % inner;
         for (int r = 0; r < count; r++)
           for (int h = 0; h < kTask; h += 16)
             lanes::store_bf16(raised + (level * L + first + r) * inner + column + h, silu(lanes::load(c + r * kTask + h)));
       });
       for (int64_t level = 0; level < levels.count; level++)
-        linear(phase, raised + level * L * inner, L, levels.leave[level], [&](int64_t first, int count, int64_t task, const float* c) {
+        linear(phase, {raised + level * L * inner, nullptr}, L, levels.leave[level], [&](int64_t first, int count, int64_t task, const float* c) {
           for (int r = 0; r < count; r++)
             for (int h = 0; h < kTask; h += 16) {
               const Lanes before = lanes::load(hidden + logit_rows[first + r] * width + task * kTask + h);
@@ -471,8 +511,9 @@ class Decoder {
         });
       share(phase, rows, [&](int64_t i) {
         rms_norm(ahead + i * width, model.norm_.data_ptr<float>(), model.shape_.eps, width, x + (L + i) * width);
+        quantise({x, this->rows}, L + rows, width, L + i);
       });
-      linear(phase, x + L * width, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
+      linear(phase, {x + L * width, nullptr}, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
         for (int r = 0; r < count; r++) std::copy_n(c + r * kTask, kTask, entered + (first + r) * inner + task * kTask);
       });
     }
@@ -482,13 +523,14 @@ class Decoder {
       share(phase, L, [&](int64_t i) {
         const float* state = hidden + logit_rows[i] * s.hidden;
         rms_norm(state, model.norm_.data_ptr<float>(), s.eps, s.hidden, x + i * s.hidden);
+        quantise({x, rows}, num_logits(), s.hidden, i);
         if (!states) return;
         for (int64_t k = 0; k < s.hidden; k += 16)
           lanes::store(states + i * s.hidden + k,
                        model.fusion_->norm_output ? lanes::load(x + i * s.hidden + k) : lanes::load(state + k));
       });
       if (ahead) look_ahead(phase, *model.levels_);
-      linear(phase, x, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
+      linear(phase, {x, rows}, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
         for (int r = 0; r < rows && columns > 0; r++)
           std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
@@ -516,7 +558,7 @@ class Decoder {
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
         attend(phase, pages, layer.o);
-        add_to_hidden(phase, attention, layer.o);
+        add_to_hidden(phase, {attention, rows}, layer.o);
         normalise(phase, layer.post_norm, layer.gate_up);
         feed_forward(phase, layer);
       }
@@ -532,7 +574,10 @@ class Decoder {
   const Shape shape_;
   const Tensor cosine_, sine_;
   const std::shared_ptr<Team> team_;
+  const bool int8_;
+  bool is_stored_ = false;  // whether any weights are in less than bf16
   std::vector<TileAttention> attention_;
+  std::vector<std::vector<bf16>> expanded_ = std::vector<std::vector<bf16>>(team_->size());
   Arena arena_;
   std::vector<Layer> layers_;
   Matrix embedding_, head_;

@@ -60,6 +60,34 @@ inline Lanes load(const bf16* source) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 
+inline Lanes load_half(const uint8_t* source) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source))); }
+inline Lanes load_uint8(const uint8_t* source) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+}
+inline Lanes load_int8(const uint8_t* source) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+}
+
+// Rounds to bf16 and stores lane by lane the pair (even, odd): 32 values.
+inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
+}
+
+using Bytes = __m512i;  // four for each lane
+
+inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+template <int Mask>
+inline Bytes bits(Bytes v, int from) { return _mm512_and_si512(_mm512_srli_epi16(v, from), _mm512_set1_epi8(Mask)); }  // of each byte
+inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+template <int By>
+inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }  // of bytes that keep all their bits
+inline Lanes byte_of(Bytes v, int i) {
+  return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8 * i), _mm512_set1_epi32(255)));
+}
+
 }  // namespace lanes
 
 #else
@@ -153,6 +181,47 @@ inline __m256 widen(const bf16* source) {
 }
 inline Lanes load(const bf16* source) { return {widen(source), widen(source + 8)}; }
 
+inline Lanes load_half(const uint8_t* source) {
+  const auto* halves = reinterpret_cast<const __m128i*>(source);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+inline Lanes load_uint8(const uint8_t* source) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)))};
+}
+inline Lanes load_int8(const uint8_t* source) {
+  const __m128i all = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
+}
+
+// Rounds to bf16 and stores lane by lane the pair (even, odd): 32 values.
+inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
+  const auto pairs = [](__m256 low, __m256 high) { return _mm256_or_si256(rounded(low), _mm256_slli_epi32(rounded(high), 16)); };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), pairs(even.low, odd.low));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target) + 1, pairs(even.high, odd.high));
+}
+
+struct Bytes {  // four for each lane
+  __m256i low, high;
+};
+
+inline Bytes load_bytes(const uint8_t* p) {
+  const auto* halves = reinterpret_cast<const __m256i*>(p);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+template <int Mask>
+inline Bytes bits(Bytes v, int from) {  // of each byte
+  const __m256i mask = _mm256_set1_epi8(Mask);
+  return {_mm256_and_si256(_mm256_srli_epi16(v.low, from), mask), _mm256_and_si256(_mm256_srli_epi16(v.high, from), mask)};
+}
+inline Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
+template <int By>
+inline Bytes shift_left(Bytes v) { return {_mm256_slli_epi16(v.low, By), _mm256_slli_epi16(v.high, By)}; }  // of bytes that keep all their bits
+inline __m256 byte_of(__m256i v, int i) { return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(v, 8 * i), _mm256_set1_epi32(255))); }
+inline Lanes byte_of(Bytes v, int i) { return {byte_of(v.low, i), byte_of(v.high, i)}; }
+
 }  // namespace lanes
 
 #endif
+
+using lanes::Bytes;

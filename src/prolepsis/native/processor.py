@@ -5,7 +5,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-AVX2 = ("-mavx2", "-mfma")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma")
 AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX")
 
@@ -38,7 +38,7 @@ def processor_flags() -> frozenset[str]:
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     """Return the supported instruction sets among `flags`, the fastest first."""
     found: list[InstructionSet] = []
-    if {"avx2", "fma"} <= flags:
+    if {"avx2", "fma", "f16c"} <= flags:
         found.append(AVX2_FMA)
     if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"} <= flags:
         found.append(AVX512_BF16)
@@ -49,7 +49,7 @@ def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
 
 def describe_missing() -> str:
     """Say which instruction sets the native forward needs."""
-    return f"this processor ({platform.machine()}) supports none of avx2 with fma, avx512_bf16, amx_bf16"
+    return f"this processor ({platform.machine()}) supports none of avx2 with fma and f16c, avx512_bf16, amx_bf16"
 
 
 def default_threads() -> int:

@@ -34,11 +34,9 @@ inline void fetch(const void* first, int64_t bytes) {
 #include "amx.h"
 #endif
 
-// Calls epilogue(first_row, rows, c) with c[rows][32] for every group of rows of x [M, K] times task `task` of packed weights.
+// Calls epilogue(first_row, rows, c) with c[rows][32] for every group of rows of x [M, K] times the two blocks at w.
 template <class Epilogue>
-void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* packed, int64_t K, int64_t task, float* c,
-                  const Epilogue& epilogue) {
-  const bf16* w = packed + task * kTask * K;
+void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* w, int64_t K, float* c, const Epilogue& epilogue) {
 #ifdef PROLEPSIS_AMX
   for (int64_t first = 0; first < M; first += amx::kRows) {
     const int rows = std::min<int64_t>(amx::kRows, M - first);

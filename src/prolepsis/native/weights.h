@@ -1,107 +1,150 @@
-// Weights as the products read them (packing.h), and the memory they lie in.
+// Weights as the products read them (packing.h, stored.h), and the memory they lie in.
 #pragma once
 #include <torch/extension.h>
 
+#include <ATen/Parallel.h>
+
 #include <array>
 #include <optional>
+#include <vector>
 
-#include "eight_bits.h"
+#include "int8_products.h"
 #include "memory.h"
 #include "packing.h"
 
 using at::Tensor;
+using stored::Format;
 
 inline bf16* bits(const Tensor& t) { return reinterpret_cast<bf16*>(t.data_ptr()); }
 inline const float* floats(const std::optional<Tensor>& t) { return t ? t->data_ptr<float>() : nullptr; }
 
-inline std::array<int64_t, 4> packed_sizes(const Tensor& weight) {
-  const int64_t rows = (weight.size(0) + kTask - 1) / kTask * kTask, depth = (weight.size(1) + 31) / 32 * 32;
-  return {rows / 16, depth / 2, 16, 2};
+// Writes rows [row, row + 16) of x [N, K] bf16 as a block [K/2][16][2]; rows past N stay as they are.
+inline void pack_block(const Tensor& x, int64_t row, bf16* block) {
+  const int64_t K = x.size(1), rows = std::min<int64_t>(kBlock, x.size(0) - row);
+  for (int64_t n = 0; n < rows; n++) {
+    const bf16* from = bits(x) + (row + n) * K;
+    for (int64_t k = 0; k < K; k += 2) std::memcpy(block + k * kBlock + n * 2, from + k, std::min<int64_t>(2, K - k) * sizeof(bf16));
+  }
 }
 
-// [N, K] bf16 -> [N/16][K/2][16][2], with N padded to 32 and K to 32 by zeros.
-inline void pack_into(const Tensor& weight, const Tensor& packed) {
-  const int64_t blocks = packed.size(0), depth = packed.size(1) * 2;
-  Tensor padded = at::constant_pad_nd(weight, {0, depth - weight.size(1), 0, blocks * 16 - weight.size(0)});
-  packed.copy_(padded.view({blocks, 16, depth / 2, 2}).transpose(1, 2));
-}
-
+// [N, K] bf16 -> [N/16][K/2][16][2], with N padded to 32 and K to 32 by zeros: for forwards that are not ours.
 inline Tensor pack(const Tensor& weight) {
   TORCH_CHECK(weight.dim() == 2 && weight.scalar_type() == at::kBFloat16, "pack takes a bf16 matrix, got ", weight.sizes(), " ",
               weight.scalar_type());
-  Tensor packed = at::empty(packed_sizes(weight), weight.options());
-  pack_into(weight, packed);
+  const Tensor rows = weight.contiguous();
+  const int64_t blocks = (weight.size(0) + kTask - 1) / kTask * 2, depth = (weight.size(1) + 31) / 32 * 32;
+  Tensor packed = at::zeros({blocks, depth / 2, kBlock, 2}, weight.options());
+  for (int64_t b = 0; b * kBlock < weight.size(0); b++) pack_block(rows, b * kBlock, bits(packed) + b * kBlock * depth);
   return packed;
 }
 
-// [N, K] bf16 -> groups of 8 bits (eight_bits.h) as bytes [N/16][G][sizeof group], with N padded to 32 and K to 64 by zeros.
-inline void quantise_into(const Tensor& weight, const Tensor& packed) {
-  const int64_t blocks = packed.size(0), G = packed.size(1);
-  Tensor padded = at::constant_pad_nd(weight.to(at::kFloat), {0, G * eight::kGroup - weight.size(1), 0, blocks * kBlock - weight.size(0)});
-  padded = padded.view({blocks, kBlock, G, eight::kGroup}).transpose(1, 2);
-  const Tensor scales = padded.abs().amax(3, true) / 127;
-  const Tensor whole = at::round(padded / scales.clamp_min(1e-30)) + 128;
-  constexpr int64_t kWeights = kBlock * eight::kGroup;
-  packed.narrow(2, 0, kWeights).view({blocks, G, eight::kGroup / 4, kBlock, 4}).copy_(whole.unflatten(3, {-1, 4}).transpose(2, 3));
-  packed.narrow(2, kWeights, kBlock * sizeof(float)).view(at::kFloat).copy_(scales.squeeze(3));
-}
+// A matrix [N, K] as it comes from a file: bf16, or the bytes of its rows; and the number of its format.
+using Part = std::pair<Tensor, int>;
 
-enum class Precision { kBf16, k8Bit };
+inline Format format_of(const Part& part) { return static_cast<Format>(part.second); }
+inline int64_t depth_of(const Part& part) {
+  return format_of(part) == Format::kBf16 ? part.first.size(1) : part.first.size(1) / stored::file_bytes(format_of(part)) * stored::kGroup;
+}
+inline int64_t block_bytes(Format format, int64_t K) {
+  if (format == Format::kBf16) return K * kBlock * sizeof(bf16);
+  return stored::with_layout(format, [&](auto layout) { return decltype(layout)::block_bytes(K / stored::kGroup); });
+}
 
 // A packed matrix [N, K] of a decoder's linear.
 struct Matrix {
-  Tensor packed;
-  Precision precision = Precision::kBf16;
+  struct Task {  // two blocks of 16 columns, side by side
+    uint8_t* data;
+    Format format;
+    int64_t bytes;
+  };
+  std::vector<Task> tasks;
   int64_t depth = 0;  // K
-
-  int64_t tasks() const { return packed.size(0) / 2; }
-  int64_t task_bytes() const { return 2 * packed.stride(0) * packed.element_size(); }
-  const eight::WeightGroup* groups() const { return reinterpret_cast<const eight::WeightGroup*>(packed.data_ptr()); }
+  Tensor memory;      // keeps what the tasks point to
 
   // The first `columns` columns, a multiple of 32.
-  Matrix first(int64_t columns) const { return {packed.narrow(0, 0, columns / kBlock), precision, depth}; }
+  Matrix first(int64_t columns) const { return {{tasks.begin(), tasks.begin() + columns / kTask}, depth, memory}; }
+
+  // Writes column n, a row of the unpacked matrix, to `to` [K].
+  void unpack(int64_t n, bf16* to) const {
+    const Task& task = tasks[n / kTask];
+    const bf16* block = reinterpret_cast<const bf16*>(task.data + n % kTask / kBlock * (task.bytes / 2));
+    static thread_local std::vector<bf16> expanded;
+    if (task.format != Format::kBf16) {
+      expanded.resize(kBlock * depth);
+      stored::expand_block(task.format, reinterpret_cast<const uint8_t*>(block), depth / stored::kGroup, expanded.data());
+      block = expanded.data();
+    }
+    for (int64_t k = 0; k < depth; k += 2) std::memcpy(to + k, block + k * kBlock + n % kBlock * 2, 2 * sizeof(bf16));
+  }
 };
 
-inline Matrix in_bf16(const Tensor& weight) { return {pack(weight), Precision::kBf16, weight.size(1)}; }
-
-// All packed weights of a model side by side in one mapping.
+// All packed weights of a model side by side, in few mappings. Only what is used of them takes memory.
 class Arena {
  public:
-  explicit Arena(Precision precision = Precision::kBf16) : precision_(precision) {}
-
-  // Room for `elements` weights; in 8 bits twice that of bf16, as a short K is padded to 64. Only what is used takes memory.
-  void reserve(int64_t elements) { memory_ = huge_zeros({elements * (precision_ == Precision::k8Bit ? 2 : 1)}).view(at::kByte); }
-
-  Matrix pack(const Tensor& weight) {
-    const int64_t depth = weight.size(1);
-    auto sizes = packed_sizes(weight);
-    if (precision_ == Precision::kBf16) {
-      Tensor packed = take(c10::multiply_integers(sizes) * 2).view(at::kBFloat16).view(sizes);
-      pack_into(weight, packed);
-      return {packed, precision_, depth};
+  // `parts` below one another; or two of them, interleaved block by block, so that a task holds the same columns of both.
+  Matrix pack(const std::vector<Part>& parts, bool interleaved = false) {
+    Matrix matrix{{}, depth_of(parts[0]), {}};
+    std::vector<std::pair<const Part*, int64_t>> blocks;  // part and first row
+    for (const Part& part : parts)
+      for (int64_t row = 0; row < (part.first.size(0) + kTask - 1) / kTask * kTask; row += kBlock) blocks.push_back({&part, row});
+    if (interleaved) {
+      const int64_t half = blocks.size() / 2;
+      std::vector<std::pair<const Part*, int64_t>> pairs;
+      for (int64_t b = 0; b < half; b++) pairs.insert(pairs.end(), {blocks[b], blocks[half + b]});
+      blocks = pairs;
     }
-    const int64_t blocks = sizes[0], G = eight::groups_of(depth), bytes = sizeof(eight::WeightGroup);
-    Tensor packed = take(blocks * G * bytes).view({blocks, G, bytes});
-    quantise_into(weight, packed);
-    return {packed, precision_, depth};
+    int64_t size = 0;
+    for (size_t b = 0; b < blocks.size(); b += 2) {
+      const Part &left = *blocks[b].first, &right = *blocks[b + 1].first;
+      TORCH_CHECK(left.second == right.second && depth_of(left) == matrix.depth && depth_of(right) == matrix.depth && matrix.depth % 32 == 0,
+                  "a packed matrix has one depth, a multiple of 32, and one format for two interleaved parts");
+      TORCH_CHECK(left.first.is_contiguous() && right.first.is_contiguous(), "parts are contiguous");
+      const int64_t bytes = 2 * block_bytes(format_of(left), matrix.depth);
+      matrix.tasks.push_back({nullptr, format_of(left), bytes});
+      size += bytes;
+    }
+    uint8_t* memory = take(size);
+    matrix.memory = mappings_.back();
+    for (auto& task : matrix.tasks) {
+      task.data = memory;
+      memory += task.bytes;
+    }
+    at::parallel_for(0, blocks.size(), 8, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; b++) {
+        const Matrix::Task& task = matrix.tasks[b / 2];
+        fill(*blocks[b].first, blocks[b].second, matrix.depth, task.data + b % 2 * (task.bytes / 2));
+      }
+    });
+    return matrix;
   }
 
   int64_t bytes() const { return used_; }
 
  private:
-  Tensor take(int64_t bytes) {
-    TORCH_CHECK(used_ + bytes <= memory_.numel(), "more weights than the shape says");
+  static constexpr int64_t kMapping = 1 << 30;
+
+  uint8_t* take(int64_t bytes) {
+    if (mappings_.empty() || taken_ + bytes > mappings_.back().numel()) {
+      mappings_.push_back(huge_zeros({std::max(bytes, kMapping) / 2}).view(at::kByte));
+      taken_ = 0;
+    }
+    taken_ += bytes;
     used_ += bytes;
-    return memory_.narrow(0, used_ - bytes, bytes);
+    return mappings_.back().data_ptr<uint8_t>() + taken_ - bytes;
   }
 
-  const Precision precision_;
-  Tensor memory_;
-  int64_t used_ = 0;
-};
+  static void fill(const Part& part, int64_t row, int64_t depth, uint8_t* block) {
+    const auto& [weights, number] = part;
+    if (format_of(part) == Format::kBf16) return pack_block(weights, row, reinterpret_cast<bf16*>(block));
+    const int64_t G = depth / stored::kGroup, rows = std::min<int64_t>(kBlock, weights.size(0) - row);
+    stored::with_layout(format_of(part), [&](auto layout) {
+      for (int64_t n = 0; n < rows; n++)
+        for (int64_t g = 0; g < G; g++)
+          stored::write_group<decltype(layout)>(
+              stored::read_group(format_of(part), weights.data_ptr<uint8_t>() + (row + n) * weights.size(1), g), g, G, n, block);
+    });
+  }
 
-// Row `row` of a packed matrix whose rows have `width` elements.
-inline void unpack_row(const Tensor& packed, int64_t row, int64_t width, bf16* target) {
-  const bf16* from = bits(packed) + (row / 16) * width * 16 + (row % 16) * 2;
-  for (int64_t k = 0; k < width; k += 2) std::memcpy(target + k, from + k * 16, 4);
-}
+  std::vector<Tensor> mappings_;
+  int64_t taken_ = 0, used_ = 0;  // bytes: of the last mapping, of all
+};

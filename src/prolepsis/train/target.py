@@ -13,7 +13,7 @@ from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import HeadConfig
 from prolepsis.models.load import identity_of
-from prolepsis.models.targets.lean_shape import LeanEnds, LeanShape, lean_ends
+from prolepsis.models.targets.lean_shape import EndParts, LeanShape, lean_ends
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.prompts import turn_prefix
 
@@ -28,7 +28,7 @@ class Target:
     """`LoadedModel.identity`: of weights and tokenizer."""
     tokenizer: Tokenizer
     shape: LeanShape
-    ends: LeanEnds
+    ends: EndParts[Tensor]
     layer_config: Mapping[str, Any]
     """The transformers configuration of the model, as JSON values: a head's layer has the same geometry."""
     eos_token_ids: tuple[int, ...]

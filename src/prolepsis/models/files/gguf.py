@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -78,13 +80,18 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: {key} is not a list")
         return [str(item) for item in value]
 
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """Return the bytes of tensor `name`, read-only, where they lie in the file."""
+        entry = self.tensors[name]
+        return np.frombuffer(self._data, dtype=np.uint8, count=entry.size, offset=entry.start)
+
     def load(self, name: str) -> Tensor:
         """Return tensor `name`, dequantised to float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
         entry = self.tensors[name]
-        raw = np.frombuffer(self._data, dtype=np.uint8, count=entry.size, offset=entry.start)
+        raw = self.raw(name)
         kind = GGMLQuantizationType(entry.kind)
         if kind == GGMLQuantizationType.F32:
             return torch.from_numpy(raw.view(np.float32).reshape(entry.shape).copy())
@@ -194,7 +201,8 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
     architecture = file.text("general.architecture")
     if architecture in FAMILY and not any("_exps" in name for name in file.tensors):
         config = _family_config(file, architecture)
-        return Checkpoint(config, GgufTensors(file, config, dtype), path)
+        tensors = GgufTensors(file, config, dtype)
+        return Checkpoint(config, tensors, path, GgufMatrices(tensors))
     return _other(path, architecture, dtype)
 
 
@@ -210,11 +218,40 @@ class GgufTensors(Mapping[str, Tensor]):
             self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._file.load(self._names[name])
+        return self._in_order(name, self._file.load(self._names[name])).to(self._dtype)
+
+    def kind(self, name: str) -> int:
+        """Return ggml's number of the format of tensor `name`."""
+        return self._file.tensors[self._names[name]].kind
+
+    def stored(self, name: str) -> StoredMatrix:
+        """Return matrix `name` with the bytes of the file."""
+        entry = self._file.tensors[self._names[name]]
+        rows = torch.from_numpy(self._file.raw(self._names[name]).reshape(entry.shape[0], -1).copy())
+        return StoredMatrix(self._in_order(name, rows), entry.kind)
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
         heads = self._heads.get(name.split(".")[-2])
-        if heads is not None:
-            tensor = unpermute(tensor, heads)
-        return tensor.to(self._dtype)
+        return rows if heads is None else unpermute(rows, heads)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class GgufMatrices(Mapping[str, StoredMatrix]):
+    """The matrices of a GGUF file that the native forward reads as they are."""
+
+    def __init__(self, tensors: GgufTensors) -> None:
+        self._tensors = tensors
+        self._names = [name for name in tensors if tensors.kind(name) in PACKED and tensors.kind(name) != BF16]
+
+    def __getitem__(self, name: str) -> StoredMatrix:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors.stored(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.generation_config import generation_eos, token_ids
+from prolepsis.models.files.stored import StoredMatrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -27,6 +28,12 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     """Read from the file at each access, in the checkpoint's dtype (default: bfloat16)."""
     source: Path
+    stored: Mapping[str, StoredMatrix] = field(default_factory=dict)
+    """Matrices that a forward may read as they are stored, at each access."""
+
+    def matrix(self, name: str) -> StoredMatrix:
+        """Return matrix `name` as it is stored, else in bf16; raises `ModelLoadError` if the files lack it."""
+        return self.stored[name] if name in self.stored else StoredMatrix(self.tensor(name).bfloat16().contiguous())
 
     def tensor(self, name: str) -> Tensor:
         """Return tensor `name`; raises `ModelLoadError` if the files lack it."""

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.stored import BF16, Q8_0, StoredMatrix, quantise
 from prolepsis.models.heads.base import SHORTLIST, Candidates, DraftTree, HeadInfo, Lookahead, TreeParams, TreeSpec
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
-from prolepsis.models.targets.lean_shape import LeanLayer
-from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands
+from prolepsis.models.targets.lean_shape import LayerParts
+from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands, part
 
 
 class NativeHead:
@@ -27,7 +28,7 @@ class NativeHead:
         *,
         eight_bit: bool = True,
     ) -> None:
-        """Keep matrices in 8 bits, or in bfloat16 so that tests can compare the two; levels are always in bfloat16.
+        """Quantise matrices to 8 bits, or keep bfloat16 so that tests can compare them; levels are in bfloat16.
 
         Raises `ModelLoadError` for sizes that the native forward cannot run.
         """
@@ -37,17 +38,18 @@ class NativeHead:
         self._kv = (shape.kv_heads, shape.head_dim)
         self._target_ids = weights.target_ids
         sizes = (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, config.draft_vocab)
-        self._decoder = target.decoder.make_head(*sizes, weights.fc.shape[1], shape.eps, eight_bit)
+        kind = Q8_0 if eight_bit else BF16
+        self._decoder = target.decoder.make_head(*sizes, shape.eps, eight_bit)
         self._decoder.set_fusion(
-            weights.fc.bfloat16(),
+            part(quantise(weights.fc, kind)),
             weights.embed_norm.float(),
             weights.hidden_norm.float(),
             as_float(weights.input_norm),
             config.norm_before_residual,
             config.norm_output,
         )
-        add_layer(self._decoder, _layer(weights))
-        self._decoder.set_output(weights.lm_head.bfloat16(), weights.norm.float())
+        add_layer(self._decoder, _layer(weights, kind))
+        self._decoder.set_output(part(quantise(weights.lm_head, kind)), weights.norm.float())
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)
             shared = (bf16.enter, bf16.leave, bf16.state, bf16.token, bf16.out)
@@ -140,13 +142,13 @@ def _check_widths(config: HeadConfig, levels: LevelWeights | None) -> None:
             raise ModelLoadError(f"{field} is {size}; allowed for a head on the native forward: multiples of {WIDTH}")
 
 
-def _layer(weights: HeadWeights) -> LeanLayer:
-    return LeanLayer(
-        qkv=torch.cat([weights.q, weights.k, weights.v]),
+def _layer(weights: HeadWeights, kind: int) -> LayerParts[StoredMatrix]:
+    return LayerParts(
+        qkv=(quantise(weights.q, kind), quantise(weights.k, kind), quantise(weights.v, kind)),
         qkv_bias=None,
-        o=weights.o,
-        gate_up=torch.cat([weights.gate, weights.up]),
-        down=weights.down,
+        o=quantise(weights.o, kind),
+        gate_up=(quantise(weights.gate, kind), quantise(weights.up, kind)),
+        down=quantise(weights.down, kind),
         input_norm=weights.embed_norm,
         post_norm=weights.post_norm,
         q_norm=None,

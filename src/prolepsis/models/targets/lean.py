@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
-from prolepsis.models.targets.lean_shape import LeanEnds, LeanLayer, LeanShape, lean_ends, lean_layers
+from prolepsis.models.targets.lean_shape import EndParts, LeanLayer, LeanShape, lean_ends, lean_layers
 from prolepsis.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
@@ -128,16 +128,16 @@ def layer_to(layer: LeanLayer, device: torch.device) -> LeanLayer:
     return replace(layer, **{name: tensor.to(device) for name, tensor in _tensors(layer)})
 
 
-def ends_to(ends: LeanEnds, device: torch.device) -> LeanEnds:
+def ends_to(ends: EndParts[Tensor], device: torch.device) -> EndParts[Tensor]:
     """Return `ends` on `device`."""
     return replace(ends, **{name: tensor.to(device) for name, tensor in _tensors(ends)})
 
 
-def _weight_bytes(layers: list[LeanLayer], ends: LeanEnds) -> int:
-    parts: list[LeanLayer | LeanEnds] = [*layers, ends]
+def _weight_bytes(layers: list[LeanLayer], ends: EndParts[Tensor]) -> int:
+    parts: list[LeanLayer | EndParts[Tensor]] = [*layers, ends]
     return sum(int(tensor.nbytes) for part in parts for _, tensor in _tensors(part))
 
 
-def _tensors(part: LeanLayer | LeanEnds) -> list[tuple[str, Tensor]]:
+def _tensors(part: LeanLayer | EndParts[Tensor]) -> list[tuple[str, Tensor]]:
     values = [(f.name, getattr(part, f.name)) for f in fields(part)]
     return [(name, value) for name, value in values if isinstance(value, Tensor)]

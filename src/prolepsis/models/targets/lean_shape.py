@@ -3,9 +3,10 @@
 Legend: h query heads, k key/value heads, d head dimension.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -101,6 +102,31 @@ def rope_frequencies(config: "PreTrainedConfig", head_dim: int) -> tuple[tuple[f
     return tuple(inv_freq.tolist()), float(scaling)
 
 
+class Shaped(Protocol):
+    """A matrix, in whatever form a forward reads it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+M = TypeVar("M", bound=Shaped)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts(Generic[M]):
+    """Weights of one layer as they stand in the files."""
+
+    qkv: tuple[M, M, M]  # each [heads * d, hidden]
+    qkv_bias: Tensor | None  # [(h + 2k) * d]
+    o: M  # [hidden, h * d]
+    gate_up: tuple[M, M]  # each [intermediate, hidden]
+    down: M  # [hidden, intermediate]
+    input_norm: Tensor  # [hidden]
+    post_norm: Tensor  # [hidden]
+    q_norm: Tensor | None  # [d]
+    k_norm: Tensor | None  # [d]
+
+
 @dataclass(frozen=True, slots=True)
 class LeanLayer:
     """Weights of one layer; projections with the same input are fused."""
@@ -116,54 +142,83 @@ class LeanLayer:
     k_norm: Tensor | None  # [d]
 
 
-@dataclass(frozen=True, slots=True)
-class LeanEnds:
-    """Weights before the first and after the last layer."""
-
-    embedding: Tensor  # [vocab, hidden]
-    final_norm: Tensor  # [hidden]
-    head: Tensor | None  # [vocab, hidden]; None: tied to the embedding
-
-
-def lean_layers(checkpoint: Checkpoint, shape: LeanShape) -> Iterator[LeanLayer]:
-    """Yield the layers' weights one by one, so that a caller that repacks them holds only one layer twice.
+def layer_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> Iterator[LayerParts[M]]:
+    """Yield the layers' weights one by one, matrices as `read` returns them.
 
     Raises `ModelLoadError` for a missing tensor, or a shape that differs from the configuration.
     """
     hidden, q_rows, kv_rows = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    source = checkpoint.source
+
+    def matrix(name: str, *sizes: int) -> M:
+        return _checked(source, name, read(f"{name}.weight"), sizes)
+
+    def vector(name: str, size: int) -> Tensor:
+        return _checked(source, name, checkpoint.tensor(name), (size,))
+
     for i in range(shape.layers):
-        attn, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-        projections = (("q", q_rows), ("k", kv_rows), ("v", kv_rows))
-        qkv = [_checked(checkpoint, f"{attn}.{p}_proj.weight", (rows, hidden)) for p, rows in projections]
-        gate_up = [_checked(checkpoint, f"{mlp}.{p}_proj.weight", (shape.intermediate, hidden)) for p in ("gate", "up")]
-        bias = None
-        if shape.qkv_bias:
-            bias = torch.cat([_checked(checkpoint, f"{attn}.{p}_proj.bias", (rows,)) for p, rows in projections])
-        yield LeanLayer(
-            qkv=torch.cat(qkv),
-            qkv_bias=bias,
-            o=_checked(checkpoint, f"{attn}.o_proj.weight", (hidden, q_rows)),
-            gate_up=torch.cat(gate_up),
-            down=_checked(checkpoint, f"{mlp}.down_proj.weight", (hidden, shape.intermediate)),
-            input_norm=_checked(checkpoint, f"model.layers.{i}.input_layernorm.weight", (hidden,)),
-            post_norm=_checked(checkpoint, f"model.layers.{i}.post_attention_layernorm.weight", (hidden,)),
-            q_norm=_checked(checkpoint, f"{attn}.q_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
-            k_norm=_checked(checkpoint, f"{attn}.k_norm.weight", (shape.head_dim,)) if shape.qk_norm else None,
+        layer = f"model.layers.{i}"
+        attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        q, k, v = ((f"{attn}.{p}_proj", rows) for p, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
+        yield LayerParts(
+            qkv=(matrix(q[0], q[1], hidden), matrix(k[0], k[1], hidden), matrix(v[0], v[1], hidden)),
+            qkv_bias=torch.cat([vector(f"{p}.bias", rows) for p, rows in (q, k, v)]) if shape.qkv_bias else None,
+            o=matrix(f"{attn}.o_proj", hidden, q_rows),
+            gate_up=(
+                matrix(f"{mlp}.gate_proj", shape.intermediate, hidden),
+                matrix(f"{mlp}.up_proj", shape.intermediate, hidden),
+            ),
+            down=matrix(f"{mlp}.down_proj", hidden, shape.intermediate),
+            input_norm=vector(f"{layer}.input_layernorm.weight", hidden),
+            post_norm=vector(f"{layer}.post_attention_layernorm.weight", hidden),
+            q_norm=vector(f"{attn}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
+            k_norm=vector(f"{attn}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
         )
 
 
-def lean_ends(checkpoint: Checkpoint, shape: LeanShape) -> LeanEnds:
-    """Return the weights outside the layers; raises `ModelLoadError` as `lean_layers` does."""
+def lean_layers(checkpoint: Checkpoint, shape: LeanShape) -> Iterator[LeanLayer]:
+    """Yield the layers' weights, projections of the same input fused; raises `ModelLoadError` as `layer_parts`."""
+    for parts in layer_parts(checkpoint, shape, checkpoint.tensor):
+        yield LeanLayer(
+            qkv=torch.cat(parts.qkv),
+            qkv_bias=parts.qkv_bias,
+            o=parts.o,
+            gate_up=torch.cat(parts.gate_up),
+            down=parts.down,
+            input_norm=parts.input_norm,
+            post_norm=parts.post_norm,
+            q_norm=parts.q_norm,
+            k_norm=parts.k_norm,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndParts(Generic[M]):
+    """Weights before the first and after the last layer."""
+
+    embedding: M  # [vocab, hidden]
+    final_norm: Tensor  # [hidden]
+    head: M | None  # [vocab, hidden]; None: tied to the embedding
+
+
+def end_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> EndParts[M]:
+    """Return the weights outside the layers; raises `ModelLoadError` as `layer_parts` does."""
     size = (shape.vocab, shape.hidden)
-    return LeanEnds(
-        embedding=_checked(checkpoint, "model.embed_tokens.weight", size),
-        final_norm=_checked(checkpoint, "model.norm.weight", (shape.hidden,)),
-        head=None if shape.tied else _checked(checkpoint, "lm_head.weight", size),
+    source = checkpoint.source
+    embedding, norm, head = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+    return EndParts(
+        embedding=_checked(source, embedding, read(embedding), size),
+        final_norm=_checked(source, norm, checkpoint.tensor(norm), (shape.hidden,)),
+        head=None if shape.tied else _checked(source, head, read(head), size),
     )
 
 
-def _checked(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> Tensor:
-    tensor = checkpoint.tensor(name)
-    if tuple(tensor.shape) != shape:
-        raise ModelLoadError(f"{checkpoint.source}: {name} is {list(tensor.shape)}; its config says {list(shape)}")
-    return tensor
+def lean_ends(checkpoint: Checkpoint, shape: LeanShape) -> EndParts[Tensor]:
+    """Return the weights outside the layers as tensors; raises `ModelLoadError` as `layer_parts` does."""
+    return end_parts(checkpoint, shape, checkpoint.tensor)
+
+
+def _checked(source: Path, name: str, matrix: M, shape: tuple[int, ...]) -> M:
+    if tuple(matrix.shape) != shape:
+        raise ModelLoadError(f"{source}: {name} is {list(matrix.shape)}; its config says {list(shape)}")
+    return matrix

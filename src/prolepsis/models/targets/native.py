@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.stored import PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
-from prolepsis.models.targets.lean_shape import LeanLayer, LeanShape, lean_ends, lean_layers
+from prolepsis.models.targets.lean_shape import LayerParts, LeanShape, end_parts, layer_parts
 from prolepsis.native.decoder import pick_decoder
 from prolepsis.native.processor import default_threads
 
@@ -45,33 +46,41 @@ class NativeCache:
 class NativeModel:
     """A Llama-shaped target on the native forward. Raises `ModelLoadError` for an unsupported model or machine."""
 
-    def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        shape: LeanShape,
+        name: str,
+        threads: int | None = None,
+        *,
+        int8_activations: bool = True,
+    ) -> None:
+        """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
         for field in ("hidden", "intermediate", "head_dim"):
             if getattr(shape, field) % WIDTH:
                 raise ModelLoadError(f"{field} is {getattr(shape, field)}; allowed: multiples of {WIDTH}")
         self.shape = shape
         self.module, instructions = pick_decoder()
         angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
-        sizes = (
-            shape.layers,
-            shape.tied,
-            shape.hidden,
-            shape.heads,
-            shape.kv_heads,
-            shape.head_dim,
-            shape.intermediate,
-            shape.vocab,
-        )
+        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
         cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
-        self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, threads or default_threads())
-        for layer in lean_layers(checkpoint, shape):
+        team = threads or default_threads()
+        self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, team, int8_activations)
+        kinds: dict[str, None] = {}
+
+        def read(tensor: str) -> StoredMatrix:
+            found = checkpoint.matrix(tensor)
+            kinds[PACKED[found.kind]] = None
+            return found
+
+        for layer in layer_parts(checkpoint, shape, read):
             add_layer(self.decoder, layer)
-        ends = lean_ends(checkpoint, shape)
-        self.decoder.set_ends(ends.embedding.bfloat16(), _bf16(ends.head), ends.final_norm.float())
+        ends = end_parts(checkpoint, shape, read)
+        self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
         self._info = ModelInfo(
             name=name,
             architecture=checkpoint.config.model_type,
-            forward=f"native ({instructions.name})",
+            forward=f"native ({', '.join((instructions.name, *computation(list(kinds), int8=int8_activations)))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
             num_layers=shape.layers,
@@ -120,13 +129,25 @@ def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
     )
 
 
-def add_layer(decoder: Any, layer: LeanLayer) -> None:
-    """Give a decoder its next layer: matrices in bfloat16, the rest in float32."""
+def computation(kinds: list[str], *, int8: bool) -> list[str]:
+    """Say how weights of these formats are multiplied; nothing for bf16, in which nothing is rounded anew."""
+    if set(kinds) == {"bf16"}:
+        return []
+    return [f"{' and '.join(kinds)} weights", f"{'int8' if int8 else 'bf16'} activations"]
+
+
+def part(matrix: StoredMatrix) -> tuple[Tensor, int]:
+    """Return a matrix as the decoder takes it."""
+    return matrix.data, matrix.kind
+
+
+def add_layer(decoder: Any, layer: LayerParts[StoredMatrix]) -> None:
+    """Give a decoder its next layer: matrices as they are stored, the rest in float32."""
     decoder.add_layer(
-        layer.qkv.bfloat16(),
-        layer.o.bfloat16(),
-        layer.gate_up.bfloat16(),
-        layer.down.bfloat16(),
+        [part(matrix) for matrix in layer.qkv],
+        part(layer.o),
+        [part(matrix) for matrix in layer.gate_up],
+        part(layer.down),
         layer.input_norm.float(),
         layer.post_norm.float(),
         as_float(layer.qkv_bias),
@@ -138,7 +159,3 @@ def add_layer(decoder: Any, layer: LeanLayer) -> None:
 def as_float(tensor: Tensor | None) -> Tensor | None:
     """Return an optional tensor in float32."""
     return None if tensor is None else tensor.float()
-
-
-def _bf16(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.bfloat16()

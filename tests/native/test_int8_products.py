@@ -1,4 +1,4 @@
-"""Products in 8 bits have the same bits on every instruction set, for any number of rows."""
+"""Products in 8 bits have the same bits on every instruction set, for any number of rows and every stored format."""
 
 from prolepsis.native.processor import InstructionSet
 from tests.native.programs import each_build, needs_compiler, output_of
@@ -7,4 +7,4 @@ from tests.native.programs import each_build, needs_compiler, output_of
 @needs_compiler
 @each_build
 def test_every_row_count_is_a_plain_sum(instructions: InstructionSet, emulated: bool) -> None:
-    assert output_of("eight_bit_product.cpp", instructions, emulated=emulated) == "ok"
+    assert output_of("int8_product.cpp", instructions, emulated=emulated) == "ok"

@@ -1,0 +1,88 @@
+"""Quantised weights read as they are stored: the values of gguf, the bits of expanded weights, and rows that stand alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
+from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.protocol import SequenceInput, pack
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
+from tests.models.kernels import why_not
+from tests.models.tiny import save_tiny
+
+KINDS = [kind for kind in PACKED if kind != BF16]
+WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+CONTEXT = list(range(3, 60))
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+
+
+def random_matrix(shape: torch.Size, kind: int, seed: int) -> StoredMatrix:
+    """Random bytes whose float16 scales are small: any bytes are weights in every format."""
+    rows, columns = shape
+    generator = np.random.default_rng(seed)
+    block, size = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+    data = generator.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
+    halves = {12: (0, 2), 13: (0, 2), 14: (208,), 3: (0, 2), 7: (0, 2)}.get(kind, (0,))
+    for at in halves:
+        scales = generator.uniform(0.0005, 0.001, (rows, columns // block)) * (0.1 if kind >= 12 else 1)
+        data[:, :, at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    return StoredMatrix(torch.from_numpy(data.reshape(rows, -1)), kind)
+
+
+def values(matrix: StoredMatrix) -> Tensor:
+    kind = gguf.GGMLQuantizationType(matrix.kind)
+    return torch.from_numpy(gguf.quants.dequantize(matrix.data.numpy(), kind)).bfloat16()
+
+
+def in_kind(folder: Path, kind: int, other: int) -> tuple[Checkpoint, Checkpoint]:
+    """A model whose matrices are stored in `kind`, values and output projections in `other`; and the same in bf16."""
+    checkpoint = open_checkpoint(folder)
+    matrices = {}
+    for i, (name, tensor) in enumerate(checkpoint.tensors.items()):
+        if tensor.ndim == 2:
+            mixed = other if "v_proj" in name or "o_proj" in name else kind
+            matrices[name] = random_matrix(tensor.shape, mixed, i)
+    expanded = {name: values(matrix) for name, matrix in matrices.items()}
+    return replace(checkpoint, stored=matrices), replace(checkpoint, tensors={**checkpoint.tensors, **expanded})
+
+
+def logits(checkpoint: Checkpoint, *, int8: bool) -> Tensor:
+    """Logits of a context, by a prefill; each of its last rows alone and in fours must have the same bits."""
+    target = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "m", threads=2, int8_activations=int8)
+    cache = target.make_cache(2)
+    found = target.forward(pack([SequenceInput(CONTEXT, 0, [0, 1], keep_last=len(CONTEXT))]), cache)
+    for count in (1, 4):
+        start = len(CONTEXT) - count
+        again = target.forward(pack([SequenceInput(CONTEXT[start:], start, [0, 1], keep_last=count)]), cache)
+        assert torch.equal(again, found[start:])
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[PACKED[kind] for kind in KINDS])
+def test_each_format_gives_the_values_of_its_file(tmp_path: Path, kind: int) -> None:
+    save_tiny(tmp_path, "llama", WIDE).save_pretrained(tmp_path)
+    stored, expanded = in_kind(tmp_path, kind, other=KINDS[(KINDS.index(kind) + 3) % len(KINDS)])
+    expected = logits(expanded, int8=False)
+    assert expected.std() > 0.01
+    assert torch.equal(logits(stored, int8=False), expected), "in bf16 the bits of expanded weights"
+    rounded = logits(stored, int8=True)
+    assert (rounded - expected).std() < 0.03 * expected.std()
+    assert not torch.equal(rounded, expected), "rows are rounded to 8 bits"
+
+
+def test_quantised_weights_take_the_memory_of_their_file(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama", WIDE).save_pretrained(tmp_path)
+    for kind in KINDS:
+        stored, _ = in_kind(tmp_path, kind, other=kind)
+        target = NativeModel(stored, LeanShape.from_config(stored.config), "m", threads=1)
+        in_file = sum(matrix.data.nbytes for matrix in stored.stored.values())
+        assert in_file <= target.info.weight_bytes < 1.03 * in_file
+        assert PACKED[kind] in target.info.forward
