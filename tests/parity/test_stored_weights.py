@@ -1,4 +1,4 @@
-"""Quantised weights read as they are stored: the values of gguf, the bits of expanded weights, and rows that stand alone."""
+"""Quantised weights as stored: the values of gguf, the bits of expanded weights, and rows that stand alone."""
 
 from dataclasses import replace
 from pathlib import Path
