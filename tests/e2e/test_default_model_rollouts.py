@@ -18,7 +18,7 @@ from tests.simulation.server import StepLog, WatchedClient, bodies, running_serv
 
 pytestmark = pytest.mark.real_model
 SMALL = CONFIG.model_copy(update={"max_model_len": 1024, "kv_memory": "128MiB"})
-PACE = Pace(at_once=8)
+PACE = Pace(at_once=2)
 NUM_TOKENS = 16
 
 

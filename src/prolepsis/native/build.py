@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -51,8 +52,10 @@ def load_extension(name: str, files: Sequence[str], flags: Sequence[str] = (), *
     def compile_and_link(target: Path) -> None:
         objects = [str(target.with_name(f"{file}.o")) for file in files]
         includes, libraries = _torch_paths()
-        for file, to in zip(files, objects, strict=True):
-            run_compiler([*options, f"-DTORCH_EXTENSION_NAME={module}", *includes, "-c", str(folder / file), "-o", to])
+        common = [*options, f"-DTORCH_EXTENSION_NAME={module}", *includes]
+        with ThreadPoolExecutor() as compilers:
+            jobs = [[*common, "-c", str(folder / file), "-o", to] for file, to in zip(files, objects, strict=True)]
+            list(compilers.map(run_compiler, jobs))
         run_compiler(["-shared", *objects, *libraries, "-o", str(target)])
 
     library = built(f"{module}.so", key, compile_and_link)

@@ -18,7 +18,7 @@ def load_decoder(instructions: InstructionSet) -> ModuleType:
     if (missing := compiler_missing()) is not None:
         raise ModelLoadError(missing)
     try:
-        return load_extension("decoder", ("decoder.cpp",), ("-fopenmp", *instructions.flags))
+        return load_extension("decoder", ("decoder.cpp", "int8_products.cpp"), ("-fopenmp", *instructions.flags))
     except (RuntimeError, OSError) as error:
         raise ModelLoadError(f"the native operator could not be built: {error}") from error
 

@@ -5,11 +5,9 @@
 // Legend: M rows, R rows of one sweep, G groups of 32 along K.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
-#include "products.h"
 #include "stored.h"
 
 namespace stored {
@@ -20,11 +18,8 @@ struct RowGroup {
   int32_t offset, halves[2];  // -8 * the sum of the values, of all and of each half: makes signed weights of unsigned ones
 };
 
-#if defined(PROLEPSIS_AMX)
-constexpr int kFewRows = 4;  // that are faster without tiles
-#endif
-#if defined(__AVX512BF16__) || defined(PROLEPSIS_AMX)
-constexpr int kSweepRows = 16;
+#if defined(__AVX512BF16__)
+constexpr int kSweepRows = 8;  // of 16 no row is cheaper: a sweep takes apart what it reads of cached weights once more
 #else
 constexpr int kSweepRows = 4;
 #endif
@@ -61,105 +56,17 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
-// The integer at which the sum over scale `i` of a group starts.
-template <class L>
-inline int32_t start_of(const RowGroup& x, int i) {
-  return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
-}
+// c[r][0:16] = R rows x times one block of weights of G groups.
+using Product = void (*)(const RowGroup* x, const uint8_t* block, int64_t G, float* c);
+Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 
-// totals += sums (of each scale's codes and values) in the row's and the columns' scales.
-template <class L>
-inline Lanes added(Lanes total, const Lanes (&sums)[L::kScales], const RowGroup& x, const Scales<L>& s) {
-  for (int i = 0; i < L::kScales; i++) total = lanes::fma(lanes::mul(sums[i], lanes::all(x.scale)), s.scale[i], total);
-  return L::kMinimum ? lanes::fma(s.minimum, lanes::all(x.sum), total) : total;
-}
-
-#if defined(__AVX512BF16__)
-
-// totals[r] += x[r] * one group of weights.
-template <class L, int R>
-inline void add_group(const RowGroup* x, const uint8_t* codes, const Scales<L>& s, Lanes (&totals)[R]) {
-  constexpr int kEach = kQuads / L::kScales;
-  __m512i quads[kQuads];
-  for (int i = 0; i < kQuads; i++) quads[i] = quad_of<L>(codes, i);
-  for (int r = 0; r < R; r++) {
-    const int* values = reinterpret_cast<const int*>(x[r].values);
-    Lanes sums[L::kScales];
-    for (int i = 0; i < L::kScales; i++) {
-      __m512i sum = L::kMinimum ? _mm512_setzero_si512() : _mm512_set1_epi32(start_of<L>(x[r], i));
-      for (int k = i * kEach; k < (i + 1) * kEach; k++) sum = _mm512_dpbusd_epi32(sum, quads[k], _mm512_set1_epi32(values[k]));
-      sums[i] = _mm512_cvtepi32_ps(sum);
-    }
-    totals[r] = added<L>(totals[r], sums, x[r], s);
-  }
-}
-
-#else
-
-// The sums of four products each, as int32; w is unsigned. Of 8 bits pairs would overflow int16, so their nibbles go apart.
-template <int Bits>
-inline __m256i dot(__m256i w, __m256i x) {
-  const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(15);
-  if constexpr (Bits < 8) return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones);
-  const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, mask), x);
-  const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 4), mask), x);
-  return _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
-}
-
-template <class L, int R>
-inline void add_group(const RowGroup* x, const uint8_t* codes, const Scales<L>& s, Lanes (&totals)[R]) {
-  constexpr int kEach = kQuads / L::kScales;
-  Lanes sums[R][L::kScales];
-  for (int i = 0; i < L::kScales; i++) {
-    __m256i low[R], high[R];
-    for (int r = 0; r < R; r++) low[r] = high[r] = _mm256_set1_epi32(start_of<L>(x[r], i));
-    for (int k = i * kEach; k < (i + 1) * kEach; k++) {
-      const Bytes quad = quad_of<L>(codes, k);
-      for (int r = 0; r < R; r++) {
-        const __m256i row = _mm256_set1_epi32(reinterpret_cast<const int*>(x[r].values)[k]);
-        low[r] = _mm256_add_epi32(low[r], dot<L::kBits>(quad.low, row));
-        high[r] = _mm256_add_epi32(high[r], dot<L::kBits>(quad.high, row));
-      }
-    }
-    for (int r = 0; r < R; r++) sums[r][i] = {_mm256_cvtepi32_ps(low[r]), _mm256_cvtepi32_ps(high[r])};
-  }
-  for (int r = 0; r < R; r++) totals[r] = added<L>(totals[r], sums[r], x[r], s);
-}
-
-#endif
-
-template <int R>
-constexpr int kAhead = R < 3 ? 8192 : 16384;  // bytes that a sweep fetches ahead
-
-// c[r][0:16] = x[r] * one block.
-template <class L, int R>
-void block_product(const RowGroup* x, const uint8_t* block, int64_t G, float* c) {
-  const uint8_t* scales = block + G * L::kCodeBytes;
-  Lanes totals[R];
-  for (auto& total : totals) total = lanes::zero();
-  for (int64_t g = 0; g < G; g++, x += R) {
-    const uint8_t* codes = block + g * L::kCodeBytes;
-    for (int i = 0; i < L::kCodeBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead<R> + i), _MM_HINT_T0);
-    add_group<L>(x, codes, Scales<L>(scales, g), totals);
-  }
-  for (int r = 0; r < R; r++) lanes::store(c + r * kTask, totals[r]);
-}
-
-using Product = void (*)(const RowGroup*, const uint8_t*, int64_t, float*);
-template <class L, int... R>
-constexpr auto table(std::integer_sequence<int, R...>) {
-  return std::array<Product, sizeof...(R)>{block_product<L, R + 1>...};
-}
-template <class L>
-inline constexpr auto kProducts = table<L>(std::make_integer_sequence<int, kSweepRows>{});
-
-// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times the two blocks at `weights`.
-template <class L, class Epilogue>
-void task_product(const RowGroup* x, const Sweeps& sweeps, const uint8_t* weights, float* c, const Epilogue& epilogue) {
+// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times the two blocks at `weights`, each of `bytes`.
+template <class Epilogue>
+void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* weights, int64_t bytes, float* c, const Epilogue& epilogue) {
   for (int64_t sweep = 0; sweep < sweeps.count(); sweep++) {
     const int64_t first = sweeps.first(sweep), rows = sweeps.first(sweep + 1) - first;
-    for (int b = 0; b < 2; b++)
-      kProducts<L>[rows - 1](x + first * sweeps.G, weights + b * L::block_bytes(sweeps.G), sweeps.G, c + b * kBlock);
+    const Product product = product_of(format, rows);
+    for (int b = 0; b < 2; b++) product(x + first * sweeps.G, weights + b * bytes, sweeps.G, c + b * kBlock);
     epilogue(first, rows, c);
   }
 }
