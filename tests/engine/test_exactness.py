@@ -1,6 +1,7 @@
 """The self-check distinguishes a forward whose rows depend on each other from one whose rows do not."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch import Tensor
@@ -82,3 +83,28 @@ def test_strict_asked_for_and_not_held_is_an_error() -> None:
 
 def test_off_is_normal_whatever_the_model_holds() -> None:
     assert decide(TableModel(), "off").mode == "normal"
+
+
+def test_a_check_that_was_passed_is_kept_and_not_repeated(tmp_path: Path) -> None:
+    model, file = TableModel(), tmp_path / "checks" / "passed.json"
+    measured = decide(model, "auto", file)
+    passes = model.num_passes
+    assert passes > 0
+    assert decide(model, "auto", file) == measured
+    assert model.num_passes == passes
+    assert decide(model, "auto", file, fresh=True) == measured
+    assert model.num_passes == 2 * passes
+
+
+def test_a_check_that_was_not_passed_is_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "passed.json"
+    assert decide(ManyRows(), "auto", file).mode == "normal"
+    assert decide(TableModel(), "auto", file).mode == "strict"
+
+
+def test_a_check_of_fewer_contexts_does_not_count_for_more(tmp_path: Path) -> None:
+    file = tmp_path / "passed.json"
+    decide(ShortContext(64), "auto", file)
+    model = TableModel()
+    decide(model, "auto", file)
+    assert model.num_passes > 0

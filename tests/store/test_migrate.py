@@ -3,18 +3,29 @@
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.store.migrate import newest_revision, revision, upgrade
+from prolepsis.store import migrations
+from prolepsis.store.migrate import NEWEST, revision, upgrade
 from prolepsis.store.tables import metadata, request_records
 from tests.store.databases import opened
 from tests.store.fakes import record
 
+OPEN = """
+import sys
+from prolepsis.store.database import Database, store_url
+from prolepsis.store.migrate import upgrade
+upgrade(Database(store_url(sys.argv[1])))
+print("alembic is imported" if "alembic" in sys.modules else "alembic is not imported")
+"""
 UPGRADE = """
 import sys
 from prolepsis.store.database import Database
@@ -31,12 +42,23 @@ def test_migrations_lead_from_nothing_to_the_tables(empty: str) -> None:
     assert revision(database) is None
     upgrade(database)
     upgrade(database)
-    assert revision(database) == newest_revision()
+    assert revision(database) == NEWEST
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     if database.file is not None:
         assert stat.S_IMODE(database.file.stat().st_mode) == 0o600
     database.close()
+
+
+def test_the_newest_revision_is_that_of_the_last_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__path__[0])))
+    assert ScriptDirectory.from_config(config).get_current_head() == NEWEST
+
+
+def test_a_database_of_this_version_is_opened_without_alembic(setting: str) -> None:
+    result = subprocess.run([sys.executable, "-c", OPEN, setting], capture_output=True, text=True, check=True)
+    assert result.stdout == "alembic is not imported\n"
 
 
 def test_a_record_has_the_columns_of_its_table() -> None:

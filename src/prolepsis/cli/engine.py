@@ -1,7 +1,8 @@
 """Starts an engine for a command: downloads a missing known model, builds the engine, and closes it at the end."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,16 +25,33 @@ class Running:
     tokenizer: "Tokenizer"
 
 
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Put the garbage collector off while modules and models load, and let it pass over what they made for good.
+
+    It would visit the growing number of objects again and again (a quarter of the time), and little of it is garbage.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None) -> Running:
     """Load the model and put an engine and its client together."""
-    from prolepsis.models.files.store import resolve
-    from prolepsis.models.files.tokenizer import load_tokenizer
+    with without_collections():
+        from prolepsis.models.files.store import resolve
 
-    tokenizer = load_tokenizer(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
-    from prolepsis.engine.build import build_engine
-    from prolepsis.engine.thread import ThreadEngineClient
+        resolve(config.model, config.model_dir)  # quick, and names a model that is not here
+        from prolepsis.engine.build import build_engine
+        from prolepsis.engine.thread import ThreadEngineClient
+        from prolepsis.models.load import load_model
 
-    return Running(ThreadEngineClient(build_engine(config, observer)), tokenizer)
+        target = load_model(config)
+        engine = build_engine(config, observer, target=target)
+    return Running(ThreadEngineClient(engine), target.tokenizer)
 
 
 @asynccontextmanager

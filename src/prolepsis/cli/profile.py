@@ -56,15 +56,16 @@ def profile(
 
 def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
-    from prolepsis.engine.exactness import decide
+    from prolepsis.engine.exactness import decide, passed_file
     from prolepsis.engine.profile import cost_curve, curve_file
-    from prolepsis.models.load import load_model
+    from prolepsis.models.load import build_of, load_model
     from prolepsis.native.processor import default_threads
 
     loaded = load_model(config)
     note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
-    exactness = decide(loaded.model, config.strict)
     threads = config.threads or default_threads()
+    passed = passed_file(loaded.fingerprint, threads, build_of(loaded.model))
+    exactness = decide(loaded.model, config.strict, passed, fresh=True)
     file = curve_file(loaded.fingerprint, threads)
     return Profile(
         model=loaded.model.info.name,

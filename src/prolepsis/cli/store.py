@@ -19,7 +19,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
-from prolepsis.store.migrate import newest_revision, revision
+from prolepsis.store.migrate import NEWEST, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
 
 StoreOption = Annotated[
@@ -48,7 +48,7 @@ def ready_database(given: str | None) -> Iterator[Database]:
         found = revision(database)
         if found is None:
             raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` creates it", param="store")
-        if found != newest_revision():
+        if found != NEWEST:
             message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` upgrades it"
             raise ConfigError(message, param="store")
         yield database
@@ -64,8 +64,8 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
     """Show the address, schema and contents of the store."""
     with configured_database(store) as database:
         found = revision(database)
-        facts: dict[str, object] = {"store": database.name, "schema": found, "newest_schema": newest_revision()}
-        if found == newest_revision():
+        facts: dict[str, object] = {"store": database.name, "schema": found, "newest_schema": NEWEST}
+        if found == NEWEST:
             with database.read() as connection:
                 facts["request_records"] = records.count(connection)
                 facts["audit_entries"] = chain.head(connection)[0]

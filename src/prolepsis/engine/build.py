@@ -10,7 +10,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
-from prolepsis.engine.exactness import Exactness, decide
+from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
@@ -26,7 +26,7 @@ from prolepsis.kv.pages import PagePool
 from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_for
-from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.load import LoadedModel, build_of, load_model
 from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
 from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.native.processor import default_threads
@@ -60,13 +60,15 @@ EXIT_SEQUENCES = 16
 """Sequences that an early exit drafts for in one step: its scratch pages are whole pages of the target."""
 
 
-def build_engine(config: EngineConfig, observer: EngineObserver | None = None) -> Engine:
-    """Load the model that `config` names and return an engine around it.
+def build_engine(
+    config: EngineConfig, observer: EngineObserver | None = None, *, target: LoadedModel | None = None
+) -> Engine:
+    """Load the model that `config` names, unless it is given as `target`, and return an engine around it.
 
     Raises `ConfigError`, `ModelError` and `MemoryPlanError`, each saying what was given and what is allowed.
     """
     names = proposer_names(config)
-    target = load_model(config)
+    target = target or load_model(config)
     draft = load_model(config, config.draft_model) if DRAFT_MODEL in names else None
     if draft is not None and config.draft_model is not None:
         warn_of_other_target(config.draft_model, target, config.model_dir)
@@ -94,7 +96,8 @@ def assemble(
     """
     model, info = target.model, target.model.info
     max_model_len = _context_length(config, info.max_positions)
-    exactness = decide(model, config.strict)
+    threads = config.threads or default_threads()
+    exactness = decide(model, config.strict, passed_file(target.fingerprint, threads, build_of(model)))
     others = (draft.model.info if draft else None, head.info if head else None)  # they have a page for each page
     page_bytes = info.page_bytes + sum(other.page_bytes for other in others if other)
     num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
@@ -112,7 +115,7 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=config.threads or default_threads())
+    sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=threads)
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),

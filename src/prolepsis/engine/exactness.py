@@ -2,17 +2,22 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import structlog
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.kept import keep, kept_file, read_kept
 from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
 ROW_COUNTS = (2, 3, 8, 16, 32)
 SEED = 20_011
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +36,31 @@ class _Text:
     pages: list[int]
 
 
-def decide(model: TargetModel, setting: Literal["auto", "on", "off"]) -> Exactness:
-    """Return the mode for `model`; raises `ModelLoadError` if strict is required and the model does not pass."""
+def passed_file(fingerprint: str, threads: int, build: str) -> Path:
+    """Return where it is kept that a model passed the self-check on this machine with this build of its forward."""
+    return kept_file("self-checks", fingerprint, threads, build)
+
+
+def decide(
+    model: TargetModel, setting: Literal["auto", "on", "off"], passed: Path | None = None, *, fresh: bool = False
+) -> Exactness:
+    """Return the mode for `model`; a check that was passed is kept in the file `passed` and not repeated.
+
+    Raises `ModelLoadError` if strict is required and the model does not pass.
+    """
     if setting == "off":
         return Exactness("normal", "set in the configuration")
+    rows = ", ".join(map(str, ROW_COUNTS))
+    contexts = ", ".join(map(str, _tested_contexts(model)))
+    strict = Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
+    if passed is not None and not fresh and read_kept(passed) == strict.reason:
+        return strict
+    log.info("checking_exactness", model=model.info.name)
     fault = invariance_fault(model)
     if fault is None:
-        rows = ", ".join(map(str, ROW_COUNTS))
-        contexts = ", ".join(map(str, _tested_contexts(model)))
-        return Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
+        if passed is not None:
+            keep(passed, strict.reason)
+        return strict
     if setting == "on":
         raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")
     return Exactness("normal", f"self-check: {fault}")

@@ -1,16 +1,12 @@
 """Measures what a pass of the loaded model costs on this machine, and keeps the curve for the next start."""
 
-import hashlib
-import os
-import platform
 import time
 from pathlib import Path
 
 import structlog
 import torch
 
-from prolepsis import __version__
-from prolepsis.core.files import cache_directory
+from prolepsis.engine.kept import keep, kept_file, read_kept
 from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, TargetModel, pack
 from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 
@@ -22,17 +18,16 @@ SEQUENCE = 512
 
 def curve_file(fingerprint: str, threads: int) -> Path:
     """Return where the curve of a model on this machine is kept."""
-    software = f"{torch.__version__}:{__version__}:{SEQUENCE}:2"
-    measured = f"{fingerprint}:{threads}:{platform.machine()}:{platform.node()}:{software}"
-    return cache_directory() / "profiles" / f"{hashlib.sha256(measured.encode()).hexdigest()[:16]}.json"
+    return kept_file("profiles", fingerprint, threads, str(SEQUENCE))
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
     """Return the curve kept in `file`, else (or with `fresh`) measure it and keep it there."""
     if not fresh and (kept := _read(file)) is not None:
         return kept
+    log.info("measuring_passes", kept_in=str(file))
     curve = measure(model)
-    _write(file, curve)
+    keep(file, curve.to_json())
     return curve
 
 
@@ -69,20 +64,9 @@ def _sequences(tokens: int, context: int) -> list[SequenceInput]:
 
 
 def _read(file: Path) -> CostCurve | None:
+    text = read_kept(file)
     try:
-        return CostCurve.from_json(file.read_text())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
+        return None if text is None else CostCurve.from_json(text)
+    except ValueError as error:
         log.warning("profile_unreadable", file=str(file), error=str(error))
         return None
-
-
-def _write(file: Path, curve: CostCurve) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(curve.to_json())
-        part.replace(file)
-    except OSError as error:  # contained: a curve that cannot be kept is measured again next time
-        log.warning("profile_not_kept", file=str(file), error=str(error))

@@ -115,6 +115,11 @@ def pick_forward(
     return native, None
 
 
+def build_of(model: TargetModel) -> str:
+    """Return a name for the compiled code that runs `model`; empty if it has none of its own."""
+    return model.module.__name__ if isinstance(model, NativeModel) else ""
+
+
 def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:
     """Return the checkpoint with matrices as the setting `weights` says; raises `ModelLoadError` if they cannot be."""
     if weights == "auto":

@@ -25,14 +25,22 @@ AMX_BF16 = InstructionSet("amx_bf16", AVX512 + AMX)
 
 def processor_flags() -> frozenset[str]:
     """Return the processor's feature flags as Linux names them; empty elsewhere."""
+    return frozenset(_fact("flags").split())
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux states it; what Python knows of it elsewhere."""
+    return _fact("model name") or platform.processor()
+
+
+def _fact(name: str) -> str:
+    """Return what /proc/cpuinfo says of the first core under `name`; empty if it says nothing."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            return frozenset(line.split(":", 1)[1].split())
-    return frozenset()
+        return ""
+    found = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for key, _, value in found if key.strip() == name), "")
 
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:

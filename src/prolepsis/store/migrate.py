@@ -1,16 +1,19 @@
 """Upgrades a database to the schema of this version; replicas that start together take turns."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.store.database import Database
 
+if TYPE_CHECKING:  # imported for a database that needs it: it takes a third of a second
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+NEWEST = "0001"
+"""The revision that this version makes and needs: that of the last file in `migrations/versions`."""
 _FOLDER = Path(__file__).parent / "migrations"
 _LOCK = 0x70726F6C
 """The number of the migrations' advisory lock in PostgreSQL."""
@@ -21,8 +24,10 @@ def upgrade(database: Database) -> None:
 
     Raises `StoreUnavailable`, and `ConfigError` for the schema of another version.
     """
-    if revision(database) == newest_revision():
+    if revision(database) == NEWEST:
         return
+    from alembic import command
+
     database.make_file()
     with database.write() as connection:  # in SQLite this is the lock
         if connection.dialect.name == "postgresql":
@@ -43,20 +48,18 @@ def revision(database: Database) -> str | None:
     return found
 
 
-def newest_revision() -> str:
-    """Return the revision that this version makes and needs."""
-    head = _scripts().get_current_head()
-    assert head is not None, "there is a migration"
-    return head
-
-
 def _revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return found
 
 
 def _check_known(found: str | None, database: Database) -> None:
+    if found in (None, NEWEST):
+        return
     known = {script.revision for script in _scripts().walk_revisions()}
-    if found is not None and found not in known:
+    if found not in known:
         given = f"store {database.name} has schema {found} of another version"
         raise ConfigError(f"{given}; this one knows {_named(known)}: name another database", param="store")
 
@@ -65,11 +68,15 @@ def _named(revisions: set[str]) -> str:
     return ", ".join(sorted(revisions))
 
 
-def _scripts() -> ScriptDirectory:
+def _scripts() -> "ScriptDirectory":
+    from alembic.script import ScriptDirectory
+
     return ScriptDirectory.from_config(_config())
 
 
-def _config() -> Config:
+def _config() -> "Config":
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_FOLDER).replace("%", "%%"))
     return config
