@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
@@ -81,7 +82,9 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
     path = resolve(name, model_dir)
     checkpoint = open_checkpoint(path)
     shape = LeanShape.from_config(checkpoint.config)
-    layer_config = {key: value for key, value in checkpoint.config.to_dict().items() if key != "architectures"}
+    layer_config = {
+        key: value for key, value in for_transformers(checkpoint.config).to_dict().items() if key != "architectures"
+    }
     return Target(
         name=name,
         path=path,

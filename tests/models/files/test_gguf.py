@@ -1,5 +1,6 @@
 """GGUF files give the weights, names, layout and configuration of the model they were written from."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -7,7 +8,8 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.gguf import unpermute
+from prolepsis.models.files.gguf import GgufFile, GgufMatrices, GgufTensors, unpermute
+from prolepsis.models.files.stored import StoredMatrix
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
@@ -50,6 +52,23 @@ def test_quantised_matrices_come_dequantised(tmp_path: Path) -> None:
             error = (checkpoint.tensor(name) - expected).norm() / expected.norm()
             assert error < (0.1 if kind.name == "Q4_1" else 0.01), kind.name
         assert open_checkpoint(path).tensor("lm_head.weight").dtype == torch.bfloat16
+
+
+class CountingTensors(GgufTensors):
+    num_read = 0
+
+    def stored(self, name: str) -> StoredMatrix:
+        self.num_read += 1
+        return super().stored(name)
+
+
+def test_a_matrix_is_read_once_when_it_is_looked_for_and_taken(tmp_path: Path) -> None:
+    model, path, name = save_tiny(tmp_path / "model", "llama", {}), tmp_path / "m.gguf", "model.embed_tokens.weight"
+    write_gguf(path, model, "llama", kind=gguf.GGMLQuantizationType.Q8_0)
+    tensors = CountingTensors(GgufFile(path), model.config, torch.bfloat16)
+    checkpoint = replace(open_checkpoint(path), stored=GgufMatrices(tensors))
+    checkpoint.matrix(name)
+    assert tensors.num_read == 1
 
 
 def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def _write_weights(source: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from prolepsis.models.files.config import for_transformers
     from prolepsis.models.files.weights import open_checkpoint
 
     checkpoint = open_checkpoint(source, torch.bfloat16)
-    model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.bfloat16)
     fit = model.load_state_dict(dict(checkpoint.tensors), strict=False)
     model.tie_weights()
     tied = set(model.all_tied_weights_keys)

@@ -9,7 +9,6 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.config import LlamaShapedConfig, llama_shaped
+from prolepsis.models.files.rope import rope_frequencies
 from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
-from prolepsis.models.files.weights import Checkpoint
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from prolepsis.models.files.weights import Checkpoint, Config
 
 Value = bool | int | float | str | list["Value"]
 
@@ -143,7 +141,9 @@ class GgufFile:
         if kind != _ARRAY:
             return self._number(_SCALARS[kind])
         item, count = int(self._number("I")), self._count()
-        if item in (_STRING, _ARRAY):
+        if item == _STRING:
+            return self._strings(count)
+        if item == _ARRAY:
             return [self._value(item) for _ in range(count)]
         code = _SCALARS[item]
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
@@ -161,6 +161,19 @@ class GgufFile:
 
     def _string(self) -> str:
         return self._take(self._count()).decode("utf-8", errors="replace")
+
+    def _strings(self, count: int) -> list[Value]:
+        """Read `count` strings in one loop: a vocabulary has hundreds of thousands."""
+        data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
+        found: list[Value] = []
+        for _ in range(count):
+            (length,) = length_at(data, at)
+            start, at = at + 8, at + 8 + length
+            found.append(data[start:at].decode("utf-8", errors="replace"))
+        if at > len(data):
+            raise ValueError("the file is cut off")
+        self._at = at
+        return found
 
     def _take(self, count: int) -> bytes:
         taken = self._data[self._at : self._at + count]
@@ -209,7 +222,7 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
 class GgufTensors(Mapping[str, Tensor]):
     """Tensors of a Llama-shaped GGUF file under transformers names, dequantised at each access."""
 
-    def __init__(self, file: GgufFile, config: "PreTrainedConfig", dtype: torch.dtype) -> None:
+    def __init__(self, file: GgufFile, config: Config, dtype: torch.dtype) -> None:
         self._file = file
         self._dtype = dtype
         self._names = {to: name for name in file.tensors if (to := transformers_name(name)) is not None}
@@ -219,6 +232,9 @@ class GgufTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return self._in_order(name, self._file.load(self._names[name])).to(self._dtype)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
+        return name in self._names
 
     def kind(self, name: str) -> int:
         """Return ggml's number of the format of tensor `name`."""
@@ -246,12 +262,16 @@ class GgufMatrices(Mapping[str, StoredMatrix]):
 
     def __init__(self, tensors: GgufTensors) -> None:
         self._tensors = tensors
-        self._names = [name for name in tensors if tensors.kind(name) in PACKED and tensors.kind(name) != BF16]
+        kinds = {name: tensors.kind(name) for name in tensors}
+        self._names = [name for name, kind in kinds.items() if kind in PACKED and kind != BF16]
 
     def __getitem__(self, name: str) -> StoredMatrix:
         if name not in self._names:
             raise KeyError(name)
         return self._tensors.stored(name)
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would read the matrix
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -276,11 +296,10 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
     return tensor.view(heads, half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _family_config(file: GgufFile, architecture: str) -> "PreTrainedConfig":
-    from transformers import AutoConfig
-
+def _family_config(file: GgufFile, architecture: str) -> LlamaShapedConfig:
     hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
     fields: dict[str, object] = {
+        "model_type": FAMILY[architecture],
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
         "hidden_size": hidden,
         "num_hidden_layers": _field(file, "block_count"),
@@ -298,8 +317,8 @@ def _family_config(file: GgufFile, architecture: str) -> "PreTrainedConfig":
     if architecture == "mistral":
         fields["sliding_window"] = file.integer("mistral.attention.sliding_window")
     try:
-        return AutoConfig.for_model(FAMILY[architecture], **fields)
-    except Exception as error:  # configuration classes raise validation errors without a common base class
+        return llama_shaped(fields)
+    except ValueError as error:
         raise ModelLoadError(
             f"{file.path}: its metadata is not a usable {architecture} configuration: {error}"
         ) from error
@@ -330,9 +349,6 @@ def _rope(file: GgufFile, architecture: str) -> dict[str, object]:
 
 def _llama3_rope(file: GgufFile, rope: dict[str, object]) -> dict[str, object]:
     """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     divisors = file.load("rope_freqs.weight")
     found = rope | {
         "rope_type": "llama3",
@@ -342,10 +358,8 @@ def _llama3_rope(file: GgufFile, rope: dict[str, object]) -> dict[str, object]:
         "original_max_position_embeddings": 8192,
     }
     dim = 2 * divisors.numel()
-    config = LlamaConfig(hidden_size=dim, num_attention_heads=1, head_dim=dim, rope_parameters=dict(found))
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    plain = 1.0 / torch.tensor(float(str(rope["rope_theta"]))) ** (torch.arange(0, dim, 2) / dim)
-    if not torch.allclose(plain / divisors, scaled, rtol=1e-3):
+    (plain, _), (scaled, _) = rope_frequencies(rope, dim), rope_frequencies(found, dim)
+    if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
         raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
     return found
 

@@ -70,6 +70,9 @@ class QuantisedFile(Mapping[str, StoredMatrix]):
     def __getitem__(self, name: str) -> StoredMatrix:
         return StoredMatrix(self._file.get_tensor(name), self._kinds[name])
 
+    def __contains__(self, name: object) -> bool:  # that of Mapping would read the matrix
+        return name in self._kinds
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._kinds)
 

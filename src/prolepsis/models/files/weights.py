@@ -4,18 +4,20 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.generation_config import generation_eos, token_ids
+from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
+from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.stored import StoredMatrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 
@@ -24,7 +26,7 @@ WEIGHTS = "model.safetensors"
 class Checkpoint:
     """A model's configuration and its tensors by transformers parameter name."""
 
-    config: "PreTrainedConfig"
+    config: Config
     tensors: Mapping[str, Tensor]
     """Read from the file at each access, in the checkpoint's dtype (default: bfloat16)."""
     source: Path
@@ -63,19 +65,26 @@ def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoi
     return open_gguf(path, dtype)
 
 
-def folder_config(folder: Path) -> "PreTrainedConfig":
+def folder_config(folder: Path) -> Config:
     """Read config.json of `folder`; raises `ModelLoadError` if it is missing, invalid or of an unknown type."""
     file = folder / "config.json"
     if not file.exists():
         raise ModelLoadError(f"{folder} has no config.json")
-    from transformers import AutoConfig
-
+    stated = json_object(file)
     try:
-        return AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        if stated.get("model_type") in KNOWN:
+            return llama_shaped(stated)
+        return _by_transformers(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file} is not a usable model configuration: {error}") from error
-    except Exception as error:  # configuration classes raise validation errors without a common base class
+    except Exception as error:  # transformers' classes raise validation errors without a common base class
         raise ModelLoadError(f"{file} is refused by transformers: {error}") from error
+
+
+def _by_transformers(folder: Path) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(folder), local_files_only=True)
 
 
 class FolderTensors(Mapping[str, Tensor]):
@@ -98,6 +107,9 @@ class FolderTensors(Mapping[str, Tensor]):
         except (OSError, SafetensorError) as error:
             raise ModelLoadError(f"{file} is corrupt at tensor {name!r}: {error}") from error
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
+        return name in self._files
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

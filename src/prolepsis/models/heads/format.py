@@ -16,6 +16,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import sha256_of
+from prolepsis.models.files.config import llama_shaped
 from prolepsis.models.targets.lean_shape import LeanShape
 
 CONFIG = "config.json"
@@ -212,12 +213,10 @@ def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, 
 
 
 def _config(document: dict[str, Any]) -> HeadConfig:
-    from transformers import AutoConfig
-
     layer = dict(document["transformer_layer_config"])
     if layer.get("num_hidden_layers", 1) != 1 or document.get("fc_norm"):
         raise ModelLoadError("a head with several layers or with fc_norm; allowed: one layer, norm_before_fc or none")
-    shape = LeanShape.from_config(AutoConfig.for_model(**{"model_type": "llama", **layer}))
+    shape = LeanShape.from_config(llama_shaped({"model_type": "llama", **layer}))
     if shape.qkv_bias or shape.qk_norm:
         raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
     aux_layers = document.get("eagle_aux_hidden_state_layer_ids")

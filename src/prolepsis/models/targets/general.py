@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.paged_attention import (
@@ -167,7 +168,7 @@ class GeneralModel:
 def general_fault(checkpoint: Checkpoint) -> str | None:
     """Return why the transformers forward cannot serve this model exactly, or None."""
     config = checkpoint.config
-    if config.is_encoder_decoder:
+    if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder; allowed: decoder-only models"
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
@@ -225,7 +226,9 @@ def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module,
 def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=dtype, attn_implementation=INTERFACE)
+    model = AutoModelForCausalLM.from_config(
+        for_transformers(checkpoint.config), dtype=dtype, attn_implementation=INTERFACE
+    )
     assert isinstance(model, nn.Module)
     missing, _ = model.load_state_dict(dict(checkpoint.tensors), strict=False)
     keys = getattr(model, "_tied_weights_keys", None) or ()

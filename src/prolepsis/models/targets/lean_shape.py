@@ -6,19 +6,16 @@ Legend: h query heads, k key/value heads, d head dimension.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import Checkpoint
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from prolepsis.models.files.rope import ROPE_TYPES, rope_frequencies
+from prolepsis.models.files.weights import Checkpoint, Config
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,12 @@ class LeanShape:
     vocab: int
 
     @classmethod
-    def from_config(cls, config: "PreTrainedConfig") -> "LeanShape":
+    def from_config(cls, config: Config) -> "LeanShape":
         """Return the shape of `config`; raises `ModelLoadError` with the reason of `lean_fault`."""
         if fault := lean_fault(config):
             raise ModelLoadError(f"the lean forward cannot run this model: {fault}")
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        inv_freq, scaling = rope_frequencies(config, head_dim)
+        inv_freq, scaling = rope_frequencies(config.rope_parameters, head_dim)
         return cls(
             hidden=config.hidden_size,
             layers=config.num_hidden_layers,
@@ -68,7 +65,7 @@ class LeanShape:
         )
 
 
-def lean_fault(config: "PreTrainedConfig") -> str | None:
+def lean_fault(config: Config) -> str | None:
     """Return why `config` is not Llama-shaped, or None."""
     if config.model_type not in FAMILY:
         return f"architecture {config.model_type!r}; allowed: {', '.join(FAMILY)}"
@@ -88,18 +85,6 @@ def _rope_fault(rope: dict[str, object]) -> str | None:
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return f"rotary embedding on {rope['partial_rotary_factor']} of each head"
     return None
-
-
-def rope_frequencies(config: "PreTrainedConfig", head_dim: int) -> tuple[tuple[float, ...], float]:
-    """Return the inverse frequencies and the scaling of cosine and sine, computed as in transformers."""
-    rope = config.rope_parameters
-    if rope.get("rope_type", "default") == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-        return tuple((1.0 / rope["rope_theta"] ** exponents).tolist()), 1.0
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    inv_freq, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
-    return tuple(inv_freq.tolist()), float(scaling)
 
 
 class Shaped(Protocol):

@@ -1,0 +1,105 @@
+"""The configuration of a Llama-shaped model: fields and defaults as in transformers, whose import takes two seconds."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MISTRAL = {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8}
+_QWEN2 = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": {**_LLAMA, **_MISTRAL, "sliding_window": 4096},
+    "qwen2": _QWEN2,
+    "qwen3": {**_QWEN2, "head_dim": 128},
+}
+KNOWN = frozenset(_DEFAULTS)
+"""Values of `model_type` that are read here."""
+_DERIVED = ("num_key_value_heads", "head_dim")
+"""Fields that follow from others where they are missing or null."""
+_SCALED_FROM_LENGTH = ("llama3", "yarn")
+"""Rope types whose formula takes the context length of the training."""
+
+
+class LlamaShapedConfig(BaseModel):
+    """The fields of config.json under their own names; further ones are kept for `to_transformers`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    model_type: str
+    vocab_size: PositiveInt
+    hidden_size: PositiveInt = 4096
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt = 32
+    num_attention_heads: PositiveInt = 32
+    num_key_value_heads: PositiveInt = Field(default_factory=lambda known: known["num_attention_heads"])
+    head_dim: PositiveInt = Field(default_factory=lambda known: known["hidden_size"] // known["num_attention_heads"])
+    hidden_act: str = "silu"
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: PositiveFloat = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: PositiveInt | None = None
+    rope_parameters: dict[str, Any] = Field(default_factory=dict)
+    """`rope_type` and `rope_theta`, and what the type needs besides."""
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields, those without a name here too."""
+        return self.model_dump()
+
+    def to_transformers(self) -> "PreTrainedConfig":
+        """Return the same configuration for transformers' model classes."""
+        from transformers import AutoConfig
+
+        return AutoConfig.for_model(**self.to_dict())
+
+
+def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
+    """Return the configuration whose fields are `stated`, the others with their defaults.
+
+    Raises `ValueError` for another type of model, and for a value that a field cannot take (pydantic's error).
+    """
+    kind = str(stated.get("model_type"))
+    if kind not in KNOWN:
+        raise ValueError(f"model_type {kind!r}; allowed: {', '.join(sorted(KNOWN))}")
+    fields = {**_DEFAULTS[kind], **stated}
+    for name in _DERIVED:
+        if fields.get(name) is None:
+            fields.pop(name, None)
+    if kind in ("qwen2", "qwen3") and not fields.get("use_sliding_window", False):
+        fields["sliding_window"] = None
+    fields["rope_parameters"] = _rope(fields)
+    return LlamaShapedConfig.model_validate(fields)
+
+
+def for_transformers(config: "LlamaShapedConfig | PreTrainedConfig") -> "PreTrainedConfig":
+    """Return a configuration of either kind as transformers' model classes take it."""
+    return config.to_transformers() if isinstance(config, LlamaShapedConfig) else config
+
+
+def _rope(fields: dict[str, Any]) -> dict[str, Any]:
+    """Take what is said of rope out of `fields`, where older files state it in other places, and return it."""
+    scaling, theta = fields.pop("rope_scaling", None), fields.pop("rope_theta", None)
+    rope = dict(scaling or fields.get("rope_parameters") or {})
+    rope.setdefault("rope_theta", 10000.0 if theta is None else theta)
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if (factor := fields.pop("partial_rotary_factor", None)) is not None:
+        rope.setdefault("partial_rotary_factor", factor)
+    if rope["rope_type"] in _SCALED_FROM_LENGTH:
+        original = fields.get("original_max_position_embeddings")
+        rope = {"original_max_position_embeddings": fields["max_position_embeddings"], **rope}
+        rope |= {} if original is None else {"original_max_position_embeddings": original}
+    return rope
