@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,9 @@ from typer.testing import CliRunner, Result
 from prolepsis.cli.main import app
 from prolepsis.cli.models import download_bar
 from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.core.files import sha256_of
+from prolepsis.models.files import quality
+from prolepsis.models.files.quality import MeasuredQuality
 from prolepsis.models.files.store import MANIFEST, Manifest, Store
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import load_head
@@ -76,6 +79,19 @@ def test_show_gives_path_source_and_checksums(root: Path) -> None:
     assert document["path"].endswith("tiny.gguf")
     assert document["sha256"] == {"tiny.gguf": "00ff"}
     assert "hub:owner/tiny@abc" in run(root, "show", "owner/tiny").stdout
+
+
+def test_show_tells_the_quality_of_a_measured_file_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = root.parent / "quality.json"
+    monkeypatch.setattr(quality, "RECORD", record)
+    file = root / "owner--tiny" / "tiny.gguf"
+    file.write_bytes(b"weights")
+    one = MeasuredQuality("tiny.gguf", "00ff", "int8 activations", 0.012, 0.951, 12.34, 12.3, 20480, "texts", None)
+    record.write_text(json.dumps([asdict(one)]))
+    assert json.loads(run(root, "show", "owner/tiny", "--json").stdout)["quality"] == []
+    record.write_text(json.dumps([asdict(replace(one, sha256=sha256_of(file)))]))
+    assert json.loads(run(root, "show", "owner/tiny", "--json").stdout)["quality"][0]["kl"] == 0.012
+    assert "quality with int8 activations" in run(root, "show", "owner/tiny").stdout
 
 
 def test_show_of_a_model_that_is_not_here_is_status_3_and_names_those_that_are(root: Path) -> None:

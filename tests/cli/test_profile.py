@@ -8,14 +8,20 @@ import pytest
 from prolepsis.cli.output import print_json
 from prolepsis.cli.profile import Profile, document, show
 from prolepsis.core.requests import SamplingDefaults
+from prolepsis.models.files.quality import MeasuredQuality
 from prolepsis.spec.cost import CostCurve
 
 SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue")
 
 
-def found(fallback: str | None = None) -> Profile:
+QUALITY = MeasuredQuality("m.gguf", "00ff", "int8", 0.012, 0.951, 12.34, 12.3, 20480, "texts", None)
+
+
+def found(fallback: str | None = None, quality: MeasuredQuality | None = None) -> Profile:
     curve = CostCurve((1, 8), (64, 512), ((8.0, 10.0), (10.0, 11.0)))
-    return Profile("tiny", "lean (torch)", fallback, 2, "strict", "self-check", SAMPLING, Path("curve.json"), curve)
+    return Profile(
+        "tiny", "lean (torch)", fallback, 2, "strict", "self-check", SAMPLING, Path("curve.json"), curve, quality
+    )
 
 
 def test_document_is_json_with_one_time_for_each_point(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,3 +45,12 @@ def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None
         "temperature 0.2",
     ):
         assert part in text
+
+
+def test_quality_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    show(found())
+    assert "not measured for this model file" in capsys.readouterr().out
+    show(found(quality=QUALITY))
+    assert "same likeliest token 95.1%" in capsys.readouterr().out
+    assert json.loads(json.dumps(document(found(quality=QUALITY)), default=str))["quality"]["kl"] == 0.012
+    assert document(found())["quality"] is None

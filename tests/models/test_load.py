@@ -2,14 +2,19 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.load import load_model, pick_device, weights_identity
+from tests.models.files.gguf_files import write_gguf
 from tests.models.files.test_tokenizer import byte_level
+from tests.models.kernels import why_not
 from tests.models.tiny import one, run, save_tiny
+
+needs_native = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +75,71 @@ def test_cuda_that_is_not_there_is_refused() -> None:
 def test_weights_have_an_identity(llama: Path, gemma: Path) -> None:
     assert weights_identity(llama) == weights_identity(llama) != weights_identity(gemma)
     assert weights_identity(llama / "model.safetensors") != weights_identity(llama / "config.json")
+
+
+@pytest.fixture
+def wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model that the native forward runs, and a cache directory of its own."""
+    monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path / "cache"))
+    save_tiny(tmp_path / "wide", "llama", {"head_dim": 32})
+    byte_level().save_pretrained(tmp_path / "wide")
+    return tmp_path / "wide"
+
+
+def logits(folder: Path, **fields: object) -> torch.Tensor:
+    model = load_model(config(folder, **fields)).model
+    return run(model, model.make_cache(1), one(list(range(3, 20)), 0, [0]))
+
+
+@needs_native
+@pytest.mark.parametrize(("weights", "stored", "most"), [("q8", "q8_0", 0.03), ("q4", "q4_1 and q8_0", 0.3)])
+def test_weights_are_quantised_once_and_kept(wide: Path, weights: str, stored: str, most: float) -> None:
+    plain, found = logits(wide), logits(wide, weights=weights)
+    assert 0 < (found - plain).std() < most * plain.std()
+    (file,) = (wide.parent / "cache" / "quantised").glob("*.safetensors")
+    assert file.name.endswith(f"-{weights}.safetensors")
+    written = file.stat().st_mtime_ns
+    again = load_model(config(wide, weights=weights))
+    assert torch.equal(logits(wide, weights=weights), found), "the kept file gives the same weights"
+    assert file.stat().st_mtime_ns == written
+    assert f"{stored} weights" in again.model.info.forward
+    assert again.identity == load_model(config(wide)).identity, "draft heads are trained for either"
+    assert again.fingerprint != load_model(config(wide)).fingerprint
+
+
+@needs_native
+def test_each_model_and_format_has_a_file_of_its_own(wide: Path) -> None:
+    other = save_tiny(wide.parent / "other", "llama", {"head_dim": 32, "num_hidden_layers": 1})
+    byte_level().save_pretrained(wide.parent / "other")
+    assert other.config.num_hidden_layers == 1
+    for folder in (wide, wide.parent / "other"):
+        for weights in ("q8", "q4"):
+            load_model(config(folder, weights=weights))
+    assert len(list((wide.parent / "cache" / "quantised").glob("*.safetensors"))) == 4
+
+
+@needs_native
+def test_a_part_of_a_file_left_by_a_killed_process_is_written_anew(wide: Path) -> None:
+    expected = logits(wide, weights="q8")
+    (file,) = (wide.parent / "cache" / "quantised").glob("*.safetensors")
+    file.rename(file.with_suffix(".part"))
+    file.with_suffix(".part").write_bytes(b"cut off")
+    assert torch.equal(logits(wide, weights="q8"), expected)
+
+
+@needs_native
+def test_a_quantised_file_is_read_as_it_is_or_in_bf16_only(wide: Path) -> None:
+    model = save_tiny(wide.parent / "model", "llama", {"head_dim": 32})
+    file = wide.parent / "m.gguf"
+    write_gguf(file, model, "llama", kind=gguf.GGMLQuantizationType.Q8_0)
+    for weights in ("q8", "q4"):
+        with pytest.raises(ModelLoadError, match=f"weights is '{weights}', but m.gguf is quantised already; allowed"):
+            load_model(config(file, weights=weights))
+    assert "q8_0 weights, int8 activations" in load_model(config(file)).model.info.forward
+    assert "weights" not in load_model(config(file, weights="bf16")).model.info.forward
+
+
+def test_quantised_weights_without_the_native_forward_are_refused(llama: Path, gemma: Path) -> None:
+    for folder, fields in ((gemma, {}), (llama, {"forward": "lean"}), (llama, {"forward": "transformers"})):
+        with pytest.raises(ModelLoadError, match="weights is 'q4', which only the native forward reads"):
+            load_model(config(folder, weights="q4", **fields))

@@ -147,6 +147,8 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
 @app.command(epilog=EPILOG)
 def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
     """Show the path, origin, checksums and acceptance of a model, draft head or draft model."""
+    from prolepsis.models.files.quality import measured_quality
+
     settings = settings_here(model_dir=model_dir)
     store = _store(settings)
     wanted = name or settings.engine.model
@@ -154,10 +156,13 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     if manifest is None:
         quiet_logs()
         return _show_drafter(wanted, store, settings, as_json=as_json)
+    described = _described(store, manifest)
+    measured = measured_quality(Path(str(described["path"])))
     if as_json:
-        print_json(_described(store, manifest))
+        print_json({**described, "quality": [asdict(one) for one in measured]})
         return
-    facts = [(name, value) for name, value in _described(store, manifest).items() if name != "sha256"]
+    facts = [(name, value) for name, value in described.items() if name != "sha256"]
+    facts += [(f"quality with {one.computation}", one.describe()) for one in measured]
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in manifest.sha256.items())])
 
 

@@ -14,6 +14,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.requests import SamplingDefaults
 
 if TYPE_CHECKING:
+    from prolepsis.models.files.quality import MeasuredQuality
     from prolepsis.spec.cost import CostCurve
 
 
@@ -33,6 +34,8 @@ class Profile:
     file: Path
     """File of the curve; the engine reads it at its next start."""
     curve: "CostCurve"
+    quality: "MeasuredQuality | None" = None
+    """What rounding costs this model file, where it was measured."""
 
 
 @configured(EngineConfig)
@@ -58,10 +61,14 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
     from prolepsis.engine.exactness import decide, passed_file
     from prolepsis.engine.profile import cost_curve, curve_file
+    from prolepsis.models.files.quality import measured_quality
+    from prolepsis.models.files.store import resolve
     from prolepsis.models.load import build_of, load_model
     from prolepsis.native.processor import default_threads
 
     loaded = load_model(config)
+    rounding = loaded.model.info.computation
+    measured = {one.computation: one for one in measured_quality(resolve(config.model, config.model_dir))}
     note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
     threads = config.threads or default_threads()
     passed = passed_file(loaded.fingerprint, threads, build_of(loaded.model))
@@ -77,14 +84,16 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
         default_sampling=loaded.default_sampling,
         file=file,
         curve=cost_curve(loaded.model, file, fresh=fresh),
+        quality=measured.get(rounding),
     )
 
 
 def document(found: Profile) -> dict[str, object]:
     """Return the profile as programs read it; `ms[i][j]` is a pass of `tokens[i]` tokens at `contexts[j]`."""
-    facts = {name: getattr(found, name) for name in Profile.__slots__ if name != "curve"}
+    facts = {name: getattr(found, name) for name in Profile.__slots__ if name not in ("curve", "quality")}
     curve = {"tokens": found.curve.tokens, "contexts": found.curve.contexts, "ms": found.curve.profiled}
-    return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve}
+    quality = found.quality and asdict(found.quality)
+    return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve, "quality": quality}
 
 
 def show(found: Profile) -> None:
@@ -93,6 +102,7 @@ def show(found: Profile) -> None:
     if found.fallback:
         facts.append(("no faster forward because", found.fallback))
     facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
+    facts.append(("quality", found.quality.describe() if found.quality else "not measured for this model file"))
     facts.append(("default sampling", _sampling(found.default_sampling)))
     print_facts([*facts, ("cost curve", found.file)])
     first = found.curve.profiled[0]

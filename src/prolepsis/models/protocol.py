@@ -105,6 +105,8 @@ class ModelInfo:
     """Memory of one KV page over all layers, in bytes."""
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
+    computation: str = ""
+    """What is rounded, e.g. 'q4_1 weights, int8 activations'; empty where nothing is but to the forward's dtype."""
 
 
 class KVCache(Protocol):

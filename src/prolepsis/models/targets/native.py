@@ -77,16 +77,18 @@ class NativeModel:
             add_layer(self.decoder, layer)
         ends = end_parts(checkpoint, shape, read)
         self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
+        rounding = computation(list(kinds), int8=int8_activations)
         self._info = ModelInfo(
             name=name,
             architecture=checkpoint.config.model_type,
-            forward=f"native ({', '.join((instructions.name, *computation(list(kinds), int8=int8_activations)))})",
+            forward=f"native ({', '.join((instructions.name, *rounding))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
             num_layers=shape.layers,
             page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self.decoder.weight_bytes(),
             eos_token_ids=checkpoint.eos_token_ids,
+            computation=", ".join(rounding),
         )
 
     @property
