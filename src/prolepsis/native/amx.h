@@ -29,7 +29,7 @@ inline bool allowed() {
 #endif
 }
 
-inline thread_local int configured = 0;  // rows that this thread's tiles are set up for
+inline thread_local int configured = 0;  // rows that this thread's tiles are set up for; of bytes -1000 * their depth - rows
 
 // Tiles 0-3: sums, 4-5: rows, 6-7: weights. Configures only when the shape differs from what this thread has.
 inline void configure(int rows) {
@@ -43,6 +43,21 @@ inline void configure(int rows) {
   for (int t : {0, 1, 4}) config.rows[t] = upper;
   for (int t : {2, 3, 5}) config.rows[t] = lower;
   for (int t : {6, 7}) config.rows[t] = 16;
+  _tile_loadconfig(&config);
+}
+
+// Sets tile 0 up for int32 sums of up to 16 rows, 4 for rows and 6 for weights of `depth` bytes along K.
+inline void configure_bytes(int rows, int depth) {
+  const int key = -1000 * depth - rows;
+  if (configured == key) return;
+  configured = key;
+  allowed();
+  alignas(64) TileConfig config = {};
+  config.palette = 1;
+  config.bytes[0] = config.bytes[6] = 64;
+  config.bytes[4] = depth;
+  config.rows[0] = config.rows[4] = rows;
+  config.rows[6] = depth / 4;
   _tile_loadconfig(&config);
 }
 

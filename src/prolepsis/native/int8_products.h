@@ -18,7 +18,9 @@ struct RowGroup {
   int32_t offset, halves[2];  // -8 * the sum of the values, of all and of each half: makes signed weights of unsigned ones
 };
 
-#if defined(__AVX512BF16__)
+#if defined(PROLEPSIS_AMX)
+constexpr int kSweepRows = 16;
+#elif defined(__AVX512BF16__)
 constexpr int kSweepRows = 8;  // of 16 no row is cheaper: a sweep takes apart what it reads of cached weights once more
 #else
 constexpr int kSweepRows = 4;
@@ -56,8 +58,8 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
-// c[r][0:16] = R rows x times one block of weights of G groups.
-using Product = void (*)(const RowGroup* x, const uint8_t* block, int64_t G, float* c);
+// c[r][0:16] = x, that many rows, times one block of weights of G groups.
+using Product = void (*)(const RowGroup* x, int rows, const uint8_t* block, int64_t G, float* c);
 Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 
 // Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times the two blocks at `weights`, each of `bytes`.
@@ -66,7 +68,7 @@ void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const 
   for (int64_t sweep = 0; sweep < sweeps.count(); sweep++) {
     const int64_t first = sweeps.first(sweep), rows = sweeps.first(sweep + 1) - first;
     const Product product = product_of(format, rows);
-    for (int b = 0; b < 2; b++) product(x + first * sweeps.G, weights + b * bytes, sweeps.G, c + b * kBlock);
+    for (int b = 0; b < 2; b++) product(x + first * sweeps.G, rows, weights + b * bytes, sweeps.G, c + b * kBlock);
     epilogue(first, rows, c);
   }
 }

@@ -79,6 +79,7 @@ inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
 using Bytes = __m512i;  // four for each lane
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, v); }
 template <int Mask>
 inline Bytes bits(Bytes v, int from) { return _mm512_and_si512(_mm512_srli_epi16(v, from), _mm512_set1_epi8(Mask)); }  // of each byte
 inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
@@ -208,6 +209,11 @@ struct Bytes {  // four for each lane
 inline Bytes load_bytes(const uint8_t* p) {
   const auto* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline void store_bytes(uint8_t* p, Bytes v) {
+  auto* halves = reinterpret_cast<__m256i*>(p);
+  _mm256_storeu_si256(halves, v.low);
+  _mm256_storeu_si256(halves + 1, v.high);
 }
 template <int Mask>
 inline Bytes bits(Bytes v, int from) {  // of each byte
