@@ -531,8 +531,14 @@ class Decoder {
       if (ahead) look_ahead(phase, *model.levels_);
       linear(phase, {x, rows}, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
-        for (int r = 0; r < rows && columns > 0; r++)
-          std::copy_n(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
+        for (int r = 0; r < rows; r++) {
+          const float* from = c + r * kTask;
+          float* to = logits + (first + r) * s.vocab + task * kTask;
+          if (columns == kTask)
+            for (int h = 0; h < kTask; h += 16) lanes::store(to + h, lanes::load(from + h));
+          else
+            for (int64_t h = 0; h < columns; h++) to[h] = from[h];
+        }
       });
       if (!argmax) return;  // the rows are in cache: these threads have just written them
       share(phase, L, [&](int64_t i) {
