@@ -15,34 +15,39 @@ inline int32_t start_of(const RowGroup& x, int i) {
   return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
 }
 
-// totals += sums (of each scale's codes and values) in the row's and the columns' scales.
+// total += the sum over the codes and values of one scale, in the row's and the columns' scales.
+inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
+  return lanes::fma(lanes::mul(sum, lanes::all(x.scale)), scale, total);
+}
+
 template <class L>
-inline Lanes added(Lanes total, const Lanes (&sums)[L::kScales], const RowGroup& x, const Scales<L>& s) {
-  for (int i = 0; i < L::kScales; i++) total = lanes::fma(lanes::mul(sums[i], lanes::all(x.scale)), s.scale[i], total);
+inline Lanes with_minimum(Lanes total, const RowGroup& x, const Scales<L>& s) {
   return L::kMinimum ? lanes::fma(s.minimum, lanes::all(x.sum), total) : total;
 }
 
 #if defined(__AVX512BF16__)
 
-// totals[r] += x[r] * one group of weights.
-template <class L, int R>
-inline void add_group(const RowGroup* x, const uint8_t* codes, const Scales<L>& s, Lanes (&totals)[R]) {
-  constexpr int kEach = kQuads / L::kScales;
-  __m512i quads[kQuads];
-  for (int i = 0; i < kQuads; i++) quads[i] = quad_of<L>(codes, i);
-  for (int r = 0; r < R; r++) {
-    const int* values = reinterpret_cast<const int*>(x[r].values);
-    Lanes sums[L::kScales];
-    for (int i = 0; i < L::kScales; i++) {
-      __m512i sum = L::kMinimum ? _mm512_setzero_si512() : _mm512_set1_epi32(start_of<L>(x[r], i));
-      for (int k = i * kEach; k < (i + 1) * kEach; k++) sum = _mm512_dpbusd_epi32(sum, quads[k], _mm512_set1_epi32(values[k]));
-      sums[i] = _mm512_cvtepi32_ps(sum);
-    }
-    totals[r] = added<L>(totals[r], sums, x[r], s);
-  }
-}
+constexpr int kTogether = 2;  // blocks that share what a sweep loads of its rows
+
+using Sums = __m512i;  // of 16 columns
+
+inline Sums all(int32_t value) { return _mm512_set1_epi32(value); }
+inline Lanes as_float(Sums sums) { return _mm512_cvtepi32_ps(sums); }
+
+// sums += four codes of each column times four values of a row.
+template <int Bits>
+inline Sums plus_dot(Sums sums, Bytes codes, int32_t row) { return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(row)); }
 
 #else
+
+constexpr int kTogether = 1;
+
+struct Sums {
+  __m256i low, high;
+};
+
+inline Sums all(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline Lanes as_float(Sums sums) { return {_mm256_cvtepi32_ps(sums.low), _mm256_cvtepi32_ps(sums.high)}; }
 
 // The sums of four products each, as int32; w is unsigned. Of 8 bits pairs would overflow int16, so their nibbles go apart.
 template <int Bits>
@@ -54,42 +59,64 @@ inline __m256i dot(__m256i w, __m256i x) {
   return _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
 }
 
-template <class L, int R>
-inline void add_group(const RowGroup* x, const uint8_t* codes, const Scales<L>& s, Lanes (&totals)[R]) {
-  constexpr int kEach = kQuads / L::kScales;
-  Lanes sums[R][L::kScales];
-  for (int i = 0; i < L::kScales; i++) {
-    __m256i low[R], high[R];
-    for (int r = 0; r < R; r++) low[r] = high[r] = _mm256_set1_epi32(start_of<L>(x[r], i));
-    for (int k = i * kEach; k < (i + 1) * kEach; k++) {
-      const Bytes quad = quad_of<L>(codes, k);
-      for (int r = 0; r < R; r++) {
-        const __m256i row = _mm256_set1_epi32(reinterpret_cast<const int*>(x[r].values)[k]);
-        low[r] = _mm256_add_epi32(low[r], dot<L::kBits>(quad.low, row));
-        high[r] = _mm256_add_epi32(high[r], dot<L::kBits>(quad.high, row));
-      }
-    }
-    for (int r = 0; r < R; r++) sums[r][i] = {_mm256_cvtepi32_ps(low[r]), _mm256_cvtepi32_ps(high[r])};
-  }
-  for (int r = 0; r < R; r++) totals[r] = added<L>(totals[r], sums[r], x[r], s);
+template <int Bits>
+inline Sums plus_dot(Sums sums, Bytes codes, int32_t row) {
+  const __m256i x = _mm256_set1_epi32(row);
+  return {_mm256_add_epi32(sums.low, dot<Bits>(codes.low, x)), _mm256_add_epi32(sums.high, dot<Bits>(codes.high, x))};
 }
 
 #endif
 
 constexpr int kAhead = 16384;  // bytes that a sweep fetches ahead; 4 KiB: 8 rows 3.1 ms a pass's products, 8 and 16: 2.8, none: 6.5
 
-// c[r][0:16] = x[r] * one block.
+inline void fetch_group(const uint8_t* codes, int bytes) {
+  for (int i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T0);
+}
+
+// totals[b][r] += x[r] * group g of block b.
 template <class L, int R>
-void block_product(const RowGroup* x, int, const uint8_t* block, int64_t G, float* c) {
-  const uint8_t* scales = block + G * L::kCodeBytes;
-  Lanes totals[R];
-  for (auto& total : totals) total = lanes::zero();
-  for (int64_t g = 0; g < G; g++, x += R) {
-    const uint8_t* codes = block + g * L::kCodeBytes;
-    for (int i = 0; i < L::kCodeBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T0);
-    add_group<L>(x, codes, Scales<L>(scales, g), totals);
+inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64_t G, Lanes (&totals)[kTogether][R]) {
+  constexpr int kEach = kQuads / L::kScales;
+  const uint8_t* codes[kTogether];
+  for (int b = 0; b < kTogether; b++) codes[b] = blocks + b * L::block_bytes(G) + g * L::kCodeBytes;
+  const auto scales = [&](int b) { return Scales<L>(blocks + b * L::block_bytes(G) + G * L::kCodeBytes, g); };
+  for (const uint8_t* from : codes) fetch_group(from, L::kCodeBytes);
+#pragma GCC unroll 2
+  for (int i = 0; i < L::kScales; i++) {
+    Sums sums[kTogether][R];
+    for (auto& block : sums)
+      for (int r = 0; r < R; r++) block[r] = all(start_of<L>(x[r], i));
+#pragma GCC unroll 8
+    for (int k = i * kEach; k < (i + 1) * kEach; k++) {
+      Bytes quads[kTogether];
+      for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
+      for (int r = 0; r < R; r++)
+        for (int b = 0; b < kTogether; b++)
+          sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
+    }
+    for (int b = 0; b < kTogether; b++) {
+      const Lanes scale = scales(b).scale[i];
+      for (int r = 0; r < R; r++) totals[b][r] = added(totals[b][r], as_float(sums[b][r]), x[r], scale);
+    }
   }
-  for (int r = 0; r < R; r++) lanes::store(c + r * kTask, totals[r]);
+  if constexpr (L::kMinimum)
+    for (int b = 0; b < kTogether; b++) {
+      const Scales<L> s = scales(b);
+      for (int r = 0; r < R; r++) totals[b][r] = with_minimum<L>(totals[b][r], x[r], s);
+    }
+}
+
+// c[r][0:32] = x[r] * two blocks.
+template <class L, int R>
+void sweep_product(const RowGroup* rows, int, const uint8_t* blocks, int64_t G, float* c) {
+  for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G)) {
+    Lanes totals[kTogether][R];
+    for (auto& block : totals)
+      for (auto& total : block) total = lanes::zero();
+    for (int64_t g = 0; g < G; g++) add_group<L>(rows + g * R, blocks, g, G, totals);
+    for (int b = 0; b < kTogether; b++)
+      for (int r = 0; r < R; r++) lanes::store(c + r * kTask + (first + b) * kBlock, totals[b][r]);
+  }
 }
 
 #if defined(PROLEPSIS_AMX)
@@ -98,27 +125,30 @@ constexpr int kFewRows = 4;  // that are faster without tiles
 
 // A tile holds the sums over one scale's codes and leaves after each, to be added in float32.
 template <class L>
-void tile_product(const RowGroup* x, int rows, const uint8_t* block, int64_t G, float* c) {
+void tile_product(const RowGroup* rows, int count, const uint8_t* blocks, int64_t G, float* c) {
   constexpr int kEach = kQuads / L::kScales;
-  const uint8_t* scales = block + G * L::kCodeBytes;
-  amx::configure_bytes(rows, 4 * kEach);
+  amx::configure_bytes(count, 4 * kEach);
   alignas(64) int32_t sums[L::kScales][kSweepRows][kBlock];
   alignas(64) uint8_t codes[kQuads][64];
-  for (int r = 0; r < rows; r++) lanes::store(c + r * kTask, lanes::zero());
-  for (int64_t g = 0; g < G; g++, x += rows) {
-    for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[k], quad_of<L>(block + g * L::kCodeBytes, k));
-    for (int i = 0; i < L::kScales; i++) {
-      _tile_zero(0);
-      _tile_loadd(4, x->values + 4 * kEach * i, sizeof(RowGroup));
-      _tile_loadd(6, codes[kEach * i], 64);
-      _tile_dpbsud(0, 4, 6);
-      _tile_stored(0, sums[i], 64);
-    }
-    const Scales<L> s(scales, g);
-    for (int r = 0; r < rows; r++) {
-      Lanes found[L::kScales];
-      for (int i = 0; i < L::kScales; i++) found[i] = lanes::load_int32(sums[i][r], start_of<L>(x[r], i));
-      lanes::store(c + r * kTask, added<L>(lanes::load(c + r * kTask), found, x[r], s));
+  for (int b = 0; b < 2; b++, blocks += L::block_bytes(G), c += kBlock) {
+    for (int r = 0; r < count; r++) lanes::store(c + r * kTask, lanes::zero());
+    for (int64_t g = 0; g < G; g++) {
+      const RowGroup* x = rows + g * count;
+      fetch_group(blocks + g * L::kCodeBytes, L::kCodeBytes);
+      for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[k], quad_of<L>(blocks + g * L::kCodeBytes, k));
+      for (int i = 0; i < L::kScales; i++) {
+        _tile_zero(0);
+        _tile_loadd(4, x->values + 4 * kEach * i, sizeof(RowGroup));
+        _tile_loadd(6, codes[kEach * i], 64);
+        _tile_dpbsud(0, 4, 6);
+        _tile_stored(0, sums[i], 64);
+      }
+      const Scales<L> s(blocks + G * L::kCodeBytes, g);
+      for (int r = 0; r < count; r++) {
+        Lanes total = lanes::load(c + r * kTask);
+        for (int i = 0; i < L::kScales; i++) total = added(total, lanes::load_int32(sums[i][r], start_of<L>(x[r], i)), x[r], s.scale[i]);
+        lanes::store(c + r * kTask, with_minimum<L>(total, x[r], s));
+      }
     }
   }
 }
@@ -131,7 +161,7 @@ constexpr int kFewRows = kSweepRows;
 
 template <class L, int... R>
 constexpr auto table(std::integer_sequence<int, R...>) {
-  return std::array<Product, sizeof...(R)>{block_product<L, R + 1>...};
+  return std::array<Product, sizeof...(R)>{sweep_product<L, R + 1>...};
 }
 template <class L>
 constexpr auto kProducts = table<L>(std::make_integer_sequence<int, kFewRows>{});

@@ -21,7 +21,7 @@ struct RowGroup {
 #if defined(PROLEPSIS_AMX)
 constexpr int kSweepRows = 16;
 #elif defined(__AVX512BF16__)
-constexpr int kSweepRows = 8;  // of 16 no row is cheaper: a sweep takes apart what it reads of cached weights once more
+constexpr int kSweepRows = 6;  // with two blocks: 12 sums of integers and 12 of float32
 #else
 constexpr int kSweepRows = 4;
 #endif
@@ -58,17 +58,16 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
-// c[r][0:16] = x, that many rows, times one block of weights of G groups.
-using Product = void (*)(const RowGroup* x, int rows, const uint8_t* block, int64_t G, float* c);
+// c[r][0:32] = x, that many rows, times two blocks of weights of G groups.
+using Product = void (*)(const RowGroup* x, int rows, const uint8_t* blocks, int64_t G, float* c);
 Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 
-// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times the two blocks at `weights`, each of `bytes`.
+// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times two blocks of weights.
 template <class Epilogue>
-void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* weights, int64_t bytes, float* c, const Epilogue& epilogue) {
+void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* blocks, float* c, const Epilogue& epilogue) {
   for (int64_t sweep = 0; sweep < sweeps.count(); sweep++) {
     const int64_t first = sweeps.first(sweep), rows = sweeps.first(sweep + 1) - first;
-    const Product product = product_of(format, rows);
-    for (int b = 0; b < 2; b++) product(x + first * sweeps.G, rows, weights + b * bytes, sweeps.G, c + b * kBlock);
+    product_of(format, rows)(x + first * sweeps.G, rows, blocks, sweeps.G, c);
     epilogue(first, rows, c);
   }
 }
