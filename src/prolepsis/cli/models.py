@@ -81,7 +81,7 @@ def export(
     head = None if name in KNOWN else find_drafter(name, root)
     if isinstance(head, HeadEntry):
         known = KNOWN.get(head.target)
-        written = export_head(head, directory, verifier or (known.hub.repository if known else None))
+        written = export_head(head, directory, verifier or (known.hub.repository if known and known.hub else None))
     elif verifier is not None:
         raise InvalidParameter(f"{name} is no draft head; allowed: --verifier with a head", param="verifier")
     else:

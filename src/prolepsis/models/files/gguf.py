@@ -27,6 +27,11 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_COUNT = 1 << 28
 
+CONTROL, USER_DEFINED = 3, 4
+"""Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
+_ENDS_OF_TEXT = ("eos_token_id", "eot_token_id")
+_ENDS_OF_TURN = frozenset({"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>"})
+
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
@@ -77,6 +82,31 @@ class GgufFile:
         if not isinstance(value, list):
             raise ModelLoadError(f"{self.path}: {key} is not a list")
         return [str(item) for item in value]
+
+    def integers(self, key: str) -> list[int]:
+        """Return the list of integers under `key`, empty if it is missing."""
+        return [int(number) for number in self._numbers(key)]
+
+    def floats(self, key: str) -> list[float]:
+        """Return the list of numbers under `key`, empty if it is missing."""
+        return [float(number) for number in self._numbers(key)]
+
+    def _numbers(self, key: str) -> list[int | float]:
+        value = self.metadata.get(key, [])
+        numbers = [item for item in value if isinstance(item, int | float)] if isinstance(value, list) else []
+        if not isinstance(value, list) or len(numbers) < len(value):
+            raise ModelLoadError(f"{self.path}: {key} is not a list of numbers")
+        return numbers
+
+    def end_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that end a text: those that the file states, and control tokens that end a turn by name.
+
+        Files often state the end of a document only, which a model does not write at the end of its turn.
+        """
+        stated = [self.integer(f"tokenizer.ggml.{key}") for key in _ENDS_OF_TEXT]
+        rows = zip(self.strings("tokenizer.ggml.tokens"), self.integers("tokenizer.ggml.token_type"), strict=False)
+        turns = [i for i, (token, kind) in enumerate(rows) if kind == CONTROL and token in _ENDS_OF_TURN]
+        return tuple(dict.fromkeys([*(end for end in stated if end is not None), *turns]))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of tensor `name`, read-only, where they lie in the file."""
@@ -192,7 +222,6 @@ _ENDS = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_ENDS_OF_TEXT = ("eos_token_id", "eot_token_id")
 _LAYER = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -312,7 +341,7 @@ def _family_config(file: GgufFile, architecture: str) -> LlamaShapedConfig:
         "rope_parameters": _rope(file, architecture),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": [end for key in _ENDS_OF_TEXT if (end := file.integer(f"tokenizer.ggml.{key}")) is not None],
+        "eos_token_id": list(file.end_tokens()),
     }
     if architecture == "mistral":
         fields["sliding_window"] = file.integer("mistral.attention.sliding_window")

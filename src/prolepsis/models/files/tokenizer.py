@@ -23,7 +23,8 @@ from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.files.generation_config import json_object
-from prolepsis.models.files.gguf import GgufFile
+from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
+from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
 
 Message = Mapping[str, object]
 
@@ -78,6 +79,8 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     """The model's bos_token, eos_token, unk_token and pad_token, as far as it has them."""
     eos_token_ids: tuple[int, ...]
+    digest: str | None = None
+    """SHA-256, in hexadecimal, of vocabulary and merges as the file states them; None: to be made from `backend`."""
 
 
 class Tokenizer:
@@ -87,6 +90,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._template = ChatTemplate(parts.template, parts.special_tokens) if parts.template else None
         self.eos_token_ids = parts.eos_token_ids
+        self._digest = parts.digest
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; `add_special_tokens` adds the model's tokens around a text, such as BOS."""
@@ -144,6 +148,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal."""
+        if self._digest is not None:
+            return hashlib.sha256(f"{self._digest}{self.chat_template}".encode()).hexdigest()
         state = json.loads(self._backend.to_str())
         parts = [sorted(self.vocab.items()), state["model"].get("merges"), state["added_tokens"], self.chat_template]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
@@ -213,7 +219,6 @@ def _template(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-CONTROL, USER_DEFINED = 3, 4
 GPT2_SPLIT = ("gpt-2", "gpt2")
 DIGITS_SPLIT = ("smollm",)
 LLAMA3_SPLIT = ("llama-bpe", "llama3", "llama-v3")
@@ -235,13 +240,40 @@ def gguf_parts(path: Path) -> TokenizerParts:
         token = file.integer(f"tokenizer.ggml.{name}_token_id")
         if token is not None and 0 <= token < len(tokens):
             special[{"unknown": "unk_token", "padding": "pad_token"}.get(name, f"{name}_token")] = tokens[token]
-    ends = [file.integer(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     template = file.text("tokenizer.chat_template") or None
-    eos = tuple(dict.fromkeys(end for end in ends if end is not None))
-    return TokenizerParts(_backend(file, tokens, special), template, special, eos)
+    digest = None
+    if file.text("tokenizer.ggml.model") == "llama":
+        vocabulary = _vocabulary(file, tokens)
+        backend, digest = _sentencepiece(file, vocabulary, special), vocabulary.digest
+    else:
+        backend = _byte_level(file, tokens, special)
+    return TokenizerParts(backend, template, special, file.end_tokens(), digest)
 
 
-def _backend(file: GgufFile, tokens: list[str], special: dict[str, str]) -> Backend:
+def _vocabulary(file: GgufFile, tokens: list[str]) -> Vocabulary:
+    scores, kinds = file.floats("tokenizer.ggml.scores"), file.integers("tokenizer.ggml.token_type")
+    if not len(tokens) == len(scores) == len(kinds):
+        raise ModelLoadError(
+            f"{file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and {len(kinds)} kinds "
+            "(tokenizer.ggml.token_type); needed: as many of each"
+        )
+    return Vocabulary(tokens, scores, kinds)
+
+
+def _sentencepiece(file: GgufFile, vocabulary: Vocabulary, special: dict[str, str]) -> Backend:
+    """Build a tokenizer of kind "llama"; a file that does not say otherwise has a BOS and a space before a text."""
+    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix") is not False
+    backend = sentencepiece(vocabulary, special.get("unk_token"), space_prefix=prefix)
+    if file.metadata.get("tokenizer.ggml.add_bos_token") is not False and "bos_token" in special:
+        backend.post_processor = _bos_first(special["bos_token"], vocabulary.tokens.index(special["bos_token"]))
+    return backend
+
+
+def _bos_first(bos: str, token: int) -> TemplateProcessing:
+    return TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, token)])
+
+
+def _byte_level(file: GgufFile, tokens: list[str], special: dict[str, str]) -> Backend:
     kind, split = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre", "default")
     known = (*GPT2_SPLIT, *DIGITS_SPLIT, *LLAMA3_SPLIT, *QWEN2_SPLIT)
     if kind != "gpt2" or split not in known:
@@ -258,9 +290,8 @@ def _backend(file: GgufFile, tokens: list[str], special: dict[str, str]) -> Back
         backend.normalizer = normalizers.NFC()
     _add_tokens(backend, file, tokens)
     if file.metadata.get("tokenizer.ggml.add_bos_token") is True and "bos_token" in special:
-        bos = special["bos_token"]
-        template = TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, vocab[bos])])
-        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), template])
+        first = _bos_first(special["bos_token"], vocab[special["bos_token"]])
+        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), first])
     return backend
 
 
@@ -276,8 +307,8 @@ def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _add_tokens(backend: Backend, file: GgufFile, tokens: list[str]) -> None:
-    kinds = file.metadata.get("tokenizer.ggml.token_type", [])
-    if not isinstance(kinds, list) or len(kinds) not in (0, len(tokens)):
+    kinds = file.integers("tokenizer.ggml.token_type")
+    if len(kinds) not in (0, len(tokens)):
         raise ModelLoadError(f"{file.path}: tokenizer.ggml.token_type does not fit its {len(tokens)} tokens")
     pairs = list(zip(tokens, kinds, strict=False))
     backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, kind in pairs if kind == CONTROL])
