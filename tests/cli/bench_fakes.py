@@ -20,6 +20,10 @@ class ByteTokenizer:
     """One token a byte; the chat template adds a 1 before and a 2 behind."""
 
     eos_token_ids = (0,)
+    chat_template: str | None = "one"
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [*([3] if add_special_tokens else []), *text.encode()]
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
         return [1, *str(messages[0]["content"]).encode(), 2]

@@ -55,6 +55,12 @@ def test_prompts_pass_through_the_chat_template() -> None:
     assert first.token_ids == (1, 97, 98, 99, 2)
 
 
+def test_a_model_without_a_template_continues_the_prompts() -> None:
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = None
+    assert encode_prompts(two_prompts(), tokenizer)[0].token_ids == (3, 97, 98, 99)
+
+
 def test_arms_become_plans_and_plain_is_always_first() -> None:
     arms = parse_arms("auto, suffix@8,prompt_lookup,auto", PROPOSERS)
     assert [arm.name for arm in arms] == ["plain", "auto", "suffix@8", "prompt_lookup"]

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from prolepsis.cli.generate import Answer, Ask, answer_to
 from prolepsis.cli.main import app
-from prolepsis.core.errors import DeadlineExceeded, EngineError
+from prolepsis.core.errors import DeadlineExceeded, EngineError, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -19,10 +19,15 @@ from tests.fake_client import FakeEngineClient, answer
 class LetterTokenizer:
     """One token a byte; the chat template writes 'role:content;'."""
 
+    eos_token_ids = (0,)
+
+    def __init__(self, chat_template: str | None = "one") -> None:
+        self.chat_template = chat_template
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [*([0] if add_special_tokens else []), *text.encode()]
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode(errors="replace")
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]:
@@ -36,9 +41,11 @@ def an_ask(
     return Ask("hi", system, raw, prediction, SpeculationChoice("off"), params)
 
 
-async def ask(client: FakeEngineClient, question: Ask) -> tuple[Answer, list[str]]:
+async def ask(
+    client: FakeEngineClient, question: Ask, *, chat_template: str | None = "one"
+) -> tuple[Answer, list[str]]:
     shown: list[str] = []
-    return await answer_to(question, client, LetterTokenizer(), shown.append), shown
+    return await answer_to(question, client, LetterTokenizer(chat_template), shown.append), shown
 
 
 def steps(*texts: str) -> list[bytes]:
@@ -84,6 +91,14 @@ async def test_the_prompt_goes_through_the_chat_template_unless_raw(question: As
     assert bytes(request.prompt_token_ids).decode() == prompt
     assert request.speculation == SpeculationChoice("off")
     assert request.params is question.params
+
+
+async def test_a_model_without_a_template_continues_the_prompt() -> None:
+    client = FakeEngineClient(answer(steps("x")))
+    await ask(client, an_ask(), chat_template=None)
+    assert bytes(client.requests[0].prompt_token_ids) == b"\0hi"
+    with pytest.raises(InvalidParameter, match="takes no system message"):
+        await ask(client, an_ask(system="be brief"), chat_template=None)
 
 
 async def test_the_prediction_is_tokenised_without_special_tokens() -> None:

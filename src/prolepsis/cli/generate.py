@@ -3,14 +3,15 @@
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
 from prolepsis.cli.bench.ask import ask as ask_engine
+from prolepsis.cli.bench.prompts import ChatTokenizer, encode_message
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured, with_settings
 from prolepsis.cli.output import print_facts, print_json, print_table, stderr
@@ -98,16 +99,6 @@ def _rounded(value: float | None, digits: int = 1) -> float | None:
 _ANY_VOCABULARY = 2**31
 
 
-class ChatTokenizer(Protocol):
-    """The part of a tokenizer needed here; `models.tokenizer.Tokenizer` is the real one."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], /) -> str: ...
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Ask:
     """The request that the command line describes."""
@@ -159,7 +150,9 @@ def generate(
     settings: Settings,
     sampling: Sampling,
     *,
-    prompt: Annotated[str, typer.Argument(help="the user's message; '-' reads standard input")] = "-",
+    prompt: Annotated[
+        str, typer.Argument(help="the user's message, or text to continue; '-' reads standard input")
+    ] = "-",
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="continue the prompt without the chat template")] = False,
     prediction: Annotated[
@@ -215,10 +208,7 @@ async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, sh
 
 
 def _request(ask: Ask, tokenizer: ChatTokenizer) -> GenerateRequest:
-    messages = [{"role": "user", "content": ask.prompt}]
-    if ask.system is not None:
-        messages.insert(0, {"role": "system", "content": ask.system})
-    prompt = tokenizer.encode(ask.prompt) if ask.raw else tokenizer.apply_chat_template(messages)
+    prompt = tokenizer.encode(ask.prompt) if ask.raw else encode_message(ask.prompt, tokenizer, system=ask.system)
     prediction = tokenizer.encode(ask.prediction, add_special_tokens=False) if ask.prediction else []
     return GenerateRequest(
         request_id=f"generate-{uuid.uuid4().hex}",

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, InvalidParameter
 
 DEFAULT_PROMPTS = "prompts.jsonl"
 """The set shipped inside the package."""
@@ -37,6 +37,11 @@ class ChatTokenizer(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
 
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
     def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -59,8 +64,21 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Pro
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
     """Apply the model's chat template to each prompt as one user message."""
-    encode = tokenizer.apply_chat_template
-    return tuple(EncodedPrompt(p.id, p.category, tuple(encode([{"role": "user", "content": p.text}]))) for p in prompts)
+    return tuple(EncodedPrompt(p.id, p.category, tuple(encode_message(p.text, tokenizer))) for p in prompts)
+
+
+def encode_message(text: str, tokenizer: ChatTokenizer, *, system: str | None = None) -> list[int]:
+    """Apply the model's chat template to a user's message; a model that has none gets the text to continue it.
+
+    Raises `InvalidParameter` for a system message that no template can take.
+    """
+    if tokenizer.chat_template is None:
+        if system is not None:
+            message = "the model has no chat template, so it takes no system message; allowed: a prompt to continue"
+            raise InvalidParameter(message, param="system")
+        return tokenizer.encode(text)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])
 
 
 def _prompt(line: str, where: str) -> Prompt:
