@@ -25,12 +25,12 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API until interrupted."""
-    from prolepsis.cli.engine import start_engine, without_collections
+    from prolepsis.cli.engine import loading, start_engine
     from prolepsis.cli.models import ensure_model
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)
-    with without_collections():
+    with loading():
         from prolepsis.api import run
 
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":

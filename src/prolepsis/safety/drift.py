@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Literal
 
 from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.safety.detectors import Adwin, PageHinkley
 
 Kind = Literal[
     "drift",  # acceptance at position 1 fell and stays low
@@ -72,11 +73,6 @@ class DriftAlarm:
     """Drafts judged since this version was deployed."""
 
 
-def load_detectors() -> None:
-    """Import the detectors with scipy, which takes more than a second: never on an event loop or during start-up."""
-    import river.drift  # noqa: F401
-
-
 class _RecentShare:
     """Share of right first tokens over the shortest recent time with at least `min_judged` drafts and `min_s` seconds.
 
@@ -119,13 +115,11 @@ class DriftStream:
     """The detectors of one proposer, in one version, for one traffic class, fed from the engine's counts.
 
     Times in seconds of one monotonic clock; the size is constant. Acceptance at position 1: ADWIN (Bifet and Gavalda
-    2007). The proposer's estimate for its first token less the outcome: Page-Hinkley (Page 1954). Both detectors are
-    river's. They are paused during a cliff, so the baseline stays the one before it.
+    2007). The proposer's estimate for its first token less the outcome: Page-Hinkley (Page 1954). Both are paused
+    during a cliff, so the baseline stays the one before it.
     """
 
     def __init__(self, reading: TrafficClassCounts, version: str, now: float, settings: DriftSettings) -> None:
-        from river.drift import ADWIN, PageHinkley
-
         self.version = version
         self.since = now
         self.status: Status = "learning"
@@ -142,16 +136,11 @@ class DriftStream:
         self._few = settings.warm_up // 2
         self._recent = _RecentShare(settings.cliff_judged, settings.cliff_s)
         self._recent.clear(reading, now)
-        self._adwin = ADWIN(  # type: ignore[no-untyped-call]  # river's own gap
-            delta=settings.adwin_delta, clock=1, min_window_length=self._few, grace_period=settings.warm_up
-        )
+        self._adwin = Adwin(settings.adwin_delta, min_length=self._few, grace_period=settings.warm_up)
         self._waiting: tuple[float, float | None] | None = None  # share and overestimate of the last bin
         self._bins: deque[float] = deque(maxlen=self._few)
         self._gap = PageHinkley(
-            min_instances=settings.warm_up,
-            delta=settings.gap_slack,
-            threshold=settings.gap_threshold,
-            mode="up",
+            min_instances=settings.warm_up, delta=settings.gap_slack, threshold=settings.gap_threshold
         )
         self._gap_sum = 0.0
         self._num_gaps = 0
@@ -218,10 +207,10 @@ class DriftStream:
         """Update ADWIN. Its window is too short just after a change, so the mean of the last bins replaces it."""
         before = self.acceptance
         self._bins.append(share)
-        self._adwin.update(share / self._settings.bin_range)  # type: ignore[no-untyped-call]
-        if not self._adwin.drift_detected:
+        self._adwin.update(share / self._settings.bin_range)
+        if not self._adwin.detected:
             if before is None or self._adwin.width >= self._few:
-                self.acceptance = self._adwin.estimation * self._settings.bin_range
+                self.acceptance = self._adwin.mean * self._settings.bin_range
             return []
         after = self.acceptance = fmean(self._bins)
         if before is None or before - after < self._settings.min_fall:
@@ -231,10 +220,10 @@ class DriftStream:
 
     def _see_gap(self, gap: float, now: float) -> list[DriftAlarm]:
         before = self._gap_sum / self._num_gaps if self._num_gaps else gap
-        self._gap.update(gap)  # type: ignore[no-untyped-call]
+        self._gap.update(gap)
         self.overestimated = gap
         self._gap_sum, self._num_gaps = self._gap_sum + gap, self._num_gaps + 1
-        if not self._gap.drift_detected:
+        if not self._gap.detected:
             return []
         self._gap_sum, self._num_gaps = 0.0, 0
         self.status = "drifted"

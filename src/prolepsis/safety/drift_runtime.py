@@ -1,6 +1,5 @@
 """Drift while serving: it polls the engine's counts, and reports alarms to log, metrics and the audit log."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from pydantic import Field
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status, load_detectors
+from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -76,19 +75,10 @@ class DriftFeature(Feature):
         self._clock = clock
         self._shown: dict[Key, tuple[Status, float | None, float | None]] = {}
         self._metrics = _Metrics(registry)
-        self._loaded = False
-
-    async def run(self) -> None:
-        """Import the detectors in a thread, then tick until cancelled."""
-        if self.streams is not None:
-            await asyncio.to_thread(load_detectors)
-            self._loaded = True
-            await super().run()
 
     async def tick(self) -> None:
-        """Take in the engine's counts once the detectors are there."""
-        if self._loaded:
-            self.poll()
+        """Take in the engine's counts."""
+        self.poll()
 
     def poll(self) -> None:
         """Take in the engine's counts."""
