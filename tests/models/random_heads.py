@@ -27,7 +27,7 @@ DRAFT_VOCAB = 64
 
 def random_head(target: LeanShape, seed: int = 3, **flags: Any) -> tuple[HeadConfig, HeadWeights]:
     """Return a random head for `target` on layers 0, 1 and 2; its draft tokens are spread over the vocabulary."""
-    shape = replace(target, layers=1, intermediate=96, qkv_bias=False, qk_norm=False)
+    shape = replace(target.llama_layer(), intermediate=96)
     config = HeadConfig(shape=shape, aux_layers=(0, 1, 2), draft_vocab=DRAFT_VOCAB, **flags)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor | None] = {"input_norm": None}

@@ -43,6 +43,48 @@ MOE: dict[str, object] = {
     "norm_topk_prob": True,
 }
 WINDOWS: dict[str, object] = {"sliding_window": 40, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA: dict[str, object] = {"query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+LONGROPE: dict[str, object] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 256,
+    "partial_rotary_factor": 1.0,
+}
+FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+    "mistral-window": ("mistral", {"sliding_window": 40}),
+    "qwen3-window": ("qwen3", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "gemma2": (
+        "gemma2",
+        {**WINDOWS, **GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WINDOWS,
+            **GEMMA,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "phi3": ("phi3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
+    "phi3-window": ("phi3", {"sliding_window": 33}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.15,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 4.0,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "olmo2": ("olmo2", {}),
+}
+"""Families whose layers differ from Llama's, on sizes of `BASE`."""
 
 LEAN: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),
@@ -53,6 +95,8 @@ LEAN: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {"head_dim": None}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3-longrope": ("phi3", {"rope_parameters": LONGROPE}),
+    **FAMILIES,
 }
 GENERAL: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {}),

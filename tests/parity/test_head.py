@@ -85,7 +85,7 @@ def plain(case: HeadCase, tokens: list[int], g: Tensor) -> tuple[Tensor, Tensor]
     normed = norm(g, w.hidden_norm, shape.eps)
     x = torch.cat([norm(case.embedding[tokens], w.embed_norm, shape.eps), normed], dim=1)
     q, k, v = (F.linear(x, weight).view(len(tokens), -1, shape.head_dim) for weight in (w.q, w.k, w.v))
-    angles = torch.arange(len(tokens))[:, None] * torch.tensor(shape.inv_freq)
+    angles = torch.arange(len(tokens))[:, None] * torch.tensor(shape.rope.inv_freq)
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
 
     def rotated(y: Tensor) -> Tensor:

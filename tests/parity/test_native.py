@@ -16,8 +16,9 @@ from prolepsis.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import why_not
-from tests.models.tiny import LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
+from tests.models.tiny import FAMILIES, LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
 
+WIDE: dict[str, object] = {"head_dim": 32}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"head_dim": 32}),
     "llama-tied": ("llama", {"head_dim": 32, "tie_word_embeddings": True, "vocab_size": 167}),
@@ -27,6 +28,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "mistral": ("mistral", {"head_dim": 32, "sliding_window": None}),
     "qwen2": ("qwen2", {"head_dim": None, "hidden_size": 128}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    **{name: (kind, changes | WIDE) for name, (kind, changes) in FAMILIES.items()},
+    "phi3": ("phi3", FAMILIES["phi3"][1] | {"head_dim": 64}),
 }
 
 

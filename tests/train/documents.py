@@ -7,7 +7,7 @@ import torch
 
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.lean import HeadLayer
-from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.lean_shape import LayerShape, LeanShape, Rope
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.data import Document
 from tests.models.random_heads import random_head
@@ -15,16 +15,12 @@ from tests.models.random_heads import random_head
 HIDDEN, VOCAB = 32, 160
 SHAPE = LeanShape(
     hidden=HIDDEN,
-    layers=4,
+    layers=(LayerShape(Rope((1.0, 0.3, 0.1, 0.03)), score_scale=8**-0.5),) * 4,
     heads=4,
     kv_heads=2,
     head_dim=8,
     intermediate=48,
     eps=1e-5,
-    inv_freq=(1.0, 0.3, 0.1, 0.03),
-    attention_scaling=1.0,
-    qkv_bias=False,
-    qk_norm=False,
     tied=True,
     max_positions=512,
     vocab=VOCAB,

@@ -3,8 +3,10 @@
 // A page of 32 tokens holds, per KV head, keys [2][d/2][16][2] and values [d/16][16][16][2]: the packing of products.h, so
 // scores are rows times "weights" K and outputs are probabilities times "weights" V. Probabilities stand in the order of
 // positions, and a row's sums run over positions from 0: the result does not depend on what else is in the step, and a
-// branch of a tree gives the same bits as the same tokens decoded one by one.
+// branch of a tree gives the same bits as the same tokens decoded one by one. Probabilities before a row's window are zero and
+// change no sum, so pages before the windows of all rows of a tile are not read.
 #pragma once
+#include <climits>
 #include <vector>
 
 #include "products.h"
@@ -86,21 +88,32 @@ inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, cons
   return tiles;
 }
 
+struct Scoring {  // of a layer's attention
+  float scale = 1.0f;
+  float cap = 0.0f;    // scaled scores s become cap * tanh(s / cap); 0: they stay
+  int64_t window = 0;  // positions that a row sees, its own included; 0: all before it
+  // Of a row that sees the positions before `visible`: the first one.
+  int first(int visible) const { return window > 0 && visible > window ? visible - window : 0; }
+};
+
 class TileAttention {  // scratch of one thread
  public:
   TileAttention(int64_t head_dim, int group) : layout_{head_dim}, group_(group), query_(kTileRows * head_dim) {}
 
   // queries, output [tokens, heads, d]; pages: KV head's first page, `stride` elements from page to page.
   void run(const Tile& tile, const Sequence& sequence, const int* positions, const bf16* queries, int64_t heads, int64_t kv_head,
-           const bf16* pages, int64_t stride, float scale, bf16* output) {
+           const bf16* pages, int64_t stride, const Scoring& scoring, bf16* output) {
     const int64_t d = layout_.head_dim;
     const int cached = sequence.cached;
     int length = 0, slots = 0;  // positions that the longest row sees, and slots that any row does
+    begin_ = tile.leaf.empty() ? INT_MAX : cached;
     for (size_t i = 0; i < tile.tokens.size(); i++) {
       const int visible = positions[tile.tokens[i]] + 1;
       length = std::max(length, visible);
+      begin_ = std::min(begin_, scoring.first(visible));
       slots = std::max(slots, tile.leaf.empty() ? visible : cached + tile.paths[tile.leaf[i]][visible - cached - 1] + 1);
     }
+    begin_ = begin_ / kPage * kPage;
     const auto row_of = [&](int r) {
       const int i = tile.first + r;
       return (tile.tokens[i / group_] * heads + kv_head * group_ + i % group_) * d;
@@ -113,7 +126,7 @@ class TileAttention {  // scratch of one thread
     for (int r = 0; r < tile.rows; r++) {
       const int i = (tile.first + r) / group_, visible = positions[tile.tokens[i]] + 1;
       if (!tile.leaf.empty()) straighten(r, cached, visible, tile.paths[tile.leaf[i]]);
-      inverse[r] = softmax(r, visible, length, scale);
+      inverse[r] = softmax(r, visible, length, scoring);
     }
     find_values(tile, sequence, length, pages, stride);
     const auto target = [&](int r) { return output + row_of(r); };
@@ -134,7 +147,7 @@ class TileAttention {  // scratch of one thread
     const int64_t d = layout_.head_dim, bytes = kPage * d * sizeof(bf16);
     const int count = (slots + kPage - 1) / kPage;
     const bool fetching = rows < kTileRows;
-    for (int page = 0; page < count; page++) {
+    for (int page = begin_ / kPage; page < count; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
       if (fetching) {
         if (page + 2 < count) fetch(pages + sequence.pages[page + 2] * stride, bytes);
@@ -155,30 +168,40 @@ class TileAttention {  // scratch of one thread
     for (int depth = 0; depth < visible - cached; depth++) s[depth] = s[path[depth]];
   }
 
-  // Fills row r of the probabilities (not yet divided) up to the page after `length`; returns 1 / their sum.
-  float softmax(int r, int visible, int length, float scale) {
+  // Fills row r of the probabilities (not yet divided) from `begin_` up to the page after `length`; returns 1 / their sum.
+  float softmax(int r, int visible, int length, const Scoring& scoring) {
     float* s = scores_.data() + r * width_;
     bf16* p = probabilities_.data() + r * width_;
-    const int whole = visible / 16 * 16, left = visible - whole;
+    const int first = scoring.first(visible), from = (first + 15) / 16 * 16, whole = visible / 16 * 16;
+    int parts[2], count = 0;  // groups of 16 that the row sees in part
+    if (from != first) parts[count++] = from - 16;
+    if (whole != visible && (count == 0 || parts[0] != whole)) parts[count++] = whole;
+    const auto keep_seen = [&](int j, Lanes v, Lanes other) {
+      return lanes::keep_first(first - j, other, lanes::keep_first(visible - j, v, other));
+    };
+    if (scoring.cap > 0)
+      for (int j = first / 16 * 16; j < visible; j += 16)
+        lanes::store(s + j, soft_cap(lanes::mul(lanes::load(s + j), lanes::all(scoring.scale)), scoring.cap));
     const Lanes minus_infinity = lanes::all(-INFINITY);
     Lanes highest[2] = {minus_infinity, minus_infinity};
-    for (int j = 0; j < whole; j += 16) highest[j / 16 % 2] = lanes::max(highest[j / 16 % 2], lanes::load(s + j));
-    if (left) highest[0] = lanes::max(highest[0], lanes::keep_first(left, lanes::load(s + whole), minus_infinity));
-    const float factor = scale * kLog2e;
+    for (int j = from; j < whole; j += 16) highest[j / 16 % 2] = lanes::max(highest[j / 16 % 2], lanes::load(s + j));
+    for (int i = 0; i < count; i++) highest[0] = lanes::max(highest[0], keep_seen(parts[i], lanes::load(s + parts[i]), minus_infinity));
+    const float factor = (scoring.cap > 0 ? 1.0f : scoring.scale) * kLog2e;
     const Lanes slope = lanes::all(factor), offset = lanes::all(-factor * lanes::highest(lanes::max(highest[0], highest[1])));
     Lanes sum = lanes::zero();
-    for (int j = 0; j < whole; j += 16) {
+    for (int j = from; j < whole; j += 16) {
       const Lanes e = power_of_two(lanes::fma(lanes::load(s + j), slope, offset));
       sum = lanes::add(sum, e);
       lanes::store_bf16(p + j, e);
     }
-    if (left) {
-      const Lanes e = lanes::keep_first(left, power_of_two(lanes::fma(lanes::load(s + whole), slope, offset)), lanes::zero());
+    for (int i = 0; i < count; i++) {
+      const Lanes e = keep_seen(parts[i], power_of_two(lanes::fma(lanes::load(s + parts[i]), slope, offset)), lanes::zero());
       sum = lanes::add(sum, e);
-      lanes::store_bf16(p + whole, e);
+      lanes::store_bf16(p + parts[i], e);
     }
-    const int from = (visible + 15) / 16 * 16, to = (length + kPage - 1) / kPage * kPage;
-    if (from < to) std::fill(p + from, p + to, 0);
+    const int unseen = (visible + 15) / 16 * 16, to = (length + kPage - 1) / kPage * kPage;
+    std::fill(p + begin_, p + first / 16 * 16, 0);
+    if (unseen < to) std::fill(p + unseen, p + to, 0);
     return 1.0f / lanes::sum(sum);
   }
 
@@ -194,7 +217,7 @@ class TileAttention {  // scratch of one thread
     const int64_t size = kPage * layout_.head_dim;  // of the values, which follow the keys
     values_.clear();
     branches_.clear();
-    for (int page = 0; page < shared; page++) values_.push_back(pages + sequence.pages[page] * stride + size);
+    for (int page = begin_ / kPage; page < shared; page++) values_.push_back(pages + sequence.pages[page] * stride + size);
     if (tile.leaf.empty()) return;
     tail_.assign((tile.leaf.back() - tile.leaf[0] + 1) * (count - shared) * size, 0);
     bf16* tail = tail_.data();
@@ -220,6 +243,7 @@ class TileAttention {  // scratch of one thread
   template <bool Tree, class Target>
   void outputs(int rows, const float* inverse, const Target& target) {
     alignas(64) float shared[kTileRows * kTask], sums[kTileRows * kTask];
+    const size_t begin = begin_ / kPage;
     for (int64_t column = 0; column < layout_.head_dim; column += kTask) {
       const auto keep = [&](int first, int count) {
         for (int r = first; r < first + count; r++)
@@ -227,15 +251,15 @@ class TileAttention {  // scratch of one thread
             lanes::store_bf16(target(r) + column + h, lanes::mul(lanes::load(sums + r * kTask + h), lanes::all(inverse[r])));
       };
       if constexpr (!Tree) {
-        weigh(rows, column, 0, 0, values_.size(), nullptr, sums);
+        weigh(rows, column, begin, 0, values_.size(), nullptr, sums);
         keep(0, rows);
         continue;
       }
       const size_t before = branches_[0].pages;
-      weigh(rows, column, 0, 0, before, nullptr, shared);
+      weigh(rows, column, begin, 0, before, nullptr, shared);
       for (size_t i = 0; i + 1 < branches_.size(); i++) {
         const size_t first = branches_[i].pages;
-        weigh(rows, column, before, first, branches_[i + 1].pages - first, shared, sums);
+        weigh(rows, column, begin + before, first, branches_[i + 1].pages - first, shared, sums);
         keep(branches_[i].first, branches_[i].rows);
       }
     }
@@ -279,6 +303,7 @@ class TileAttention {  // scratch of one thread
   const PageLayout layout_;
   const int group_;
   int64_t width_ = 0;
+  int begin_ = 0;  // first position of the pages that the tile reads
   std::vector<bf16> query_, probabilities_, tail_;
   std::vector<float> scores_;
   std::vector<const bf16*> values_;

@@ -61,8 +61,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readonly("parents", &DraftTree::parents)
       .def_readonly("survival", &DraftTree::survival)
       .def_readonly("chances", &DraftTree::chances);
+  pybind11::class_<Shape>(m, "Shape").def(
+      pybind11::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, float, float, float>());
+  pybind11::class_<LayerShape>(m, "LayerShape")
+      .def(pybind11::init([](int64_t rope, int64_t window, float scale, float cap, float residual_scale, bool gelu) {
+        return LayerShape{rope, {scale, cap, window}, residual_scale, gelu};
+      }));
+  using Norm = std::optional<Tensor>;
+  pybind11::class_<Norms>(m, "Norms").def(pybind11::init<Norm, Norm, Norm, Norm, Norm, Norm>());
   pybind11::class_<Decoder>(m, "Decoder")
-      .def(pybind11::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, Tensor, Tensor, int, bool>())
+      .def(pybind11::init<const Shape&, int, bool>())
+      .def("add_rope", &Decoder::add_rope)
       .def("add_layer", &Decoder::add_layer)
       .def("set_ends", &Decoder::set_ends)
       .def("weight_bytes", &Decoder::weight_bytes)

@@ -1,4 +1,4 @@
-// One pass of a Llama-shaped decoder over a flat batch, for any number of rows, on weights packed once.
+// One pass of a decoder over a flat batch, for any number of rows, on weights packed once.
 //
 // A pass is one job of a small thread team. Threads take tasks (32 columns of a linear, one tile and KV head of attention, one
 // token of the rest) from a shared counter, so a thread that loses its core for a while does not delay the others. Which thread
@@ -23,12 +23,33 @@
 struct Shape {
   int64_t hidden, heads, kv_heads, head_dim, intermediate, vocab;
   double eps;
+  float embedding_scale = 1.0f, logit_scale = 1.0f;
+  float logit_cap = 0.0f;  // scaled logits x become cap * tanh(x / cap); 0: they stay
+};
+
+struct LayerShape {  // what layers of one model may differ in
+  int64_t rope;      // which rotation of the decoder; -1: none
+  Scoring scoring;
+  float residual_scale;  // factor on what attention and feed-forward add to the hidden state
+  bool gelu;             // otherwise SiLU
+};
+
+struct Norms {  // of a layer; those that it lacks are missing
+  std::optional<Tensor> before_attention, after_attention, before_feed_forward, after_feed_forward;
+  std::optional<Tensor> queries, keys;  // [head_dim], or [heads * head_dim] for all heads of a token at once
 };
 
 struct Layer {
+  LayerShape shape;
   Matrix qkv, o, gate_up, down;
-  Tensor input_norm, post_norm;
-  std::optional<Tensor> qkv_bias, q_norm, k_norm;
+  std::optional<Tensor> qkv_bias;
+  Norms norms;
+};
+
+// A rotary embedding: cosine and sine [positions, half] of the angles of pairs (i, i + half) of a head.
+struct Rope {
+  Tensor cosine, sine;
+  int64_t half() const { return cosine.size(1); }
 };
 
 // How a draft head enters its layer: x = [norm(embedding of the token), norm(g)], residual g. For the target's hidden states
@@ -50,22 +71,21 @@ struct Input {  // of a linear
 };
 
 struct Buffers {  // of one pass
-  Tensor hidden, x, qkv, attention, activation, fused, raised, rows;
+  Tensor hidden, added, x, qkv, attention, activation, fused, raised, rows;
 };
 
 class Decoder {
  public:
   // `int8`: products with stored weights take rows in 8 bits; otherwise these weights are expanded to bf16 task by task.
-  Decoder(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate,
-          int64_t vocab, double eps, Tensor cosine, Tensor sine, int threads, bool int8)
-      : Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine, sine, std::make_shared<Team>(threads, std::chrono::milliseconds(4)), int8) {}
+  Decoder(const Shape& shape, int threads, bool int8) : Decoder(shape, std::make_shared<Team>(threads, std::chrono::milliseconds(4)), int8) {}
 
   // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
   // `heads` heads, `vocab` tokens.
   std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,
                                      double eps, bool int8) const {
     const int64_t hidden = shape_.hidden;
-    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, cosine_, sine_, team_, int8));
+    std::unique_ptr<Decoder> head(new Decoder({hidden, heads, kv_heads, head_dim, intermediate, vocab, eps}, team_, int8));
+    head->ropes_ = ropes_;
     head->fusion_.emplace();
     head->fusion_->embedding = embedding_;
     return head;
@@ -78,7 +98,8 @@ class Decoder {
     TORCH_CHECK(0 < vocab && vocab <= shape_.vocab && vocab % kTask == 0, "an exit has a multiple of ", kTask, " tokens; given ", vocab);
     Shape shape = shape_;
     shape.vocab = vocab;
-    std::unique_ptr<Decoder> early(new Decoder(shape, cosine_, sine_, team_, int8_));
+    std::unique_ptr<Decoder> early(new Decoder(shape, team_, int8_));
+    early->ropes_ = ropes_;
     early->layers_.assign(layers_.begin(), layers_.begin() + layers);
     early->embedding_ = embedding_;
     early->head_ = head_.first(vocab);
@@ -114,10 +135,19 @@ class Decoder {
     for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(packed(leave[i]));
   }
 
+  // Adds a rotation, float32 [positions, half] both, which layers name by its number.
+  void add_rope(Tensor cosine, Tensor sine) {
+    TORCH_CHECK(cosine.is_contiguous() && sine.is_contiguous() && cosine.sizes() == sine.sizes() && cosine.size(1) % 16 == 0 &&
+                    2 * cosine.size(1) <= shape_.head_dim,
+                "a rotation is [positions, half], half a multiple of 16, at most half a head; given ", cosine.sizes(), " and ", sine.sizes());
+    ropes_.push_back({cosine, sine});
+  }
+
   // qkv: the projections to queries, keys and values; gate_up: those to gates and to what they multiply.
-  void add_layer(const std::vector<Part>& qkv, Part o, const std::vector<Part>& gate_up, Part down, Tensor input_norm, Tensor post_norm,
-                 std::optional<Tensor> qkv_bias, std::optional<Tensor> q_norm, std::optional<Tensor> k_norm) {
-    layers_.push_back({pack(qkv), pack({o}), pack(gate_up, true), pack({down}), input_norm, post_norm, qkv_bias, q_norm, k_norm});
+  void add_layer(const LayerShape& shape, const std::vector<Part>& qkv, Part o, const std::vector<Part>& gate_up, Part down,
+                 std::optional<Tensor> qkv_bias, const Norms& norms) {
+    TORCH_CHECK(shape.rope < (int64_t)ropes_.size(), "a layer with rotation ", shape.rope, " of ", ropes_.size());
+    layers_.push_back({shape, pack(qkv), pack({o}), pack(gate_up, true), pack({down}), qkv_bias, norms});
   }
 
   void set_ends(Part embedding, std::optional<Part> head, Tensor norm) {
@@ -201,8 +231,7 @@ class Decoder {
   }
 
  private:
-  Decoder(const Shape& shape, Tensor cosine, Tensor sine, std::shared_ptr<Team> team, bool int8)
-      : shape_(shape), cosine_(cosine), sine_(sine), team_(team), int8_(int8) {
+  Decoder(const Shape& shape, std::shared_ptr<Team> team, bool int8) : shape_(shape), team_(team), int8_(int8) {
     TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
                 "the native forward takes widths that are multiples of 32");
     for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
@@ -254,6 +283,7 @@ class Decoder {
     float *ahead = nullptr, *entered = nullptr;  // of a draft head that looks ahead: where states of its levels go, and what meets a token
     stored::RowGroup *rows = nullptr, *rows_after = nullptr;  // in 8 bits: input of the linear at work, and of the next one
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
+    float* added = nullptr;  // what a sublayer adds to the hidden state, before its norm
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
     int64_t num_logits() const { return ahead ? (1 + model.levels_->count) * L : L; }
@@ -262,6 +292,11 @@ class Decoder {
       const Shape& s = model.shape_;
       const int64_t wide = (s.heads + 2 * s.kv_heads) * s.head_dim;
       buffers.hidden = at::empty({T, s.hidden}, at::kFloat);
+      const auto norms_after = [](const Layer& layer) { return layer.norms.after_attention || layer.norms.after_feed_forward; };
+      if (std::any_of(model.layers_.begin(), model.layers_.end(), norms_after)) {
+        buffers.added = at::empty({T, s.hidden}, at::kFloat);
+        added = buffers.added.data_ptr<float>();
+      }
       buffers.qkv = at::empty({T, wide}, at::kFloat);
       buffers.x = at::empty({std::max((model.fusion_ ? 2 : 1) * T, num_logits()), s.hidden}, at::kBFloat16);
       buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
@@ -347,12 +382,15 @@ class Decoder {
       return memory.data();
     }
 
-    // `layer`: whose input this is; -1 for one that cannot be tapped.
-    void normalise(int& phase, const Tensor& weight, const Matrix& next, int64_t layer = -1) {
+    // x = norm(hidden), or hidden itself without a norm. `layer`: whose input this is; -1 for one that cannot be tapped.
+    void normalise(int& phase, const std::optional<Tensor>& weight, const Matrix& next, int64_t layer = -1) {
       const Shape& s = model.shape_;
       const auto task = [&](int64_t t) {
         tap(layer, t);
-        rms_norm(hidden + t * s.hidden, weight.data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+        if (weight)
+          rms_norm(hidden + t * s.hidden, weight->data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
+        else
+          store_hidden(t, x + t * s.hidden);
         quantise({x, rows}, T, s.hidden, t);
       };
       share(phase, T, task, &next);
@@ -363,27 +401,42 @@ class Decoder {
       const int64_t width = model.shape_.hidden;
       for (size_t i = 0; i < taps.size(); i++) {
         if (taps[i] != layer) continue;
-        bf16* to = features + (t * taps.size() + i) * width;
-        for (int64_t k = 0; k < width; k += 16) lanes::store_bf16(to + k, lanes::load(hidden + t * width + k));
+        store_hidden(t, features + (t * taps.size() + i) * width);
       }
     }
 
-    void add_to_hidden(int& phase, const Input& input, const Matrix& weights) {
+    // Writes the hidden state of token t, rounded.
+    void store_hidden(int64_t t, bf16* to) {
       const int64_t width = model.shape_.hidden;
+      for (int64_t k = 0; k < width; k += 16) lanes::store_bf16(to + k, lanes::load(hidden + t * width + k));
+    }
+
+    // hidden += factor * norm(input times weights), or without a norm.
+    void add_to_hidden(int& phase, const Input& input, const Matrix& weights, float factor, const std::optional<Tensor>& norm) {
+      const int64_t width = model.shape_.hidden;
+      const Lanes scale = lanes::all(factor);
       linear(phase, input, T, weights, [&](int64_t first, int rows, int64_t task, const float* c) {
-        for (int r = 0; r < rows; r++)
-          for (int h = 0; h < kTask; h += 16) {
-            float* target = hidden + (first + r) * width + task * kTask + h;
-            lanes::store(target, lanes::add(lanes::load(target), lanes::load(c + r * kTask + h)));
-          }
+        for (int r = 0; r < rows; r++) {
+          const int64_t to = (first + r) * width + task * kTask;
+          if (norm)
+            std::copy_n(c + r * kTask, kTask, added + to);
+          else
+            for (int h = 0; h < kTask; h += 16)
+              lanes::store(hidden + to + h, lanes::fma(lanes::load(c + r * kTask + h), scale, lanes::load(hidden + to + h)));
+        }
       });
+      if (norm)
+        share(phase, T, [&](int64_t t) {
+          add_rms_norm(added + t * width, norm->data_ptr<float>(), model.shape_.eps, factor, width, hidden + t * width);
+        });
     }
 
     void embed(int& phase) {
       const int64_t width = model.shape_.hidden;
+      const Lanes scale = lanes::all(model.shape_.embedding_scale);
       share(phase, T, [&](int64_t t) {
         model.embedding_.unpack(tokens[t], x + t * width);
-        for (int64_t k = 0; k < width; k += 16) lanes::store(hidden + t * width + k, lanes::load(x + t * width + k));
+        for (int64_t k = 0; k < width; k += 16) lanes::store(hidden + t * width + k, lanes::mul(lanes::load(x + t * width + k), scale));
       });
     }
 
@@ -436,39 +489,49 @@ class Decoder {
       });
     }
 
-    // Rotates queries and keys of one token and writes its K/V into its slot.
+    // Norms `size` entries of a token's heads, in groups of the weight's size.
+    void norm_heads(float* heads, int64_t size, const std::optional<Tensor>& weight) {
+      if (!weight) return;
+      const int64_t group = weight->numel();
+      for (int64_t i = 0; i < size; i += group) rms_norm(heads + i, weight->data_ptr<float>(), (float)model.shape_.eps, group);
+    }
+
+    // Norms and rotates queries and keys of one token and writes its K/V into its slot.
     void place(const Layer& layer, int64_t t, bf16* pages) {
       const Shape& s = model.shape_;
       const int64_t d = s.head_dim;
       float* row = qkv + t * (s.heads + 2 * s.kv_heads) * d;
-      const float *cosine = model.cosine_.data_ptr<float>() + positions[t] * (d / 2), *sine = model.sine_.data_ptr<float>() + positions[t] * (d / 2);
-      for (int64_t h = 0; h < s.heads; h++) {
-        norm_and_rotate(row + h * d, d, floats(layer.q_norm), s.eps, cosine, sine);
-        for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
+      norm_heads(row, s.heads * d, layer.norms.queries);
+      norm_heads(row + s.heads * d, s.kv_heads * d, layer.norms.keys);
+      if (layer.shape.rope >= 0) {
+        const Rope& rope = model.ropes_[layer.shape.rope];
+        const int64_t half = rope.half(), angles = positions[t] * half;
+        for (int64_t h = 0; h < s.heads + s.kv_heads; h++)
+          rotate(row + h * d, half, rope.cosine.data_ptr<float>() + angles, rope.sine.data_ptr<float>() + angles);
       }
+      for (int64_t h = 0; h < s.heads; h++)
+        for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
       const Sequence& sequence = sequences[sequence_of[t]];
       const int slot = sequence.cached + t - sequence.start;
       const PageLayout layout{d};
       for (int64_t h = 0; h < s.kv_heads; h++) {
         float *key = row + (s.heads + h) * d, *value = row + (s.heads + s.kv_heads + h) * d;
-        norm_and_rotate(key, d, floats(layer.k_norm), s.eps, cosine, sine);
         write_slot(layout, pages + sequence.pages[slot / kPage] * page_stride + h * layout.size(), slot % kPage, key, value);
       }
     }
 
-    void attend(int& phase, const bf16* pages, const Matrix& next) {
+    void attend(int& phase, const Layer& layer, const bf16* pages) {
       const Shape& s = model.shape_;
-      const float scale = 1.0f / std::sqrt((float)s.head_dim);
       const PageLayout layout{s.head_dim};
       const auto task = [&](int64_t i) {
         const Tile& tile = tiles[i / s.kv_heads];
         const int64_t h = i % s.kv_heads;
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
-                                       scale, attention);
+                                       layer.shape.scoring, attention);
         for (int r = tile.first, group = s.heads / s.kv_heads; r < tile.first + tile.rows; r++)
           quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
       };
-      share(phase, tiles.size() * s.kv_heads, task, &next);
+      share(phase, tiles.size() * s.kv_heads, task, &layer.o);
     }
 
     void feed_forward(int& phase, const Layer& layer) {
@@ -480,14 +543,14 @@ class Decoder {
           [&](int64_t first, int rows, int64_t task, const float* c) {
             for (int r = 0; r < rows; r++) {
               const Lanes gate = lanes::load(c + r * kTask), up = lanes::load(c + r * kTask + 16);
-              lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(silu(gate), up));
+              lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(layer.shape.gelu ? gelu(gate) : silu(gate), up));
             }
           },
           kPair,
           [&](int64_t pair) {
             for (int64_t t = 0; t < T; t++) quantise(input, T, s.intermediate, t, pair * stored::kGroup, stored::kGroup);
           });
-      add_to_hidden(phase, input, layer.down);
+      add_to_hidden(phase, input, layer.down, layer.shape.residual_scale, layer.norms.after_feed_forward);
     }
 
     // Follows x of the L logit rows with that of the levels' states.
@@ -517,6 +580,23 @@ class Decoder {
       });
     }
 
+    // Scales and caps `count` sums of a task into `to`.
+    void write_logits(const float* sums, int64_t count, float* to) {
+      const Shape& s = model.shape_;
+      alignas(64) float scaled[kTask];
+      if (s.logit_scale != 1.0f || s.logit_cap > 0) {
+        for (int h = 0; h < kTask; h += 16) {
+          const Lanes x = lanes::mul(lanes::load(sums + h), lanes::all(s.logit_scale));
+          lanes::store(scaled + h, s.logit_cap > 0 ? soft_cap(x, s.logit_cap) : x);
+        }
+        sums = scaled;
+      }
+      if (count == kTask)
+        for (int h = 0; h < kTask; h += 16) lanes::store(to + h, lanes::load(sums + h));
+      else
+        for (int64_t h = 0; h < count; h++) to[h] = sums[h];
+    }
+
     void finish(int& phase) {
       const Shape& s = model.shape_;
       share(phase, L, [&](int64_t i) {
@@ -531,14 +611,8 @@ class Decoder {
       if (ahead) look_ahead(phase, *model.levels_);
       linear(phase, {x, rows}, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
-        for (int r = 0; r < rows; r++) {
-          const float* from = c + r * kTask;
-          float* to = logits + (first + r) * s.vocab + task * kTask;
-          if (columns == kTask)
-            for (int h = 0; h < kTask; h += 16) lanes::store(to + h, lanes::load(from + h));
-          else
-            for (int64_t h = 0; h < columns; h++) to[h] = from[h];
-        }
+        for (int r = 0; r < rows; r++)
+          write_logits(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
       });
       if (!argmax) return;  // the rows are in cache: these threads have just written them
       share(phase, L, [&](int64_t i) {
@@ -559,12 +633,12 @@ class Decoder {
         if (model.fusion_)
           pair(phase, *model.fusion_, layer.qkv);
         else
-          normalise(phase, layer.input_norm, layer.qkv, l);
+          normalise(phase, layer.norms.before_attention, layer.qkv, l);
         project(phase, layer);
         share(phase, T, [&](int64_t t) { place(layer, t, pages); });
-        attend(phase, pages, layer.o);
-        add_to_hidden(phase, {attention, rows}, layer.o);
-        normalise(phase, layer.post_norm, layer.gate_up);
+        attend(phase, layer, pages);
+        add_to_hidden(phase, {attention, rows}, layer.o, layer.shape.residual_scale, layer.norms.after_attention);
+        normalise(phase, layer.norms.before_feed_forward, layer.gate_up);
         feed_forward(phase, layer);
       }
       if (const int64_t last = model.layers_.size(); std::find(taps.begin(), taps.end(), last) != taps.end())
@@ -577,13 +651,13 @@ class Decoder {
   };
 
   const Shape shape_;
-  const Tensor cosine_, sine_;
   const std::shared_ptr<Team> team_;
   const bool int8_;
   bool is_stored_ = false;  // whether any weights are in less than bf16
   std::vector<TileAttention> attention_;
   std::vector<std::vector<bf16>> expanded_ = std::vector<std::vector<bf16>>(team_->size());
   Arena arena_;
+  std::vector<Rope> ropes_;
   std::vector<Layer> layers_;
   Matrix embedding_, head_;
   Tensor norm_;

@@ -24,9 +24,23 @@ inline Lanes power_of_two(Lanes x) {
   return lanes::scale_by_power(p, n);
 }
 
-inline Lanes silu(Lanes x) {
+inline Lanes sigmoid(Lanes x) {
   const Lanes e = exp_of(lanes::sub(lanes::zero(), lanes::max(x, lanes::all(-80.0f))));
-  return lanes::mul(x, lanes::reciprocal(lanes::add(lanes::all(1.0f), e)));
+  return lanes::reciprocal(lanes::add(lanes::all(1.0f), e));
+}
+
+inline Lanes silu(Lanes x) { return lanes::mul(x, sigmoid(x)); }
+
+// GELU with tanh for the error function (Hendrycks and Gimpel, arXiv 1606.08415), by (1 + tanh u) / 2 = sigmoid(2u).
+inline Lanes gelu(Lanes x) {
+  const Lanes cubed = lanes::mul(x, lanes::mul(x, x)), u = lanes::fma(cubed, lanes::all(0.044715f), x);
+  return lanes::mul(x, sigmoid(lanes::mul(u, lanes::all(2 * 0.7978845608f))));
+}
+
+// cap * tanh(x / cap), by tanh u = 2 sigmoid(2u) - 1; to within 1e-6 of the cap.
+inline Lanes soft_cap(Lanes x, float cap) {
+  const Lanes s = sigmoid(lanes::mul(x, lanes::all(2.0f / cap)));
+  return lanes::mul(lanes::fma(s, lanes::all(2.0f), lanes::all(-1.0f)), lanes::all(cap));
 }
 
 // 1 / rms of `size` float32 or bf16 values, a multiple of 16.
@@ -48,14 +62,22 @@ inline void rms_norm(const Value* source, const float* weight, float eps, int64_
     lanes::store_bf16(target + i, lanes::mul(lanes::mul(lanes::load(source + i), scale), lanes::load(weight + i)));
 }
 
-// One head in place: optional RMS norm (Qwen3), then rotation of the two halves by the position's angles.
-inline void norm_and_rotate(float* head, int64_t size, const float* norm, float eps, const float* cosine, const float* sine) {
-  if (norm) {
-    const Lanes scale = lanes::all(inverse_rms(head, eps, size));
-    for (int64_t i = 0; i < size; i += 16)
-      lanes::store(head + i, lanes::mul(lanes::mul(lanes::load(head + i), scale), lanes::load(norm + i)));
-  }
-  const int64_t half = size / 2;
+// values = values / rms(values) * weight.
+inline void rms_norm(float* values, const float* weight, float eps, int64_t size) {
+  const Lanes scale = lanes::all(inverse_rms(values, eps, size));
+  for (int64_t i = 0; i < size; i += 16)
+    lanes::store(values + i, lanes::mul(lanes::mul(lanes::load(values + i), scale), lanes::load(weight + i)));
+}
+
+// target += factor * source / rms(source) * weight.
+inline void add_rms_norm(const float* source, const float* weight, float eps, float factor, int64_t size, float* target) {
+  const Lanes scale = lanes::all(factor * inverse_rms(source, eps, size));
+  for (int64_t i = 0; i < size; i += 16)
+    lanes::store(target + i, lanes::fma(lanes::mul(lanes::load(source + i), scale), lanes::load(weight + i), lanes::load(target + i)));
+}
+
+// Rotates the two halves of the first 2 * half entries of a head by the position's angles [half].
+inline void rotate(float* head, int64_t half, const float* cosine, const float* sine) {
   for (int64_t i = 0; i < half; i += 16) {
     const Lanes a = lanes::load(head + i), b = lanes::load(head + half + i);
     const Lanes c = lanes::load(cosine + i), s = lanes::load(sine + i);

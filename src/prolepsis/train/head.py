@@ -174,7 +174,7 @@ class HeadTraining(Training[HeadRecipe]):
 def read_head(folder: Path, target: Target) -> HeadLayer:
     """Read a head in float32; raises `ConfigError` if it is not of `target`, `ModelLoadError` for a damaged one."""
     config, stored = load_head(folder)
-    for name in ("hidden", "vocab", "inv_freq"):
+    for name in ("hidden", "vocab", "rope"):
         if getattr(config.shape, name) != getattr(target.shape, name):
             raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
     if config.aux_layers != target.aux_layers:

@@ -1,20 +1,22 @@
 """The target as training needs it: tokenizer, geometry, the weights at both ends, and a draft vocabulary."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads.format import HeadConfig
+from prolepsis.models.heads.format import HeadConfig, target_fault
 from prolepsis.models.load import identity_of
-from prolepsis.models.targets.lean_shape import EndParts, LeanShape, lean_ends
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.lean_weights import EndParts, lean_ends
 from prolepsis.train.batches import TargetEnds
 from prolepsis.train.prompts import turn_prefix
 
@@ -37,13 +39,13 @@ class Target:
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """Layers whose input a head reads, as EAGLE-3 chooses them."""
-        layers = self.shape.layers
+        layers = len(self.shape.layers)
         return (min(2, layers), layers // 2, max(0, layers - 3))
 
     @property
     def recorded_layers(self) -> tuple[int, ...]:
         """`aux_layers`, and the output of the last layer, from which the target's own prediction is computed."""
-        return (*self.aux_layers, self.shape.layers)
+        return (*self.aux_layers, len(self.shape.layers))
 
     @property
     def preamble(self) -> int:
@@ -63,7 +65,7 @@ class Target:
     def head_config(self, draft_vocab: int) -> HeadConfig:
         """Return the configuration of a head over `draft_vocab` tokens."""
         return HeadConfig(
-            shape=replace(self.shape, layers=1, qkv_bias=False, qk_norm=False),
+            shape=self.shape.llama_layer(),
             aux_layers=self.aux_layers,
             draft_vocab=draft_vocab,
             verifier=self.name,
@@ -78,10 +80,12 @@ class Target:
 
 
 def open_target(name: str, model_dir: Path | None = None) -> Target:
-    """Open a model's files; raises `ModelNotFound`, or `ModelLoadError` for a model that is not Llama-shaped."""
+    """Open a model's files; raises `ModelNotFound`, or `ModelLoadError` for a model that cannot have a head."""
     path = resolve(name, model_dir)
     checkpoint = open_checkpoint(path)
     shape = LeanShape.from_config(checkpoint.config)
+    if fault := target_fault(shape):
+        raise ModelLoadError(f"{name} cannot have a draft head: {fault}")
     layer_config = {
         key: value for key, value in for_transformers(checkpoint.config).to_dict().items() if key != "architectures"
     }

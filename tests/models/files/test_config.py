@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from prolepsis.models.files.config import KNOWN, llama_shaped
 from prolepsis.models.files.rope import rope_frequencies
 from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
-from tests.models.tiny import BASE, LLAMA3, YARN
+from tests.models.tiny import BASE, LLAMA3, LONGROPE, YARN
 
 OPTIONAL = tuple(name for name in BASE if name != "vocab_size")
 WINDOW = {"sliding_window": 100, "use_sliding_window": True, "max_window_layers": 0}
@@ -32,6 +32,7 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
     "yarn with scales": {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False}},
     "yarn with a factor": {"rope_parameters": {**YARN, "attention_factor": 1.25, "beta_fast": 16}},
+    "longrope": {"rope_parameters": {**LONGROPE, "factor": 3.0}},
     "dynamic": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "partial": {"partial_rotary_factor": 0.5},
 }
@@ -60,10 +61,17 @@ def test_null_is_as_good_as_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [WINDOW, {"sliding_window": None}, {"attention_bias": True}, {"hidden_act": "gelu"}]
+    "changes",
+    [
+        WINDOW,
+        {**WINDOW, "max_window_layers": 1},
+        {"sliding_window": None},
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+    ],
 )
 @pytest.mark.parametrize("kind", sorted(KNOWN))
-def test_what_no_lean_forward_runs_is_seen(kind: str, changes: dict[str, Any]) -> None:
+def test_windows_biases_and_activations_are_seen(kind: str, changes: dict[str, Any]) -> None:
     same({"model_type": kind, **BASE, **changes})
 
 

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import INDEX, WEIGHTS, open_checkpoint
-from prolepsis.models.targets.lean_shape import LeanShape, lean_layers
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.lean_weights import lean_layers
 from tests.models.tiny import save_tiny
 
 

@@ -84,7 +84,7 @@ def test_weights_that_are_refused(folder: Path, change: Callable[[dict[str, Tens
 
 def test_a_head_of_another_target_is_named(folder: Path) -> None:
     config, _ = load_head(folder)
-    assert head_fault(config, SHAPE, SHAPE.layers) is None
+    assert head_fault(config, SHAPE, len(SHAPE.layers)) is None
     assert "hidden size is 32" in str(head_fault(config, replace(SHAPE, hidden=64), 4))
     assert "vocab size" in str(head_fault(config, replace(SHAPE, vocab=99), 4))
     assert "the target has 1 layers" in str(head_fault(config, SHAPE, 1))

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import WEIGHTS, Checkpoint, open_checkpoint
-from prolepsis.models.targets.general import GeneralModel, general_fault, max_positions
+from prolepsis.models.targets.general import GeneralModel, general_fault
 from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import one, reference, run, save_tiny
 
@@ -32,17 +32,6 @@ def test_what_cannot_be_exact_is_refused(checkpoint: Checkpoint, reason: str) ->
     assert reason in (general_fault(checkpoint) or "")
     with pytest.raises(ModelLoadError, match=reason):
         GeneralModel(checkpoint, "tiny", CPU, torch.float32)
-
-
-def test_longrope_is_served_as_far_as_it_depends_on_one_sequence_only() -> None:
-    rope = {
-        "rope_type": "longrope",
-        "rope_theta": 1e4,
-        "short_factor": [1.0] * 8,
-        "long_factor": [2.0] * 8,
-        "original_max_position_embeddings": 128,
-    }
-    assert max_positions(configured("llama", max_position_embeddings=512, rope_parameters=rope)) == 128
 
 
 def test_missing_weights_are_an_error_not_random_numbers(tmp_path: Path) -> None:

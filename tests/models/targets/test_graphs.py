@@ -42,7 +42,7 @@ def test_the_padded_step_gives_the_plain_forwards_logits(checkpoint: Checkpoint)
     for batch in steps():
         bucket = Bucket.of(batch)
         assert bucket is not None
-        inputs, rows = lay_out(batch, bucket, ours.num_pages)
+        inputs, rows = lay_out(batch, bucket, ours.num_pages, graphed.windows)
         found = graphed.static_step(inputs, ours)
         assert not found.isnan().any()
         torch.testing.assert_close(found[rows], plain.forward(batch, theirs), rtol=1e-4, atol=1e-4)

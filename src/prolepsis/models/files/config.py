@@ -79,8 +79,8 @@ def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
     for name in _DERIVED:
         if fields.get(name) is None:
             fields.pop(name, None)
-    if kind in ("qwen2", "qwen3") and not fields.get("use_sliding_window", False):
-        fields["sliding_window"] = None
+    if kind in ("qwen2", "qwen3"):
+        fields |= _qwen_windows(fields)
     fields["rope_parameters"] = _rope(fields)
     return LlamaShapedConfig.model_validate(fields)
 
@@ -88,6 +88,15 @@ def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
 def for_transformers(config: "LlamaShapedConfig | PreTrainedConfig") -> "PreTrainedConfig":
     """Return a configuration of either kind as transformers' model classes take it."""
     return config.to_transformers() if isinstance(config, LlamaShapedConfig) else config
+
+
+def _qwen_windows(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Qwen says of windows: none unless `use_sliding_window`, and then from layer `max_window_layers` on."""
+    if not fields.get("use_sliding_window", False):
+        return {"sliding_window": None}
+    first, count = fields.get("max_window_layers", 28), fields.get("num_hidden_layers", 32)
+    kinds = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
+    return {"sliding_window": fields.get("sliding_window", 4096), "layer_types": fields.get("layer_types") or kinds}
 
 
 def _rope(fields: dict[str, Any]) -> dict[str, Any]:

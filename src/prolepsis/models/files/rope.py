@@ -67,6 +67,16 @@ def _yarn(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     return 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept, _yarn_scaling(rope, factor)
 
 
+def _longrope(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753) within the original context, where the short factors hold."""
+    periods = rope["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    inverse = 1.0 / (torch.tensor(rope["short_factor"], dtype=torch.float32) * periods)
+    if rope.get("attention_factor") is not None:
+        return inverse, float(rope["attention_factor"])
+    factor, original = rope["factor"], rope["original_max_position_embeddings"]
+    return inverse, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
 def _yarn_scaling(rope: Rope, factor: float) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -83,5 +93,6 @@ _SCALINGS: dict[str, Callable[[Rope, int], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }
 ROPE_TYPES = tuple(_SCALINGS)

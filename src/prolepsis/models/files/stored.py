@@ -56,6 +56,10 @@ class StoredMatrix:
         block, block_bytes = _block(self.kind)
         return rows, width // block_bytes * block
 
+    def __getitem__(self, rows: slice) -> "StoredMatrix":
+        """Return some of its rows."""
+        return StoredMatrix(self.data[rows], self.kind)
+
 
 class QuantisedFile(Mapping[str, StoredMatrix]):
     """Matrices in a safetensors file that `quantised` has written, read at each access."""

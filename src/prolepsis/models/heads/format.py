@@ -159,12 +159,23 @@ def read_config(folder: Path) -> HeadConfig:
 
 def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str | None:
     """Return why the head cannot draft for a target of this shape, or None."""
+    if fault := target_fault(target):
+        return fault
     for name in ("hidden", "vocab"):
         ours, theirs = getattr(config.shape, name), getattr(target, name)
         if ours != theirs:
             return f"its {name} size is {ours}; the target's is {theirs}"
     if max(config.aux_layers) > target_layers:
         return f"it reads the hidden states entering layers {config.aux_layers}; the target has {target_layers} layers"
+    return None
+
+
+def target_fault(target: LeanShape) -> str | None:
+    """Return why heads cannot be trained for a target of this shape and draft for it, or None."""
+    if len(target.ropes) != 1:
+        return f"heads share the target's rotation of queries and keys; its layers have {len(target.ropes)}"
+    if target.logit_cap is not None or target.logit_scale != 1.0:
+        return "the target scales or caps its logits; heads have plain logits"
     return None
 
 
@@ -217,7 +228,7 @@ def _config(document: dict[str, Any]) -> HeadConfig:
     if layer.get("num_hidden_layers", 1) != 1 or document.get("fc_norm"):
         raise ModelLoadError("a head with several layers or with fc_norm; allowed: one layer, norm_before_fc or none")
     shape = LeanShape.from_config(llama_shaped({"model_type": "llama", **layer}))
-    if shape.qkv_bias or shape.qk_norm:
+    if shape.qkv_bias or shape.query_norm:
         raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
     aux_layers = document.get("eagle_aux_hidden_state_layer_ids")
     if not aux_layers:

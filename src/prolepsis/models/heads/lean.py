@@ -14,7 +14,7 @@ from prolepsis.models.heads.base import SHORTLIST, Candidates, HeadInfo, Lookahe
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import HeadLevels, LevelWeights
 from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.models.targets.lean import LeanModel, rms_norm, rotate
+from prolepsis.models.targets.lean import LeanModel, rms_norm, rotary, rotate
 from prolepsis.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
@@ -44,12 +44,12 @@ class HeadLayer:
         w, eps = self.weights, self.config.shape.eps
         return torch.cat([rms_norm(embedding, w.embed_norm, eps), rms_norm(g, w.hidden_norm, eps)], dim=-1)
 
-    def queries(self, x: Tensor, rotary: Tensor) -> Tensor:  # [n, h, e], rotated
-        return rotate(F.linear(x, self.weights.q).view(len(x), -1, self.config.shape.head_dim), rotary)
+    def queries(self, x: Tensor, angles: Tensor) -> Tensor:  # [n, h, e], rotated
+        return rotate(F.linear(x, self.weights.q).view(len(x), -1, self.config.shape.head_dim), angles)
 
-    def keys_values(self, x: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:  # both [n, k, e], keys rotated
+    def keys_values(self, x: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:  # both [n, k, e], keys rotated
         w, head_dim = self.weights, self.config.shape.head_dim
-        keys = rotate(F.linear(x, w.k).view(len(x), -1, head_dim), rotary)
+        keys = rotate(F.linear(x, w.k).view(len(x), -1, head_dim), angles)
         return keys, F.linear(x, w.v).view(len(x), -1, head_dim)
 
     def leave(self, g: Tensor, mixed: Tensor) -> Tensor:
@@ -67,9 +67,8 @@ class HeadLayer:
         return out, out if self.config.norm_output else hidden
 
     def rotary(self, positions: Tensor) -> Tensor:  # [2, n, 1, e / 2] float32: cosine and sine
-        shape = self.config.shape
-        angles = positions[:, None].float() * torch.tensor(shape.inv_freq, device=positions.device)
-        return torch.stack([angles.cos(), angles.sin()])[:, :, None] * shape.attention_scaling
+        rope = self.config.shape.rope
+        return rotary(torch.tensor(rope.inv_freq, device=positions.device), positions) * rope.scaling
 
 
 class LeanHead:
@@ -164,9 +163,9 @@ class LeanHead:
         g = layer.fuse(given) if features is not None else given
         plan = plan_attention(batch, target.device)
         x = layer.enter(target.ends.embedding[batch.token_ids.to(target.device)], g)
-        rotary = target.rotary(batch.positions.to(target.device))
-        cache.write(0, plan.slots, *layer.keys_values(x, rotary))
-        mixed = paged_attention(layer.queries(x, rotary), cache, 0, plan, self._scoring)
+        angles = target.rotaries(batch.positions.to(target.device))[target.shape.rope]
+        cache.write(0, plan.slots, *layer.keys_values(x, angles))
+        mixed = paged_attention(layer.queries(x, angles), cache, 0, plan, self._scoring)
         rows = batch.logit_rows.to(target.device)
         return layer.leave(g[rows], mixed[rows].flatten(1))
 

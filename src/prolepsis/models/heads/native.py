@@ -11,7 +11,8 @@ from prolepsis.models.heads.base import SHORTLIST, Candidates, DraftTree, HeadIn
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
-from prolepsis.models.targets.lean_shape import LayerParts
+from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.lean_weights import LayerParts
 from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands, part
 
 
@@ -48,7 +49,7 @@ class NativeHead:
             config.norm_before_residual,
             config.norm_output,
         )
-        add_layer(self._decoder, _layer(weights, kind))
+        add_layer(self._module, self._decoder, _layer(shape, weights, kind), rope=0)
         self._decoder.set_output(part(quantise(weights.lm_head, kind)), weights.norm.float())
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)
@@ -142,15 +143,18 @@ def _check_widths(config: HeadConfig, levels: LevelWeights | None) -> None:
             raise ModelLoadError(f"{field} is {size}; allowed for a head on the native forward: multiples of {WIDTH}")
 
 
-def _layer(weights: HeadWeights, kind: int) -> LayerParts[StoredMatrix]:
+def _layer(shape: LeanShape, weights: HeadWeights, kind: int) -> LayerParts[StoredMatrix]:
     return LayerParts(
+        shape=shape.layers[0],
         qkv=(quantise(weights.q, kind), quantise(weights.k, kind), quantise(weights.v, kind)),
         qkv_bias=None,
         o=quantise(weights.o, kind),
         gate_up=(quantise(weights.gate, kind), quantise(weights.up, kind)),
         down=quantise(weights.down, kind),
-        input_norm=weights.embed_norm,
-        post_norm=weights.post_norm,
+        before_attention=weights.embed_norm,
+        after_attention=None,
+        before_feed_forward=weights.post_norm,
+        after_feed_forward=None,
         q_norm=None,
         k_norm=None,
     )

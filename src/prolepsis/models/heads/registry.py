@@ -136,7 +136,7 @@ def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
 
     A head without a recorded target fits every target of its sizes.
     """
-    fault = head_fault(entry.config, shape, shape.layers)
+    fault = head_fault(entry.config, shape, len(shape.layers))
     if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
         return fault
     return (

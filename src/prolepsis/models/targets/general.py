@@ -18,6 +18,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
+from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.models.targets.paged_attention import (
     AttentionPlan,
     LayerKV,
@@ -122,7 +123,7 @@ class GeneralModel:
             architecture=config.model_type,
             forward=f"transformers ({kernel} linears)" if kernel else "transformers",
             vocab_size=config.vocab_size,
-            max_positions=max_positions(checkpoint),
+            max_positions=max_positions(config),
             num_layers=config.num_hidden_layers,
             page_bytes=page_bytes(self._kv, dtype),
             weight_bytes=weight_bytes,
@@ -178,14 +179,6 @@ def general_fault(checkpoint: Checkpoint) -> str | None:
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         return "its attention is not causal"
     return None
-
-
-def max_positions(checkpoint: Checkpoint) -> int:
-    """Return the longest supported context; with longrope, only the part that does not depend on other sequences."""
-    limit = int(checkpoint.config.max_position_embeddings)
-    if _rope_type(checkpoint) == "longrope":
-        return int(checkpoint.config.rope_parameters.get("original_max_position_embeddings", limit))
-    return limit
 
 
 def _rope_type(checkpoint: Checkpoint) -> str:

@@ -3,6 +3,7 @@
 Legend: S sequences, N rows each, P pages each, L = P * PAGE_SIZE slots, all of the bucket (powers of two).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
-from prolepsis.models.targets.lean import LeanModel, after_attention, before_attention
+from prolepsis.models.targets.lean import LeanModel, after_attention, before_attention, scoring
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.paged_attention import PlainCache, attend, plan_attention
 
@@ -49,7 +50,7 @@ class StaticInputs:
     positions: Tensor  # [S * N] int64
     slots: Tensor  # [S * N] int64
     pages: Tensor  # [S, P] int64
-    visible: Tensor  # [S, N, L] bool
+    visible: Tensor  # [W, S, N, L] bool: for each window of the layers
 
     def copy(self, other: "StaticInputs") -> None:
         """Copy the values of `other`."""
@@ -62,7 +63,9 @@ class StaticInputs:
         return StaticInputs(*moved)
 
 
-def lay_out(batch: Batch, bucket: Bucket, scratch_page: int) -> tuple[StaticInputs, Tensor]:
+def lay_out(
+    batch: Batch, bucket: Bucket, scratch_page: int, windows: Sequence[int | None]
+) -> tuple[StaticInputs, Tensor]:
     """Pad `batch` to `bucket`; also return the positions of the logits to keep ([L] int64).
 
     Padding rows write to `scratch_page` and attend to one slot, so that their results are not NaN; they are never read.
@@ -73,16 +76,17 @@ def lay_out(batch: Batch, bucket: Bucket, scratch_page: int) -> tuple[StaticInpu
         positions=torch.zeros(size, dtype=torch.int64),
         slots=torch.arange(size) % PAGE_SIZE + scratch_page * PAGE_SIZE,
         pages=torch.zeros(bucket.sequences, bucket.pages, dtype=torch.int64),
-        visible=torch.zeros(bucket.sequences, bucket.rows, bucket.pages * PAGE_SIZE, dtype=torch.bool),
+        visible=torch.zeros(len(windows), bucket.sequences, bucket.rows, bucket.pages * PAGE_SIZE, dtype=torch.bool),
     )
-    inputs.visible[:, :, 0] = True
+    inputs.visible[..., 0] = True
     plan = plan_attention(batch, torch.device("cpu"))
     place = torch.empty(batch.num_tokens, dtype=torch.int64)
     for s, sequence in enumerate(plan.sequences):
         rows = sequence.end - sequence.start
         place[sequence.start : sequence.end] = torch.arange(rows) + s * bucket.rows
         inputs.pages[s, : len(sequence.pages)] = sequence.pages
-        inputs.visible[s, :rows, : sequence.visible.shape[1]] = sequence.visible
+        for w, window in enumerate(windows):
+            inputs.visible[w, s, :rows, : sequence.visible.shape[1]] = plan.mask(s, window)
     inputs.token_ids[place] = batch.token_ids.long()
     inputs.positions[place] = batch.positions.long()
     inputs.slots[place] = plan.slots
@@ -94,6 +98,7 @@ class GraphedLean(LeanModel):
 
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> None:
         super().__init__(checkpoint, shape, name, device)
+        self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
         self._graphs: WeakKeyDictionary[PlainCache, dict[Bucket, Captured]] = WeakKeyDictionary()
         self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
 
@@ -107,7 +112,7 @@ class GraphedLean(LeanModel):
         bucket = Bucket.of(batch)
         if bucket is None:
             return super().forward(batch, cache)
-        inputs, rows = lay_out(batch, bucket, cache.num_pages)
+        inputs, rows = lay_out(batch, bucket, cache.num_pages, self.windows)
         logits = self._replay(bucket, inputs, cache)
         return logits[rows.to(self.device, non_blocking=True)]
 
@@ -135,15 +140,16 @@ class GraphedLean(LeanModel):
     @torch.no_grad()
     def static_step(self, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
         """Run the forward over padded inputs: no shape and no branch depends on a value, as a capture requires."""
-        sequences, rows, _ = inputs.visible.shape
-        rotary = self.rotary(inputs.positions)
-        x = self.ends.embedding[inputs.token_ids]
+        _, sequences, rows, _ = inputs.visible.shape
+        rotaries = self.rotaries(inputs.positions)
+        x = self.embed(inputs.token_ids)
         for i, layer in enumerate(self.layers):
-            q, k, v = before_attention(x, layer, rotary, self.shape)
+            q, k, v = before_attention(x, layer, rotaries, self.shape)
             cache.write(i, inputs.slots, k, v)
             keys, values = cache.read(i, inputs.pages)
             query = q.unflatten(0, (sequences, rows))  # type: ignore[no-untyped-call]
-            mixed = attend(query, keys.float(), values.float(), inputs.visible, self.scoring)
+            visible = inputs.visible[self.windows.index(layer.shape.window)]
+            mixed = attend(query, keys.float(), values.float(), visible, scoring(layer.shape))
             x = after_attention(x, mixed.flatten(0, 1).to(x.dtype), layer, self.shape)
         return self.logits(x)
 

@@ -1,209 +1,284 @@
-"""Shape and fused weights of the Llama-shaped family: Llama, Mistral without a window, Qwen2 and Qwen3.
+"""What a model computes, as data: its sizes, and what each of its layers does.
+
+The forwards know this description only; `FAMILIES` says how it follows from a transformers configuration.
 
 Legend: h query heads, k key/value heads, d head dimension.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.rope import ROPE_TYPES, rope_frequencies
-from prolepsis.models.files.weights import Checkpoint, Config
+from prolepsis.models.files.weights import Config
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """A rotary embedding of r entries of a head: r is d, or less where only the first part of a head is rotated."""
+
+    inv_freq: tuple[float, ...]
+    """[r / 2] float32 values: the angle per position of each pair (i, i + r / 2) of a head."""
+    scaling: float = 1.0
+    """Factor on both cosine and sine."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer computes; its sizes are those of the model."""
+
+    rope: Rope | None
+    score_scale: float
+    """Factor on the products of queries and keys."""
+    score_cap: float | None = None
+    """Scores s become cap * tanh(s / cap)."""
+    window: int | None = None
+    """A token sees this many positions, its own included; None: all before it."""
+    activation: str = "silu"
+    residual_scale: float = 1.0
+    """Factor on what attention and feed-forward add to the hidden state."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormNames:
+    """Norms of a layer, by their names in the files; None: there is none."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_feed_forward: str | None = "post_attention_layernorm"
+    after_feed_forward: str | None = None
+
+
+QueryNorm = Literal["head", "row"]
+"""What a norm of queries and keys takes: each head by itself, or all heads of a token at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeanShape:
-    """The geometry of a Llama-shaped model: everything but its weights."""
+    """A model without its weights."""
 
     hidden: int
-    layers: int
+    layers: tuple[LayerShape, ...]
     heads: int
     kv_heads: int
     head_dim: int
     intermediate: int
     eps: float
-    inv_freq: tuple[float, ...]
-    """[d / 2] float32 values: the angle per position of each pair (i, i + d / 2) of a head."""
-    attention_scaling: float
-    """Factor on both cosine and sine (1 except for yarn)."""
-    qkv_bias: bool
-    qk_norm: bool
-    tied: bool
-    """Whether the output head is the embedding."""
     max_positions: int
     vocab: int
+    tied: bool = False
+    """Whether the output head is the embedding."""
+    norms: NormNames = field(default_factory=NormNames)
+    norm_offset: float = 0.0
+    """Added to the weights of all norms, as the files hold them."""
+    query_norm: QueryNorm | None = None
+    qkv_bias: bool = False
+    fused: bool = False
+    """Whether q, k and v are one matrix in the files, and gate and up another."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    """Scaled logits x become cap * tanh(x / cap)."""
 
     @classmethod
     def from_config(cls, config: Config) -> "LeanShape":
         """Return the shape of `config`; raises `ModelLoadError` with the reason of `lean_fault`."""
         if fault := lean_fault(config):
             raise ModelLoadError(f"the lean forward cannot run this model: {fault}")
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        inv_freq, scaling = rope_frequencies(config.rope_parameters, head_dim)
+        family = FAMILIES[config.model_type]
+        scales = family.scales(config)
         return cls(
             hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
+            layers=_layers(config, family, scales),
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            head_dim=head_dim,
+            head_dim=_head_dim(config),
             intermediate=config.intermediate_size,
             eps=config.rms_norm_eps,
-            inv_freq=inv_freq,
-            attention_scaling=scaling,
-            qkv_bias=config.model_type == "qwen2",
-            qk_norm=config.model_type == "qwen3",
-            tied=bool(config.tie_word_embeddings),
-            max_positions=config.max_position_embeddings,
+            max_positions=max_positions(config),
             vocab=config.vocab_size,
+            tied=bool(config.tie_word_embeddings),
+            norms=family.norms,
+            norm_offset=family.norm_offset,
+            query_norm=family.query_norm,
+            qkv_bias=family.qkv_bias,
+            fused=family.fused,
+            embedding_scale=scales.embedding,
+            logit_scale=scales.logits,
+            logit_cap=scales.logit_cap,
         )
-
-
-def lean_fault(config: Config) -> str | None:
-    """Return why `config` is not Llama-shaped, or None."""
-    if config.model_type not in FAMILY:
-        return f"architecture {config.model_type!r}; allowed: {', '.join(FAMILY)}"
-    if config.hidden_act != "silu":
-        return f"activation {config.hidden_act!r}; allowed: silu"
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        return "biases on the output or feed-forward projections"
-    window = getattr(config, "sliding_window", None)
-    if window is not None and window < config.max_position_embeddings:
-        return f"a sliding window of {window}"
-    return _rope_fault(config.rope_parameters or {})
-
-
-def _rope_fault(rope: dict[str, object]) -> str | None:
-    if rope.get("rope_type", "default") not in ROPE_TYPES:
-        return f"rope type {rope.get('rope_type')!r}; allowed: {', '.join(ROPE_TYPES)}"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return f"rotary embedding on {rope['partial_rotary_factor']} of each head"
-    return None
-
-
-class Shaped(Protocol):
-    """A matrix, in whatever form a forward reads it."""
 
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotations of the layers, each once."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
+    @property
+    def rope(self) -> Rope:
+        """The rotation of a model that has one."""
+        (rope,) = self.ropes
+        return rope
 
-M = TypeVar("M", bound=Shaped)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerParts(Generic[M]):
-    """Weights of one layer as they stand in the files."""
-
-    qkv: tuple[M, M, M]  # each [heads * d, hidden]
-    qkv_bias: Tensor | None  # [(h + 2k) * d]
-    o: M  # [hidden, h * d]
-    gate_up: tuple[M, M]  # each [intermediate, hidden]
-    down: M  # [hidden, intermediate]
-    input_norm: Tensor  # [hidden]
-    post_norm: Tensor  # [hidden]
-    q_norm: Tensor | None  # [d]
-    k_norm: Tensor | None  # [d]
-
-
-@dataclass(frozen=True, slots=True)
-class LeanLayer:
-    """Weights of one layer; projections with the same input are fused."""
-
-    qkv: Tensor  # [(h + 2k) * d, hidden]: q rows, then k rows, then v rows
-    qkv_bias: Tensor | None  # [(h + 2k) * d]
-    o: Tensor  # [hidden, h * d]
-    gate_up: Tensor  # [2 * intermediate, hidden]: gate rows, then up rows
-    down: Tensor  # [hidden, intermediate]
-    input_norm: Tensor  # [hidden]
-    post_norm: Tensor  # [hidden]
-    q_norm: Tensor | None  # [d]
-    k_norm: Tensor | None  # [d]
-
-
-def layer_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> Iterator[LayerParts[M]]:
-    """Yield the layers' weights one by one, matrices as `read` returns them.
-
-    Raises `ModelLoadError` for a missing tensor, or a shape that differs from the configuration.
-    """
-    hidden, q_rows, kv_rows = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    source = checkpoint.source
-
-    def matrix(name: str, *sizes: int) -> M:
-        return _checked(source, name, read(f"{name}.weight"), sizes)
-
-    def vector(name: str, size: int) -> Tensor:
-        return _checked(source, name, checkpoint.tensor(name), (size,))
-
-    for i in range(shape.layers):
-        layer = f"model.layers.{i}"
-        attn, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-        q, k, v = ((f"{attn}.{p}_proj", rows) for p, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
-        yield LayerParts(
-            qkv=(matrix(q[0], q[1], hidden), matrix(k[0], k[1], hidden), matrix(v[0], v[1], hidden)),
-            qkv_bias=torch.cat([vector(f"{p}.bias", rows) for p, rows in (q, k, v)]) if shape.qkv_bias else None,
-            o=matrix(f"{attn}.o_proj", hidden, q_rows),
-            gate_up=(
-                matrix(f"{mlp}.gate_proj", shape.intermediate, hidden),
-                matrix(f"{mlp}.up_proj", shape.intermediate, hidden),
-            ),
-            down=matrix(f"{mlp}.down_proj", hidden, shape.intermediate),
-            input_norm=vector(f"{layer}.input_layernorm.weight", hidden),
-            post_norm=vector(f"{layer}.post_attention_layernorm.weight", hidden),
-            q_norm=vector(f"{attn}.q_norm.weight", shape.head_dim) if shape.qk_norm else None,
-            k_norm=vector(f"{attn}.k_norm.weight", shape.head_dim) if shape.qk_norm else None,
-        )
-
-
-def lean_layers(checkpoint: Checkpoint, shape: LeanShape) -> Iterator[LeanLayer]:
-    """Yield the layers' weights, projections of the same input fused; raises `ModelLoadError` as `layer_parts`."""
-    for parts in layer_parts(checkpoint, shape, checkpoint.tensor):
-        yield LeanLayer(
-            qkv=torch.cat(parts.qkv),
-            qkv_bias=parts.qkv_bias,
-            o=parts.o,
-            gate_up=torch.cat(parts.gate_up),
-            down=parts.down,
-            input_norm=parts.input_norm,
-            post_norm=parts.post_norm,
-            q_norm=parts.q_norm,
-            k_norm=parts.k_norm,
+    def llama_layer(self) -> "LeanShape":
+        """Return the shape of one Llama layer with these sizes and this rotation, as draft heads have it."""
+        layer = LayerShape(self.rope, score_scale=self.head_dim**-0.5)
+        return replace(
+            self, layers=(layer,), norms=NormNames(), norm_offset=0.0, query_norm=None, qkv_bias=False, fused=False
         )
 
 
 @dataclass(frozen=True, slots=True)
-class EndParts(Generic[M]):
-    """Weights before the first and after the last layer."""
+class Scales:
+    """Factors and caps of a model; defaults are Llama's."""
 
-    embedding: M  # [vocab, hidden]
-    final_norm: Tensor  # [hidden]
-    head: M | None  # [vocab, hidden]; None: tied to the embedding
+    embedding: float = 1.0
+    score: float | None = None
+    """None: one over the root of d."""
+    score_cap: float | None = None
+    residual: float = 1.0
+    logits: float = 1.0
+    logit_cap: float | None = None
 
 
-def end_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> EndParts[M]:
-    """Return the weights outside the layers; raises `ModelLoadError` as `layer_parts` does."""
-    size = (shape.vocab, shape.hidden)
-    source = checkpoint.source
-    embedding, norm, head = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-    return EndParts(
-        embedding=_checked(source, embedding, read(embedding), size),
-        final_norm=_checked(source, norm, checkpoint.tensor(norm), (shape.hidden,)),
-        head=None if shape.tied else _checked(source, head, read(head), size),
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How models of a transformers type differ from Llama."""
+
+    norms: NormNames = field(default_factory=NormNames)
+    norm_offset: float = 0.0
+    query_norm: QueryNorm | None = None
+    qkv_bias: bool = False
+    fused: bool = False
+    partial_rotary: bool = False
+    """Whether `partial_rotary_factor` counts: the part of a head that is rotated."""
+    windows: bool = False
+    """Whether `sliding_window` counts, in all layers or in those that `layer_types` names."""
+    scales: Callable[[Any], Scales] = lambda config: Scales()
+
+
+def _gemma2_scales(config: Any) -> Scales:
+    return replace(_gemma3_scales(config), score_cap=config.attn_logit_softcapping)
+
+
+def _gemma3_scales(config: Any) -> Scales:
+    root = torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16)  # rounded, as the models were trained
+    return Scales(
+        embedding=float(root), score=config.query_pre_attn_scalar**-0.5, logit_cap=config.final_logit_softcapping
     )
 
 
-def lean_ends(checkpoint: Checkpoint, shape: LeanShape) -> EndParts[Tensor]:
-    """Return the weights outside the layers as tensors; raises `ModelLoadError` as `layer_parts` does."""
-    return end_parts(checkpoint, shape, checkpoint.tensor)
+def _granite_scales(config: Any) -> Scales:
+    return Scales(
+        embedding=config.embedding_multiplier,
+        score=config.attention_multiplier,
+        residual=config.residual_multiplier,
+        logits=1.0 / config.logits_scaling,
+    )
 
 
-def _checked(source: Path, name: str, matrix: M, shape: tuple[int, ...]) -> M:
-    if tuple(matrix.shape) != shape:
-        raise ModelLoadError(f"{source}: {name} is {list(matrix.shape)}; its config says {list(shape)}")
-    return matrix
+_GEMMA_NORMS = NormNames(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_OLMO2_NORMS = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(windows=True),
+    "qwen2": Family(qkv_bias=True, windows=True),
+    "qwen3": Family(query_norm="head", windows=True),
+    "smollm3": Family(windows=True),
+    "phi3": Family(fused=True, partial_rotary=True, windows=True),
+    "granite": Family(scales=_granite_scales),
+    "olmo2": Family(norms=_OLMO2_NORMS, query_norm="row"),
+    "gemma2": Family(norms=_GEMMA_NORMS, norm_offset=1.0, windows=True, scales=_gemma2_scales),
+    "gemma3_text": Family(norms=_GEMMA_NORMS, norm_offset=1.0, query_norm="head", windows=True, scales=_gemma3_scales),
+}
+
+
+def lean_fault(config: Config) -> str | None:
+    """Return why no `LeanShape` describes `config`, or None."""
+    if config.model_type not in FAMILIES:
+        return f"architecture {config.model_type!r}; allowed: {', '.join(FAMILIES)}"
+    if _activation(config) not in ACTIVATIONS:
+        return f"activation {_activation(config)!r}; allowed: {', '.join(ACTIVATIONS)}"
+    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
+        return "biases on the output or feed-forward projections"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "attention that is not causal"
+    return _layer_fault(config)
+
+
+def _layer_fault(config: Config) -> str | None:
+    if others := set(_layer_types(config)) - {FULL, SLIDING}:
+        return f"layers of type {', '.join(sorted(others))}; allowed: {FULL}, {SLIDING}"
+    for rope in (_rope_parameters(config, kind) for kind in _layer_types(config)):
+        if rope.get("rope_type", "default") not in ROPE_TYPES:
+            return f"rope type {rope['rope_type']!r}; allowed: {', '.join(ROPE_TYPES)}"
+        if rope.get("partial_rotary_factor", 1.0) != 1.0 and not FAMILIES[config.model_type].partial_rotary:
+            return f"rotary embedding on {rope['partial_rotary_factor']} of each head"
+    return None
+
+
+def max_positions(config: Config) -> int:
+    """Return the longest supported context; with longrope, only the part that does not depend on other sequences."""
+    limit = int(config.max_position_embeddings)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        return int(rope.get("original_max_position_embeddings", limit))
+    return limit
+
+
+def _layers(config: Config, family: Family, scales: Scales) -> tuple[LayerShape, ...]:
+    kinds = _layer_types(config)
+    ropes = {kind: _rope(config, kind) for kind in dict.fromkeys(kinds)}
+    rotated = getattr(config, "no_rope_layers", None) or [1] * len(kinds)  # SmolLM3: 0 where a layer is not rotated
+    return tuple(
+        LayerShape(
+            rope=ropes[kind] if rotates else None,
+            score_scale=_head_dim(config) ** -0.5 if scales.score is None else scales.score,
+            score_cap=scales.score_cap,
+            window=_window(config) if family.windows and kind == SLIDING else None,
+            activation=_activation(config),
+            residual_scale=scales.residual,
+        )
+        for kind, rotates in zip(kinds, rotated, strict=False)
+    )
+
+
+def _layer_types(config: Config) -> list[str]:
+    kinds = getattr(config, "layer_types", None)
+    return list(kinds or [FULL if _window(config) is None else SLIDING] * config.num_hidden_layers)
+
+
+def _window(config: Config) -> int | None:
+    window = getattr(config, "sliding_window", None)
+    return window if window is not None and window < config.max_position_embeddings else None
+
+
+def _activation(config: Config) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _head_dim(config: Config) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _rope_parameters(config: Config, kind: str) -> dict[str, Any]:
+    """Return the rotary parameters of layers of this kind: one set for all layers, or one for each kind (Gemma 3)."""
+    rope: dict[str, Any] = config.rope_parameters or {}
+    return rope[kind] if isinstance(rope.get(kind), dict) else rope
+
+
+def _rope(config: Config, kind: str) -> Rope:
+    """Return the rotation of layers of this kind."""
+    rope = _rope_parameters(config, kind)
+    if rope.get("rope_type") == "longrope" and rope.get("factor") is None:
+        rope = rope | {"factor": config.max_position_embeddings / rope["original_max_position_embeddings"]}
+    inv_freq, scaling = rope_frequencies(rope, int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
+    return Rope(inv_freq, scaling)

@@ -1,4 +1,4 @@
-"""The native forward: one C++ operator runs a whole pass of a Llama-shaped model on the CPU, for any number of rows.
+"""The native forward: one C++ operator runs a whole pass of a `LeanShape` on the CPU, for any number of rows.
 
 `native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a batch, in a
 prefill chunk, after a prefix-cache hit and on any branch of a tree.
@@ -15,12 +15,13 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.stored import PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
-from prolepsis.models.targets.lean_shape import LayerParts, LeanShape, end_parts, layer_parts
+from prolepsis.models.targets.lean_shape import LeanShape, Rope
+from prolepsis.models.targets.lean_weights import LayerParts, end_parts, layer_parts
 from prolepsis.native.decoder import pick_decoder
 from prolepsis.native.processor import default_threads
 
 WIDTH = 32
-"""Hidden, intermediate and head widths must be multiples of this."""
+"""Hidden, intermediate, head and rotary widths must be multiples of this."""
 
 
 class NativeCache:
@@ -44,7 +45,7 @@ class NativeCache:
 
 
 class NativeModel:
-    """A Llama-shaped target on the native forward. Raises `ModelLoadError` for an unsupported model or machine."""
+    """A target on the native forward. Raises `ModelLoadError` for an unsupported model or machine."""
 
     def __init__(
         self,
@@ -56,16 +57,16 @@ class NativeModel:
         int8_activations: bool = True,
     ) -> None:
         """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
-        for field in ("hidden", "intermediate", "head_dim"):
-            if getattr(shape, field) % WIDTH:
-                raise ModelLoadError(f"{field} is {getattr(shape, field)}; allowed: multiples of {WIDTH}")
+        check_widths(shape)
         self.shape = shape
         self.module, instructions = pick_decoder()
-        angles = torch.arange(shape.max_positions).float()[:, None] * torch.tensor(shape.inv_freq)[None]
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
-        cosine, sine = (t * shape.attention_scaling for t in (angles.cos(), angles.sin()))
-        team = threads or default_threads()
-        self.decoder = self.module.Decoder(*sizes, shape.eps, cosine, sine, team, int8_activations)
+        scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
+        self.decoder = self.module.Decoder(
+            self.module.Shape(*sizes, shape.eps, *scales), threads or default_threads(), int8_activations
+        )
+        for rope in shape.ropes:
+            self.decoder.add_rope(*angles(rope, shape.max_positions))
         kinds: dict[str, None] = {}
 
         def read(tensor: str) -> StoredMatrix:
@@ -74,7 +75,8 @@ class NativeModel:
             return found
 
         for layer in layer_parts(checkpoint, shape, read):
-            add_layer(self.decoder, layer)
+            rotated = layer.shape.rope
+            add_layer(self.module, self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
         ends = end_parts(checkpoint, shape, read)
         self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
         rounding = computation(list(kinds), int8=int8_activations)
@@ -84,8 +86,8 @@ class NativeModel:
             forward=f"native ({', '.join((instructions.name, *rounding))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
-            num_layers=shape.layers,
-            page_bytes=shape.layers * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
+            num_layers=len(shape.layers),
+            page_bytes=len(shape.layers) * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self.decoder.weight_bytes(),
             eos_token_ids=checkpoint.eos_token_ids,
             computation=", ".join(rounding),
@@ -97,7 +99,7 @@ class NativeModel:
 
     def make_cache(self, num_pages: int) -> KVCache:
         """Allocate zeroed KV pages."""
-        return NativeCache(self.module, self.shape.layers, self.shape.kv_heads, self.shape.head_dim, num_pages)
+        return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
@@ -143,18 +145,49 @@ def part(matrix: StoredMatrix) -> tuple[Tensor, int]:
     return matrix.data, matrix.kind
 
 
-def add_layer(decoder: Any, layer: LayerParts[StoredMatrix]) -> None:
-    """Give a decoder its next layer: matrices as they are stored, the rest in float32."""
+def check_widths(shape: LeanShape) -> None:
+    """Raise `ModelLoadError` for a size that the native forward cannot run."""
+    sizes = {field: getattr(shape, field) for field in ("hidden", "intermediate", "head_dim")}
+    sizes["the rotated part of a head"] = max((2 * len(rope.inv_freq) for rope in shape.ropes), default=0)
+    for name, size in sizes.items():
+        if size % WIDTH:
+            raise ModelLoadError(f"{name} is {size}; allowed: multiples of {WIDTH}")
+
+
+def angles(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [num_positions, r / 2] float32 of a rotation's angles."""
+    found = torch.arange(num_positions).float()[:, None] * torch.tensor(rope.inv_freq)[None]
+    return found.cos() * rope.scaling, found.sin() * rope.scaling
+
+
+def add_layer(module: Any, decoder: Any, layer: LayerParts[StoredMatrix], rope: int) -> None:
+    """Give a decoder its next layer: matrices as they are stored, the rest in float32.
+
+    `rope` numbers the rotation of its queries and keys among the decoder's; -1 for none.
+    """
+    shape = layer.shape
     decoder.add_layer(
+        module.LayerShape(
+            rope,
+            shape.window or 0,
+            shape.score_scale,
+            shape.score_cap or 0.0,
+            shape.residual_scale,
+            shape.activation != "silu",
+        ),
         [part(matrix) for matrix in layer.qkv],
         part(layer.o),
         [part(matrix) for matrix in layer.gate_up],
         part(layer.down),
-        layer.input_norm.float(),
-        layer.post_norm.float(),
         as_float(layer.qkv_bias),
-        as_float(layer.q_norm),
-        as_float(layer.k_norm),
+        module.Norms(
+            as_float(layer.before_attention),
+            as_float(layer.after_attention),
+            as_float(layer.before_feed_forward),
+            as_float(layer.after_feed_forward),
+            as_float(layer.q_norm),
+            as_float(layer.k_norm),
+        ),
     )
 
 
