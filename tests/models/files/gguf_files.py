@@ -1,13 +1,14 @@
 """Writes small GGUF files: a model's weights as llama.cpp lays them out, and a byte-level vocabulary."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prolepsis.models.files.gguf import transformers_name
+from prolepsis.models.files.gguf_config import ARCHITECTURES, transformers_name
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
 
@@ -36,20 +37,24 @@ def write_gguf(
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> None:
-    """Write `model` (a Llama-shaped transformers model) with matrices quantised as `kind`."""
+    """Write `model` as llama.cpp's converter does, with matrices quantised as `kind`."""
     writer = gguf.GGUFWriter(path, architecture)
     _write_metadata(writer, model.config, pre)
+    _write_family_metadata(writer, model.config, architecture)
+    permuted = architecture in ("llama", "granite", "smollm3")
     tied = model.config.tie_word_embeddings
     state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
-    names = {name: ours for name in _gguf_names(model.config.num_hidden_layers) if (ours := transformers_name(name))}
-    for name, ours in names.items():
-        if ours not in state:
+    for name in _gguf_names(model.config.num_hidden_layers):
+        ours = transformers_name(name, ARCHITECTURES[architecture])
+        if ours is None or ours not in state:
             continue
         tensor = state[ours]
-        if architecture == "llama" and "attn_q." in name:
+        if permuted and "attn_q." in name:
             tensor = permute(tensor, model.config.num_attention_heads)
-        if architecture == "llama" and "attn_k." in name:
+        if permuted and "attn_k." in name:
             tensor = permute(tensor, model.config.num_key_value_heads)
+        if "gemma" in architecture and ours.endswith("norm.weight"):
+            tensor = tensor + 1
         values = tensor.float().numpy()
         if values.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
@@ -64,7 +69,10 @@ def write_gguf(
 
 
 def _gguf_names(layers: int) -> list[str]:
-    parts = "attn_norm ffn_norm attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm ffn_gate ffn_up ffn_down"
+    parts = (
+        "attn_norm post_attention_norm ffn_norm post_ffw_norm attn_q attn_k attn_v attn_qkv attn_output "
+        "attn_q_norm attn_k_norm ffn_gate ffn_up ffn_down"
+    )
     inner = [f"blk.{i}.{p}.{end}" for i in range(layers) for p in parts.split() for end in ("weight", "bias")]
     return ["token_embd.weight", "output_norm.weight", "output.weight", *inner]
 
@@ -83,7 +91,12 @@ def _write_metadata(writer: gguf.GGUFWriter, config: object, pre: str) -> None:
     writer.add_head_count_kv(get("num_key_value_heads"))
     writer.add_key_length(getattr(config, "head_dim", None) or get("hidden_size") // get("num_attention_heads"))
     writer.add_layer_norm_rms_eps(float(getattr(config, "rms_norm_eps")))  # noqa: B009
-    writer.add_rope_freq_base(float(getattr(config, "rope_parameters")["rope_theta"]))  # noqa: B009
+    rope = getattr(config, "rope_parameters")  # noqa: B009
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(float(rope["rope_theta"]))
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
     tokens, kinds, merges = byte_level_vocabulary()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -93,3 +106,23 @@ def _write_metadata(writer: gguf.GGUFWriter, config: object, pre: str) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)
+
+
+def _write_family_metadata(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if architecture == "gemma3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if "gemma" in architecture and config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+    if architecture == "phi3":
+        head_dim = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * config.rope_parameters["partial_rotary_factor"]))
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)

@@ -14,7 +14,7 @@ from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.files.gguf_files import permute, write_gguf
-from tests.models.tiny import LLAMA3, one, reference, run, save_tiny
+from tests.models.tiny import FAMILIES, LLAMA3, one, reference, run, save_tiny
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def logits(path: Path, tokens: list[int]) -> torch.Tensor:
     checkpoint = open_checkpoint(path, torch.float32)
     target = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", CPU)
-    return run(target, target.make_cache(1), one(tokens, 0, [0]))
+    return run(target, target.make_cache(2), one(tokens, 0, [1, 0]))
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,24 @@ def logits(path: Path, tokens: list[int]) -> torch.Tensor:
         ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
         ("qwen2", {"head_dim": None}),
         ("qwen3", {"head_dim": 32}),
+        ("mistral", {"sliding_window": 9}),
+        ("phi3", {"sliding_window": 9}),
+        FAMILIES["phi3"],
+        FAMILIES["granite"],
+        ("smollm3", {"num_hidden_layers": 5}),
+        FAMILIES["olmo2"],
+        FAMILIES["gemma2"],
+        ("gemma2", {"sliding_window": 9, "query_pre_attn_scalar": 16, "num_hidden_layers": 3}),
+        FAMILIES["gemma3"],
+        ("gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 16, "num_hidden_layers": 7}),
     ],
 )
 def test_it_computes_what_the_model_computes(tmp_path: Path, kind: str, changes: dict[str, object]) -> None:
+    if "query_pre_attn_scalar" in changes:
+        changes = changes | {"query_pre_attn_scalar": 16}  # llama.cpp takes the size of a head
     model = save_tiny(tmp_path / "model", kind, changes)
-    write_gguf(tmp_path / "model.gguf", model, kind)
-    tokens = list(range(3, 20))
+    write_gguf(tmp_path / "model.gguf", model, kind.removesuffix("_text"))
+    tokens = list(range(3, 60))
     torch.testing.assert_close(logits(tmp_path / "model.gguf", tokens), reference(model, tokens), rtol=1e-4, atol=1e-4)
 
 
@@ -77,9 +89,11 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model", "llama", changes)
     shape = LeanShape.from_config(model.config)
     plain = 1.0 / 10000.0 ** (torch.arange(0, 64, 2) / 64)
-    write_gguf(tmp_path / "a.gguf", model, "llama", extra={"rope_freqs.weight": plain / torch.tensor(shape.inv_freq)})
+    write_gguf(
+        tmp_path / "a.gguf", model, "llama", extra={"rope_freqs.weight": plain / torch.tensor(shape.rope.inv_freq)}
+    )
     found = LeanShape.from_config(open_checkpoint(tmp_path / "a.gguf").config)
-    torch.testing.assert_close(torch.tensor(found.inv_freq), torch.tensor(shape.inv_freq))
+    torch.testing.assert_close(torch.tensor(found.rope.inv_freq), torch.tensor(shape.rope.inv_freq))
     write_gguf(tmp_path / "b.gguf", model, "llama", extra={"rope_freqs.weight": torch.linspace(1, 3, 32)})
     with pytest.raises(ModelLoadError, match="rope_freqs"):
         open_checkpoint(tmp_path / "b.gguf")

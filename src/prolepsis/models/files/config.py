@@ -91,7 +91,7 @@ def for_transformers(config: "LlamaShapedConfig | PreTrainedConfig") -> "PreTrai
 
 
 def _qwen_windows(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Qwen says of windows: none unless `use_sliding_window`, and then from layer `max_window_layers` on."""
+    """Return Qwen's fields of windows: there are none unless it says so, and then from layer `max_window_layers` on."""
     if not fields.get("use_sliding_window", False):
         return {"sliding_window": None}
     first, count = fields.get("max_window_layers", 28), fields.get("num_hidden_layers", 32)

@@ -4,7 +4,6 @@ Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 an
 """
 
 import mmap
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.config import LlamaShapedConfig, llama_shaped
-from prolepsis.models.files.rope import rope_frequencies
+from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, transformers_name
 from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint, Config
 
@@ -213,54 +211,33 @@ class GgufFile:
         return taken
 
 
-PERMUTED = ("llama",)
-"""Architectures whose q and k rows llama.cpp interleaves: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
-FAMILY = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
-
-_ENDS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
 def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
     """Open a GGUF file; raises `ModelLoadError` for a corrupt file or an unknown architecture."""
     file = GgufFile(path)
     architecture = file.text("general.architecture")
-    if architecture in FAMILY and not any("_exps" in name for name in file.tensors):
-        config = _family_config(file, architecture)
+    if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
+        config = gguf_config(file)
         tensors = GgufTensors(file, config, dtype)
         return Checkpoint(config, tensors, path, GgufMatrices(tensors))
     return _other(path, architecture, dtype)
 
 
 class GgufTensors(Mapping[str, Tensor]):
-    """Tensors of a Llama-shaped GGUF file under transformers names, dequantised at each access."""
+    """Tensors of a GGUF file of a known family under transformers names, dequantised at each access."""
 
     def __init__(self, file: GgufFile, config: Config, dtype: torch.dtype) -> None:
         self._file = file
         self._dtype = dtype
-        self._names = {to: name for name in file.tensors if (to := transformers_name(name)) is not None}
+        architecture = ARCHITECTURES[file.text("general.architecture")]
+        self._names = {to: name for name in file.tensors if (to := transformers_name(name, architecture)) is not None}
+        self._norm_offset = architecture.norm_offset
         self._heads: dict[str, int] = {}
-        if file.text("general.architecture") in PERMUTED:
+        if architecture.permuted:
             self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._in_order(name, self._file.load(self._names[name])).to(self._dtype)
+        found = self._in_order(name, self._file.load(self._names[name]))
+        return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
 
     def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
         return name in self._names
@@ -309,92 +286,14 @@ class GgufMatrices(Mapping[str, StoredMatrix]):
         return len(self._names)
 
 
-def transformers_name(name: str) -> str | None:
-    """Return the transformers name of GGUF tensor `name`, None for a tensor that is not a parameter (rope_freqs)."""
-    if name in _ENDS:
-        return _ENDS[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _LAYER:
-        return None
-    return f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
-
-
 def unpermute(tensor: Tensor, heads: int) -> Tensor:
     """Undo llama.cpp's interleaving of rotary pairs: row (2i + j) of a head goes to row (j * d / 2 + i)."""
     half = tensor.shape[0] // heads // 2
     return tensor.view(heads, half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _family_config(file: GgufFile, architecture: str) -> LlamaShapedConfig:
-    hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
-    fields: dict[str, object] = {
-        "model_type": FAMILY[architecture],
-        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
-        "hidden_size": hidden,
-        "num_hidden_layers": _field(file, "block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": file.metadata.get(f"{architecture}.attention.head_count_kv", heads),
-        "head_dim": file.metadata.get(f"{architecture}.attention.key_length", hidden // heads),
-        "intermediate_size": _field(file, "feed_forward_length"),
-        "max_position_embeddings": _field(file, "context_length"),
-        "rms_norm_eps": float(f"{file.metadata.get(f'{architecture}.attention.layer_norm_rms_epsilon', 1e-6):.6g}"),
-        "rope_parameters": _rope(file, architecture),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(file.end_tokens()),
-    }
-    if architecture == "mistral":
-        fields["sliding_window"] = file.integer("mistral.attention.sliding_window")
-    try:
-        return llama_shaped(fields)
-    except ValueError as error:
-        raise ModelLoadError(
-            f"{file.path}: its metadata is not a usable {architecture} configuration: {error}"
-        ) from error
-
-
-def _field(file: GgufFile, key: str) -> int:
-    full = f"{file.text('general.architecture')}.{key}"
-    value = file.integer(full)
-    if value is None:
-        raise ModelLoadError(f"{file.path} lacks the metadata {full}")
-    return value
-
-
-def _rope(file: GgufFile, architecture: str) -> dict[str, object]:
-    rope: dict[str, object] = {
-        "rope_type": "default",
-        "rope_theta": file.metadata.get(f"{architecture}.rope.freq_base", 10000.0),
-    }
-    scaling = file.text(f"{architecture}.rope.scaling.type", "none")
-    if scaling == "linear":
-        return rope | {"rope_type": "linear", "factor": file.metadata[f"{architecture}.rope.scaling.factor"]}
-    if scaling != "none":
-        raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} is not read from GGUF; allowed: none, linear")
-    if "rope_freqs.weight" in file.tensors:
-        return _llama3_rope(file, rope)
-    return rope
-
-
-def _llama3_rope(file: GgufFile, rope: dict[str, object]) -> dict[str, object]:
-    """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
-    divisors = file.load("rope_freqs.weight")
-    found = rope | {
-        "rope_type": "llama3",
-        "factor": float(divisors.max()),
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    dim = 2 * divisors.numel()
-    (plain, _), (scaled, _) = rope_frequencies(rope, dim), rope_frequencies(found, dim)
-    if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
-        raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
-    return found
-
-
 def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
-    """Let transformers read architectures outside the Llama-shaped family; all tensors are loaded at once."""
+    """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:

@@ -1,0 +1,260 @@
+"""The transformers configuration and tensor names of a GGUF file, family by family.
+
+Sources: llama.cpp's converter (conversion/) and its loader of each architecture (src/models/).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.config import KNOWN, llama_shaped
+from prolepsis.models.files.rope import rope_frequencies
+from prolepsis.models.files.weights import Config
+
+if TYPE_CHECKING:
+    from prolepsis.models.files.gguf import GgufFile
+
+Fields = dict[str, object]
+
+_ENDS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMS_AFTER = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_GEMMA_NAMES = _NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
+_PHI3_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How llama.cpp stores a family."""
+
+    model_type: str
+    """The transformers type."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of a layer that `_LAYER` lacks, or that mean something else here."""
+    permuted: bool = False
+    """Whether q and k rows are interleaved: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
+    norm_offset: float = 0.0
+    """What the converter has added to the weights of norms."""
+    fields: Callable[["GgufFile"], Fields] = lambda file: {}
+    """Configuration fields beyond Llama's."""
+
+
+def gguf_config(file: "GgufFile") -> Config:
+    """Return the configuration of a file of one of `ARCHITECTURES`; raises `ModelLoadError` for unusable metadata."""
+    name = file.text("general.architecture")
+    architecture = ARCHITECTURES[name]
+    fields = {"model_type": architecture.model_type, **_llama_fields(file), **architecture.fields(file)}
+    try:
+        return llama_shaped(fields) if architecture.model_type in KNOWN else _by_transformers(fields)
+    except Exception as error:  # configuration classes raise validation errors without a common base class
+        raise ModelLoadError(f"{file.path}: its metadata is not a usable {name} configuration: {error}") from error
+
+
+def _by_transformers(fields: Mapping[str, Any]) -> Config:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**fields)
+
+
+def transformers_name(name: str, architecture: Architecture) -> str | None:
+    """Return the transformers name of GGUF tensor `name`, None for a tensor that is not a parameter (rope_freqs)."""
+    if name in _ENDS:
+        return _ENDS[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    to = (_LAYER | dict(architecture.names)).get(match[2]) if match else None
+    return f"model.layers.{match[1]}.{to}.{match[3]}" if match and to else None
+
+
+def _llama_fields(file: "GgufFile") -> Fields:
+    hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
+    return {
+        "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
+        "hidden_size": hidden,
+        "num_hidden_layers": _field(file, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _optional(file, "attention.head_count_kv") or heads,
+        "head_dim": _head_dim(file),
+        "intermediate_size": _field(file, "feed_forward_length"),
+        "max_position_embeddings": _field(file, "context_length"),
+        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_parameters": _rope(file),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": list(file.end_tokens()),
+        "pad_token_id": file.integer("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _mistral_fields(file: "GgufFile") -> Fields:
+    return {"sliding_window": _optional(file, "attention.sliding_window")}
+
+
+def _gemma2_fields(file: "GgufFile") -> Fields:
+    return {
+        "query_pre_attn_scalar": _gemma_score_size(file, layers_of_27b=46),
+        "sliding_window": _optional(file, "attention.sliding_window") or 4096,
+        "attn_logit_softcapping": _number(file, "attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": _number(file, "final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3_fields(file: "GgufFile") -> Fields:
+    window = _optional(file, "attention.sliding_window")
+    local = {"rope_type": "default", "rope_theta": _float32(file, "rope.freq_base_swa", 10000.0)}
+    return {
+        "query_pre_attn_scalar": _gemma_score_size(file, layers_of_27b=62),
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in _pattern(file)],
+        "rope_parameters": {"full_attention": _rope(file, default_base=1e6), "sliding_attention": local},
+        "final_logit_softcapping": _number(file, "final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _pattern(file: "GgufFile") -> list[bool]:
+    """Return which layers of Gemma 3 have a window: those listed, or all but every sixth."""
+    pattern = file.metadata.get(_key(file, "attention.sliding_window_pattern"), 6)
+    if isinstance(pattern, list):
+        return [bool(slides) for slides in pattern]
+    if not isinstance(pattern, int) or pattern < 1:
+        raise ModelLoadError(
+            f"{file.path}: a pattern of windows of {pattern!r}; allowed: a list, or a number from 1 on"
+        )
+    return [(i + 1) % pattern != 0 for i in range(_field(file, "block_count"))]
+
+
+def _gemma_score_size(file: "GgufFile", layers_of_27b: int) -> int:
+    """Return the size whose root divides scores: that of a head; the 27B models have hidden size over heads."""
+    if _field(file, "block_count") == layers_of_27b:
+        return _field(file, "embedding_length") // _field(file, "attention.head_count")
+    return _head_dim(file)
+
+
+def _granite_fields(file: "GgufFile") -> Fields:
+    return {
+        "attention_multiplier": _number(file, "attention.scale", _head_dim(file) ** -0.5),
+        "embedding_multiplier": _number(file, "embedding_scale", 1.0),
+        "residual_multiplier": _number(file, "residual_scale", 1.0),
+        "logits_scaling": _number(file, "logit_scale", 1.0),
+    }
+
+
+def _phi3_fields(file: "GgufFile") -> Fields:
+    size = _optional(file, "rope.dimension_count") or _head_dim(file)
+    rope = _rope(file) | {"partial_rotary_factor": size / _head_dim(file)}
+    fields: Fields = {"sliding_window": _optional(file, "attention.sliding_window") or None, "rope_parameters": rope}
+    if "rope_factors_short.weight" in file.tensors:
+        original = _field(file, "rope.scaling.original_context_length")
+        rope |= {
+            "rope_type": "longrope",
+            "short_factor": file.load("rope_factors_short.weight").tolist(),
+            "long_factor": file.load("rope_factors_long.weight").tolist(),
+            "original_max_position_embeddings": original,
+        }
+        fields["original_max_position_embeddings"] = original
+    return fields
+
+
+def _olmo2_fields(file: "GgufFile") -> Fields:
+    if _optional(file, "attention.sliding_window"):
+        raise ModelLoadError(f"{file.path} has sliding windows (OLMo 3); of this architecture OLMo 2 is read")
+    return {}
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("llama", permuted=True),
+    "mistral": Architecture("mistral", fields=_mistral_fields),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+    "smollm3": Architecture("smollm3", permuted=True),
+    "granite": Architecture("granite", permuted=True, fields=_granite_fields),
+    "phi3": Architecture("phi3", _PHI3_NAMES, fields=_phi3_fields),
+    "olmo2": Architecture("olmo2", _NORMS_AFTER, fields=_olmo2_fields),
+    "gemma2": Architecture("gemma2", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma2_fields),
+    "gemma3": Architecture("gemma3_text", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma3_fields),
+}
+
+
+def _head_dim(file: "GgufFile") -> int:
+    known = _optional(file, "attention.key_length")
+    return known or _field(file, "embedding_length") // _field(file, "attention.head_count")
+
+
+def _key(file: "GgufFile", key: str) -> str:
+    return f"{file.text('general.architecture')}.{key}"
+
+
+def _field(file: "GgufFile", key: str) -> int:
+    value = _optional(file, key)
+    if value is None:
+        raise ModelLoadError(f"{file.path} lacks the metadata {_key(file, key)}")
+    return value
+
+
+def _optional(file: "GgufFile", key: str) -> int | None:
+    return file.integer(_key(file, key))
+
+
+def _number(file: "GgufFile", key: str, default: float) -> float:
+    """Return a float32 number as the decimal number that it was written from, of up to 6 digits."""
+    return float(f"{_float32(file, key, default):.6g}")
+
+
+def _float32(file: "GgufFile", key: str, default: float) -> float:
+    value = file.metadata.get(_key(file, key), default)
+    if not isinstance(value, int | float):
+        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value!r}; expected a number")
+    return float(value)
+
+
+def _rope(file: "GgufFile", default_base: float = 10000.0) -> Fields:
+    base = _float32(file, "rope.freq_base", default_base)
+    rope: Fields = {"rope_type": "default", "rope_theta": base}
+    scaling = file.text(_key(file, "rope.scaling.type"), "none")
+    if scaling == "linear":
+        return rope | {"rope_type": "linear", "factor": _float32(file, "rope.scaling.factor", 1.0)}
+    if scaling != "none":
+        raise ModelLoadError(f"{file.path}: rope scaling {scaling!r} is not read from GGUF; allowed: none, linear")
+    if "rope_freqs.weight" in file.tensors:
+        return rope | _llama3_scaling(file, base)
+    return rope
+
+
+def _llama3_scaling(file: "GgufFile", base: float) -> Fields:
+    """Recover Llama 3's scaling from the divisors llama.cpp stores in its place, and check that they agree."""
+    divisors = file.load("rope_freqs.weight")
+    found: Fields = {
+        "rope_type": "llama3",
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    dim = 2 * divisors.numel()
+    plain, _ = rope_frequencies({"rope_theta": base}, dim)
+    scaled, _ = rope_frequencies({"rope_theta": base, **found}, dim)
+    if not torch.allclose(torch.tensor(plain) / divisors, torch.tensor(scaled), rtol=1e-3):
+        raise ModelLoadError(f"{file.path}: rope_freqs.weight is not Llama 3's scaling, the only one read from GGUF")
+    return found
