@@ -26,9 +26,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gemma")
-    save_tiny(folder, "gemma3_text", {"query_pre_attn_scalar": 16})
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixtral")
+    save_tiny(folder, "mixtral", {"num_local_experts": 4, "sliding_window": None})
     byte_level().save_pretrained(folder)
     return folder
 
@@ -47,17 +47,17 @@ def test_the_transformers_forward_can_be_asked_for(llama: Path) -> None:
     assert (logits.shape, logits.dtype) == ((2, 160), torch.float32)
 
 
-def test_auto_takes_the_general_forward_where_the_lean_ones_cannot_go(gemma: Path) -> None:
-    loaded = load_model(config(gemma))
+def test_auto_takes_the_general_forward_where_the_lean_ones_cannot_go(mixtral: Path) -> None:
+    loaded = load_model(config(mixtral))
     assert loaded.model.info.forward.startswith("transformers")
     assert loaded.fallback is not None
-    assert "gemma3_text" in loaded.fallback
+    assert "mixtral" in loaded.fallback
 
 
 @pytest.mark.parametrize("forward", ["native", "lean"])
-def test_a_forward_that_cannot_run_the_model_is_refused(gemma: Path, forward: str) -> None:
-    with pytest.raises(ModelLoadError, match="gemma3_text"):
-        load_model(config(gemma, forward=forward))
+def test_a_forward_that_cannot_run_the_model_is_refused(mixtral: Path, forward: str) -> None:
+    with pytest.raises(ModelLoadError, match="mixtral"):
+        load_model(config(mixtral, forward=forward))
 
 
 def test_a_missing_model_is_named() -> None:
@@ -72,8 +72,8 @@ def test_cuda_that_is_not_there_is_refused() -> None:
     assert pick_device("auto").type == "cpu"
 
 
-def test_weights_have_an_identity(llama: Path, gemma: Path) -> None:
-    assert weights_identity(llama) == weights_identity(llama) != weights_identity(gemma)
+def test_weights_have_an_identity(llama: Path, mixtral: Path) -> None:
+    assert weights_identity(llama) == weights_identity(llama) != weights_identity(mixtral)
     assert weights_identity(llama / "model.safetensors") != weights_identity(llama / "config.json")
 
 
@@ -139,7 +139,7 @@ def test_a_quantised_file_is_read_as_it_is_or_in_bf16_only(wide: Path) -> None:
     assert "weights" not in load_model(config(file, weights="bf16")).model.info.forward
 
 
-def test_quantised_weights_without_the_native_forward_are_refused(llama: Path, gemma: Path) -> None:
-    for folder, fields in ((gemma, {}), (llama, {"forward": "lean"}), (llama, {"forward": "transformers"})):
+def test_quantised_weights_without_the_native_forward_are_refused(llama: Path, mixtral: Path) -> None:
+    for folder, fields in ((mixtral, {}), (llama, {"forward": "lean"}), (llama, {"forward": "transformers"})):
         with pytest.raises(ModelLoadError, match="weights is 'q4', which only the native forward reads"):
             load_model(config(folder, weights="q4", **fields))
