@@ -192,3 +192,14 @@ def test_logprobs_are_the_raw_log_softmax() -> None:
     assert said.top[0][1] == pytest.approx(float(exact[1]), abs=1e-14)
     assert Sampler(4, ()).logprobs(logits, 0, 0).top == ()
     assert [token for token, _ in Sampler(4, ()).logprobs(logits, 0, 20).top] == [1, 2, 0, 3]
+
+
+@pytest.mark.parametrize("native", BACKENDS)
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.2501, 2), (0.5, 2), (0.50001, 3), (0.75, 3), (0.9999, 4)])
+def test_a_nucleus_that_ends_on_a_border_is_exact(native: bool, top_p: float, kept: int) -> None:
+    """Four tokens of equal mass: a mass that is known roughly does not tell which of them are in."""
+    logits = torch.full((1, 300), -200.0)
+    logits[0, [7, 50, 120, 299]] = 4.0
+    row = SamplingRow(SamplingParams(top_p=top_p), 5, 0)
+    probabilities = sampler(300, native).probabilities(logits, [row])[0]
+    assert probabilities.nonzero()[:, 0].tolist() == [7, 50, 120, 299][:kept]

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
+from prolepsis.sampling.noise import native_kernel
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
@@ -159,3 +160,29 @@ def test_a_batch_equals_each_sequence_alone(
         assert [draft.parents[node] for node in result.path] == [ROOT, *result.path][: len(result.path)]
         assert len(result.tokens) <= step.limit
         assert 0 not in result.tokens[:-1]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(drafts(), min_size=1, max_size=5),
+    st.integers(0, 10**6),
+    st.sampled_from([0.3, 1.0]),
+    st.integers(1, 4),
+    st.integers(1, 2),
+)
+def test_the_kernel_walks_as_torch_does(
+    batch: list[Draft], seed: int, temperature: float, room: int, threads: int
+) -> None:
+    """Tokens, nodes, ends and limits of sampled drafts; a likely token ends a sequence, drafted or not."""
+    if native_kernel() is None:
+        pytest.skip("no compiled sampling kernel on this machine")
+    rows = sum(1 + len(draft.tokens) for draft in batch)
+    logits = 2.0 * torch.randn(rows, V, generator=torch.Generator().manual_seed(seed))
+    steps: list[SequenceStep] = []
+    row = 0
+    for i, draft in enumerate(batch):
+        params = SamplingParams(temperature=temperature, top_p=0.9, max_tokens=6, stop_token_ids=(i % V,))
+        steps.append(SequenceStep(draft if draft.tokens else None, params, seed + i, i, row, room=room))
+        row += 1 + len(draft.tokens)
+    native = verify_batch(steps, logits, Sampler(V, (0,), threads=threads))
+    assert native == verify_batch(steps, logits, Sampler(V, (0,), native=False))

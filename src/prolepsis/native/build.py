@@ -67,6 +67,18 @@ def load_extension(name: str, files: Sequence[str], flags: Sequence[str] = (), *
     return extension
 
 
+def load_if_possible(name: str, files: Sequence[str], flags: Sequence[str] = ()) -> ModuleType | None:
+    """Do `load_extension`; where that fails, warn and return None."""
+    reason = compiler_missing()
+    if reason is None:
+        try:
+            return load_extension(name, files, flags)
+        except (OSError, RuntimeError, ImportError) as error:
+            reason = str(error)
+    log.warning("kernel_missing", kernel=name, reason=reason)
+    return None
+
+
 def build_key(parts: Iterable[str], sources: Iterable[Path]) -> str:
     """Return a hash, in hexadecimal, of options, sources, compiler and machine: equal keys have equal results."""
     digest = hashlib.sha256()

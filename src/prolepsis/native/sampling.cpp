@@ -13,6 +13,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "argmax.h"
@@ -24,11 +26,13 @@
 #else
 #define WIDEST
 #endif
+#define INLINE __attribute__((always_inline)) inline  // a call from a version for wide vectors would leave it
 
 namespace {
 
 using noise::gumbel_of, noise::kLn2High, noise::kLn2Low, noise::uniform_of, scan::first_of, scan::kBlock, scan::max_of;
 
+constexpr int64_t kNoNode = -1;  // above the first nodes of a draft, and where a token leaves it
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kLanes = 16;
 constexpr int kBins = 4096;
@@ -36,6 +40,7 @@ constexpr int64_t kRowsAlone = 2;  // rows that one thread picks alone
 constexpr double kBinsPerNat = 64.0;
 constexpr double kNear = 8.0;  // nats below the likeliest token within which a truncated row is mostly decided
 constexpr size_t kFew = 1024;  // of those, as many are sorted
+constexpr double kRoughly = 1e-4;  // relative error of a rough mass, at most
 
 // At least gumbel_of: -log(-log u) <= -log(1 - u), and log2(v) >= the exponent of v plus its mantissa's fraction.
 inline double gumbel_bound(uint64_t key, uint64_t token) {
@@ -45,7 +50,7 @@ inline double gumbel_bound(uint64_t key, uint64_t token) {
 }
 
 // exp for x <= 0, below 1e-15 relative error; 0 under -708.
-inline double exponential(double x) {
+INLINE double exponential(double x) {
   constexpr double kRound = 0x1.8p52;
   const double y = x < -708.0 ? -708.0 : x;
   const double shifted = y * 0x1.71547652b82fep0 + kRound;
@@ -84,6 +89,12 @@ struct Cut {
   }
 };
 
+// A token less than kNear below the likeliest.
+struct NearToken {
+  int64_t id;
+  double scaled;
+};
+
 // One thread's buffers for a row of `size` tokens.
 struct Scratch {
   // The calling thread's own buffers, kept between calls: fresh ones cost as much as the work done in them.
@@ -99,7 +110,7 @@ struct Scratch {
   std::vector<double> scaled, weight;
   std::vector<int32_t> bin, counts;
   std::vector<double> masses;
-  std::vector<int64_t> near;  // tokens less than kNear below the likeliest, by id; none where they are more than kFew
+  std::vector<NearToken> near;  // by id; none where they are more than kFew
 };
 
 WIDEST float max_value(const float* values, int64_t size) { return max_of(values, size); }
@@ -109,13 +120,19 @@ WIDEST int64_t argmax_of_row(const float* values, int64_t size) { return first_o
 WIDEST int64_t argmax_of_row(const double* values, int64_t size) { return first_of(values, size, max_value(values, size)); }
 
 // (logit - maximum) / temperature: at most 0, so neither a tiny temperature nor huge logits can overflow upwards.
-WIDEST void scale(const float* logits, int64_t size, double max, double factor, double* scaled) {
-  for (int64_t i = 0; i < size; i++) scaled[i] = (static_cast<double>(logits[i]) - max) * factor;
+struct Scale {
+  Scale(double max, double temperature) : max(max), factor(1.0 / std::max(temperature, 1e-300)) {}
+  double operator()(double logit) const { return (logit - max) * factor; }
+  double max, factor;
+};
+
+template <class T>
+INLINE void scale_all(const T* logits, int64_t size, const Scale& scale, double* scaled) {
+  for (int64_t i = 0; i < size; i++) scaled[i] = scale(logits[i]);
 }
 
-WIDEST void scale(const double* logits, int64_t size, double max, double factor, double* scaled) {
-  for (int64_t i = 0; i < size; i++) scaled[i] = (logits[i] - max) * factor;
-}
+WIDEST void scale_row(const float* logits, int64_t size, const Scale& scale, double* scaled) { scale_all(logits, size, scale, scaled); }
+WIDEST void scale_row(const double* logits, int64_t size, const Scale& scale, double* scaled) { scale_all(logits, size, scale, scaled); }
 
 WIDEST void weigh(const double* scaled, int64_t size, double* weight) {
   for (int64_t i = 0; i < size; i++) weight[i] = exponential(scaled[i]);
@@ -145,16 +162,64 @@ WIDEST double best_possible(const double* scaled, int64_t size, uint64_t key, ui
 }
 
 // The sum of all weights, in one order for any vector width.
-WIDEST double mass_of(const double* scaled, int64_t size) {
+template <class T>
+INLINE double sum_of_weights(const T* logits, int64_t size, const Scale& scale) {
   double lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes)
-    for (int64_t j = 0; j < kLanes; j++) lanes[j] += exponential(scaled[i + j]);
+    for (int64_t j = 0; j < kLanes; j++) lanes[j] += exponential(scale(logits[i + j]));
   double sum = 0.0;
   for (const double lane : lanes) sum += lane;
-  for (; i < size; i++) sum += exponential(scaled[i]);
+  for (; i < size; i++) sum += exponential(scale(logits[i]));
   return sum;
 }
+
+WIDEST double mass_of(const float* logits, int64_t size, const Scale& scale) { return sum_of_weights(logits, size, scale); }
+WIDEST double mass_of(const double* logits, int64_t size, const Scale& scale) { return sum_of_weights(logits, size, scale); }
+
+// exp for -87 <= x <= 0, to 1e-5 of its value; less for smaller x.
+INLINE float rough_exponential(float x) {
+  constexpr float kRound = 0x1.8p23f;
+  const float y = x < -87.0f ? -87.0f : x;
+  const float shifted = y * 0x1.715476p0f + kRound;
+  const float r = y - (shifted - kRound) * 0x1.62e43p-1f;
+  float p = 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
+}
+
+// The sum of all weights to kRoughly of its value, at a fourth of the cost.
+template <class T>
+INLINE double rough_sum_of_weights(const T* logits, int64_t size, const Scale& scale) {
+  float block[kBlock];
+  double sum = 0.0;
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t length = std::min(kBlock, size - start);
+    std::fill(block, block + kBlock, 0.0f);
+    for (int64_t i = 0; i < length; i++) block[i] = rough_exponential(static_cast<float>(scale(logits[start + i])));
+    for (int64_t half = kBlock / 2; half > 0; half /= 2)
+      for (int64_t i = 0; i < half; i++) block[i] += block[half + i];
+    sum += block[0];
+  }
+  return sum;
+}
+
+WIDEST double rough_mass_of(const float* logits, int64_t size, const Scale& scale) { return rough_sum_of_weights(logits, size, scale); }
+WIDEST double rough_mass_of(const double* logits, int64_t size, const Scale& scale) { return rough_sum_of_weights(logits, size, scale); }
+
+template <class T>
+INLINE bool any_near(const T* logits, int64_t size, const Scale& scale) {
+  int hits = 0;
+  for (int64_t i = 0; i < size; i++) hits |= scale(logits[i]) > -kNear;
+  return hits;
+}
+
+WIDEST bool comes_near(const float* logits, int64_t size, const Scale& scale) { return any_near(logits, size, scale); }
+WIDEST bool comes_near(const double* logits, int64_t size, const Scale& scale) { return any_near(logits, size, scale); }
 
 WIDEST bool reaches(const double* scaled, int64_t size, double value) {
   int hits = 0;
@@ -195,35 +260,38 @@ Reached take(const Scratch& s, int64_t count, double mass) {
   return {{}, sum};
 }
 
-void gather_near(Scratch& s) {
-  const int64_t size = s.scaled.size();
-  s.near.clear();
+template <class T>
+void gather_near(const T* logits, int64_t size, const Scale& scale, std::vector<NearToken>& near) {
+  near.clear();
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t end = std::min(start + kBlock, size);
-    if (!reaches(&s.scaled[start], end - start, -kNear)) continue;
+    if (!comes_near(logits + start, end - start, scale)) continue;
     for (int64_t i = start; i < end; i++)
-      if (s.scaled[i] > -kNear) s.near.push_back(i);
-    if (s.near.size() > kFew) return s.near.clear();
+      if (const double scaled = scale(logits[i]); scaled > -kNear) near.push_back({i, scaled});
+    if (near.size() > kFew) return near.clear();
   }
 }
 
-// As `take` for top-k and then top-p of what it left, among the near tokens alone; none where they do not hold it all.
-std::optional<Cut> cut_near(const Scratch& s, int64_t count, double top_p) {
-  if (s.near.empty()) return std::nullopt;
-  std::vector<int64_t> ids(s.near);
-  std::sort(ids.begin(), ids.end(), [&](int64_t a, int64_t b) { return s.scaled[a] != s.scaled[b] ? s.scaled[a] > s.scaled[b] : a < b; });
-  double mass = 0.0;
+// As `take` for top-k and then top-p of what it left, among `ids`, the near tokens, alone; none where they do not hold it all.
+// A rough mass of all tokens decides wherever its error cannot matter.
+template <class T>
+std::optional<Cut> take_near(const T* logits, int64_t size, const Scale& scale, int64_t count, double top_p, std::vector<NearToken> near) {
+  std::sort(near.begin(), near.end(), [](const NearToken& a, const NearToken& b) { return a.scaled != b.scaled ? a.scaled > b.scaled : a.id < b.id; });
+  if (count > static_cast<int64_t>(near.size())) return std::nullopt;
+  if (count > 0) near.resize(count);
+  if (top_p == 1.0) return Cut{near.back().scaled, near.back().id};
+  double least = 0.0, most = 0.0, sum = 0.0;  // bounds of the mass
   if (count > 0) {
-    if (count > static_cast<int64_t>(ids.size())) return std::nullopt;
-    ids.resize(count);
-    for (const int64_t id : ids) mass += exponential(s.scaled[id]);
+    for (const NearToken& token : near) least = most += exponential(token.scaled);
   } else {
-    mass = mass_of(s.scaled.data(), s.scaled.size());
+    const double rough = rough_mass_of(logits, size, scale);
+    least = rough * (1.0 - kRoughly), most = rough * (1.0 + kRoughly);
   }
-  if (top_p == 1.0) return Cut{s.scaled[ids.back()], ids.back()};
-  double sum = 0.0;
-  for (const int64_t id : ids)
-    if ((sum += exponential(s.scaled[id])) >= top_p * mass) return Cut{s.scaled[id], id};
+  for (const NearToken& token : near) {
+    sum += exponential(token.scaled);
+    if (sum >= top_p * least && sum < top_p * most) least = most = mass_of(logits, size, scale);
+    if (sum >= top_p * most) return Cut{token.scaled, token.id};
+  }
   return std::nullopt;
 }
 
@@ -257,20 +325,31 @@ Cut cut_all(Scratch& s, int64_t count, double top_p) {
   return cut;
 }
 
-// top-k, then top-p of what top-k left, then min-p. Each keeps a run of the likeliest, so the tightest decides.
-Cut find_cut(Scratch& s, const Truncation& t) {
+// (logit - maximum) / temperature of all tokens, for what the near ones do not decide.
+template <class T>
+void load(const T* logits, const Scale& scale, Scratch& s) {
+  scale_row(logits, s.scaled.size(), scale, s.scaled.data());
+}
+
+// top-k, then top-p of what top-k left, then min-p. Each keeps a run of the likeliest, so the tightest decides. Afterwards the
+// scratch holds in `near` all that is kept, or no near tokens and all tokens scaled.
+template <class T>
+Cut find_cut(const T* logits, const Scale& scale, const Truncation& t, Scratch& s) {
   const int64_t size = s.scaled.size(), count = t.top_k < size ? t.top_k : 0;
   const double top_p = std::min(t.top_p, 1.0);
-  Cut cut;
-  if (count > 0 || top_p < 1.0) {
-    gather_near(s);
-    const std::optional<Cut> found = cut_near(s, count, top_p);
-    cut = found ? *found : cut_all(s, count, top_p);
-  } else {
+  const Cut likely{t.min_p > 0.0 ? std::log(t.min_p) : kNone};
+  const bool truncates = count > 0 || top_p < 1.0;
+  std::optional<Cut> cut;
+  s.near.clear();
+  if (truncates || likely.value > -kNear) gather_near(logits, size, scale, s.near);
+  if (!s.near.empty()) cut = truncates ? take_near(logits, size, scale, count, top_p, s.near) : likely;
+  if (!cut) {
     s.near.clear();
+    load(logits, scale, s);
+    cut = truncates ? cut_all(s, count, top_p) : Cut();
   }
-  if (t.min_p > 0.0) cut.tighten({std::log(t.min_p), std::numeric_limits<int64_t>::max()});
-  return cut;
+  cut->tighten(likely);
+  return *cut;
 }
 
 struct Row {
@@ -279,12 +358,6 @@ struct Row {
   Truncation truncation;
   uint64_t key;
 };
-
-template <class T>
-void load(const T* logits, double temperature, Scratch& s) {
-  const int64_t size = s.scaled.size();
-  scale(logits, size, max_value(logits, size), 1.0 / std::max(temperature, 1e-300), s.scaled.data());
-}
 
 // The largest score among the tokens that the cut keeps; the lowest id among equals.
 int64_t draw_all(uint64_t key, const Cut& cut, const Scratch& s) {
@@ -309,39 +382,37 @@ int64_t draw_all(uint64_t key, const Cut& cut, const Scratch& s) {
 int64_t draw_near(uint64_t key, const Cut& cut, const Scratch& s) {
   double best = kNone;
   int64_t winner = 0;
-  for (const int64_t id : s.near) {
-    if (!cut.keeps(s.scaled[id], id)) continue;
-    const double score = s.scaled[id] + gumbel_of(key, id);
+  for (const NearToken& token : s.near) {
+    if (!cut.keeps(token.scaled, token.id)) continue;
+    const double score = token.scaled + gumbel_of(key, token.id);
     if (score > best) {
       best = score;
-      winner = id;
+      winner = token.id;
     }
   }
   return winner;
 }
 
 template <class T>
-int64_t pick_row(const Row& row, Scratch& s) {
-  const T* logits = reinterpret_cast<const T*>(row.address);
-  if (row.truncation.temperature == 0.0) return argmax_of_row(logits, s.scaled.size());
-  load(logits, row.truncation.temperature, s);
-  const Cut cut = find_cut(s, row.truncation);
-  return !s.near.empty() && cut.value > -kNear ? draw_near(row.key, cut, s) : draw_all(row.key, cut, s);
+int64_t pick_row(const T* logits, const Truncation& truncation, uint64_t key, Scratch& s) {
+  const int64_t size = s.scaled.size();
+  if (truncation.temperature == 0.0) return argmax_of_row(logits, size);
+  const Cut cut = find_cut(logits, Scale(max_value(logits, size), truncation.temperature), truncation, s);
+  return s.near.empty() ? draw_all(key, cut, s) : draw_near(key, cut, s);
 }
 
 int64_t pick_row(const Row& row, int64_t size) {
-  Scratch& scratch = Scratch::of(size);
-  return row.wide ? pick_row<double>(row, scratch) : pick_row<float>(row, scratch);
+  Scratch& s = Scratch::of(size);
+  if (row.wide) return pick_row(reinterpret_cast<const double*>(row.address), row.truncation, row.key, s);
+  return pick_row(reinterpret_cast<const float*>(row.address), row.truncation, row.key, s);
 }
 
-// Which thread picks a row does not change its token. Few rows are not worth waking a thread for.
-std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, int threads) {
-  pybind11::gil_scoped_release unlocked;
-  const int64_t count = rows.size();
-  std::vector<int64_t> tokens(count);
+// Does `work(i)` for each of `count` rows. Which thread picks a row does not change its token; few are not worth waking one.
+template <class Work>
+void share(int64_t count, int threads, const Work& work) {
   std::atomic<int64_t> next{0};
   auto job = [&] {
-    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) tokens[i] = pick_row(rows[i], size);
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
   };
   static std::mutex busy;  // the team serves one engine at a time; another does without
   static std::unique_ptr<Team> team;
@@ -352,23 +423,77 @@ std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, int thread
   } else {
     job();
   }
+}
+
+std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, int threads) {
+  pybind11::gil_scoped_release unlocked;
+  std::vector<int64_t> tokens(rows.size());
+  share(rows.size(), threads, [&](int64_t i) { tokens[i] = pick_row(rows[i], size); });
   return tokens;
+}
+
+// A sequence's draft to verify (spec/verify.py): the row after its last committed token, then those of its nodes; the output
+// position of the first token, the tokens that end it, and the most to emit.
+struct DraftRows {
+  int64_t first_row;
+  Truncation truncation;
+  uint64_t key, position;
+  std::vector<int64_t> tokens, parents;
+  std::set<int64_t> ends;
+  int64_t limit;
+
+  int64_t child(int64_t node, int64_t token) const {
+    for (int64_t i = node + 1; i < static_cast<int64_t>(tokens.size()); i++)
+      if (tokens[i] == token && parents[i] == node) return i;
+    return kNoNode;
+  }
+};
+
+// Emitted tokens, the accepted nodes, and whether the last token, which ends the sequence, was drafted too.
+using Walked = std::tuple<std::vector<int64_t>, std::vector<int64_t>, bool>;
+
+// The target's pick decides at each node, from the root down, until it leaves the draft or ends the sequence.
+Walked walk(const float* logits, int64_t stride, int64_t size, const DraftRows& rows) {
+  Scratch& scratch = Scratch::of(size);
+  std::vector<int64_t> tokens, path;
+  for (int64_t node = kNoNode;;) {
+    const uint64_t key = noise::position_key(rows.key, rows.position + tokens.size());
+    tokens.push_back(pick_row(logits + (rows.first_row + 1 + node) * stride, rows.truncation, key, scratch));
+    node = rows.child(node, tokens.back());
+    if (rows.ends.count(tokens.back()) || static_cast<int64_t>(tokens.size()) == rows.limit) return {tokens, path, node != kNoNode};
+    if (node == kNoNode) return {tokens, path, false};
+    path.push_back(node);
+  }
+}
+
+std::vector<Walked> verify(uint64_t address, int64_t stride, int64_t size, const std::vector<DraftRows>& drafts, int threads) {
+  pybind11::gil_scoped_release unlocked;
+  const float* logits = reinterpret_cast<const float*>(address);
+  std::vector<Walked> walked(drafts.size());
+  share(drafts.size(), threads, [&](int64_t i) { walked[i] = walk(logits, stride, size, drafts[i]); });
+  return walked;
+}
+
+template <class T>
+void probabilities_of(const T* logits, const Truncation& truncation, Scratch& s, double* out) {
+  const int64_t size = s.scaled.size();
+  const Scale scale(max_value(logits, size), truncation.temperature);
+  const Cut cut = find_cut(logits, scale, truncation, s);
+  load(logits, scale, s);
+  weigh(s.scaled.data(), size, out);
+  double sum = 0.0;
+  for (int64_t i = 0; i < size; i++) sum += out[i] = cut.keeps(s.scaled[i], i) ? out[i] : 0.0;
+  for (int64_t i = 0; i < size; i++) out[i] /= sum;
 }
 
 void probabilities(const Row& row, int64_t size, uint64_t target) {
   pybind11::gil_scoped_release unlocked;
   Scratch& s = Scratch::of(size);
-  const double temperature = row.truncation.temperature;
-  if (row.wide)
-    load(reinterpret_cast<const double*>(row.address), temperature, s);
-  else
-    load(reinterpret_cast<const float*>(row.address), temperature, s);
-  const Cut cut = find_cut(s, row.truncation);
   double* out = reinterpret_cast<double*>(target);
-  weigh(s.scaled.data(), size, out);
-  double sum = 0.0;
-  for (int64_t i = 0; i < size; i++) sum += out[i] = cut.keeps(s.scaled[i], i) ? out[i] : 0.0;
-  for (int64_t i = 0; i < size; i++) out[i] /= sum;
+  if (row.wide)
+    probabilities_of(reinterpret_cast<const double*>(row.address), row.truncation, s, out);
+  else
+    probabilities_of(reinterpret_cast<const float*>(row.address), row.truncation, s, out);
 }
 
 WIDEST void gumbel_run(uint64_t key, const int64_t* tokens, int64_t size, double* out) {
@@ -395,7 +520,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::init([](uint64_t address, bool wide, double temperature, int64_t top_k, double top_p, double min_p, uint64_t key) {
         return Row{address, wide, {temperature, top_k, top_p, min_p}, key};
       }));
+  py::class_<DraftRows>(m, "DraftRows")
+      .def(py::init([](int64_t first_row, const std::tuple<double, int64_t, double, double>& truncation, uint64_t key, uint64_t position,
+                       const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents, const std::set<int64_t>& ends, int64_t limit) {
+        return DraftRows{first_row, std::make_from_tuple<Truncation>(truncation), key, position, tokens, parents, ends, limit};
+      }));
   m.def("pick", &pick);
+  m.def("verify", &verify);
   m.def("probabilities", &probabilities);
   m.def("gumbel", &gumbel);
   m.def("argmax", &argmax);

@@ -6,31 +6,22 @@ The module also loads the compiled sampling kernel, which computes the noise on 
 import functools
 from types import ModuleType
 
-import structlog
 import torch
 from torch import Tensor
 
-from prolepsis.native import build
-
-log = structlog.get_logger(__name__)
+from prolepsis.native.build import load_if_possible
 
 
 @functools.cache
 def native_kernel() -> ModuleType | None:
-    """Return `native/sampling.cpp`, built and loaded once for the process; if that fails, warn and return None.
+    """Return `native/sampling.cpp`, built and loaded once for the process; None where that is not possible.
 
     It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, threads)`,
-    `probabilities(row, vocab, target)`, `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`,
-    all on addresses of contiguous rows; `key` is the key of one position (`position_key`).
+    `verify(address, stride, vocab, drafts, threads)`, `probabilities(row, vocab, target)`,
+    `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`, all on addresses of contiguous rows;
+    `key` is the key of one position (`position_key`), in a draft of `verify` that of the sample.
     """
-    if (missing := build.compiler_missing()) is not None:
-        log.warning("sampling_kernel_missing", reason=missing)
-        return None
-    try:
-        return build.load_extension("sampling", ("sampling.cpp",), ("-ffp-contract=off",))
-    except (OSError, RuntimeError, ImportError) as error:
-        log.warning("sampling_kernel_missing", reason=str(error))
-        return None
+    return load_if_possible("sampling", ("sampling.cpp",), ("-ffp-contract=off",))
 
 
 _MASK = 2**64 - 1
@@ -42,12 +33,12 @@ _LN2_LOW = float.fromhex("0x1.ef35793c7673p-45")
 
 def noise_key(seed: int, index: int) -> int:
     """Return the 64-bit key of sample `index` of a request with `seed`."""
-    return _mix((_mix((seed + _STEP) & _MASK) + (index + 1) * _STEP) & _MASK)
+    return mix((mix((seed + _STEP) & _MASK) + (index + 1) * _STEP) & _MASK)
 
 
 def position_key(key: int, position: int) -> int:
     """Return the 64-bit key of one output position (0 for the first generated token) of the sample keyed `key`."""
-    return _mix((key + (position + 1) * _POSITION_STEP) & _MASK)
+    return mix((key + (position + 1) * _POSITION_STEP) & _MASK)
 
 
 def gumbel(
@@ -99,7 +90,8 @@ def _logarithm(x: Tensor) -> Tensor:
     return k * _LN2_HIGH + (twice + (twice * series + k * _LN2_LOW))
 
 
-def _mix(z: int) -> int:
+def mix(z: int) -> int:
+    """Return 64 bits all of which depend on all of those given (splitmix64)."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
     return z ^ (z >> 31)

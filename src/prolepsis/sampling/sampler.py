@@ -9,7 +9,7 @@ Legend: V vocabulary, R rows.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from prolepsis.sampling import processors
 from prolepsis.sampling.noise import gumbel, native_kernel, position_key
 from prolepsis.sampling.processors import SamplingRow
 
-__all__ = ["Sampler", "SamplingRow"]
+__all__ = ["DraftRows", "Sampler", "SamplingRow"]
 
 _HEAD = 1024
 """Tokens that are sorted first; the whole row is sorted only if they do not contain the nucleus."""
@@ -77,6 +77,23 @@ def likeliest(scaled: Tensor, count: int) -> Tensor:
     ids = (scaled >= least).nonzero().squeeze(1)
     order = torch.sort(scaled[ids], descending=True, stable=True).indices
     return ids[order]
+
+
+class DraftRows(NamedTuple):
+    """A sequence's rows of logits, to pick from on the way down its draft."""
+
+    params: SamplingParams
+    key: int
+    position: int
+    """Output position of the first token to pick."""
+    first_row: int
+    """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    """Of the draft's nodes; -1: none."""
+    ends: frozenset[int]
+    limit: int
+    """Most tokens to pick, at least 1."""
 
 
 class Sampler:
@@ -135,6 +152,40 @@ class Sampler:
             for i, token in zip(others, picked, strict=True):
                 tokens[i] = token
         return tokens
+
+    def has_kernel(self, logits: Tensor) -> bool:
+        """Whether `verify` serves these logits."""
+        return self._kernel_for(logits) is not None
+
+    def verify(
+        self,
+        logits: Tensor,  # [R, V] float32
+        drafts: Sequence[DraftRows],
+    ) -> list[tuple[list[int], list[int], bool]]:
+        """Pick down each draft in one call of the kernel, from logits that nothing edits.
+
+        Return the picked tokens, the nodes that carry all but the last, and whether the last, if it ends the sequence
+        or is its last, is drafted too.
+        """
+        kernel = self._kernel_for(logits)
+        assert kernel is not None, "only the kernel walks down drafts"
+        rows = [
+            kernel.DraftRows(
+                rows.first_row,
+                (rows.params.temperature, rows.params.top_k, rows.params.top_p, rows.params.min_p),
+                rows.key,
+                rows.position,
+                rows.tokens,
+                rows.parents,
+                rows.ends,
+                rows.limit,
+            )
+            for rows in drafts
+        ]
+        walked: list[tuple[list[int], list[int], bool]] = kernel.verify(
+            logits.data_ptr(), logits.stride(0), self.vocab_size, rows, self._threads
+        )
+        return walked
 
     def probabilities(
         self,

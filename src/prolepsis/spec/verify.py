@@ -13,8 +13,8 @@ from torch import Tensor
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.sampling.processors import TokenHistory
-from prolepsis.sampling.sampler import Sampler, SamplingRow
+from prolepsis.sampling.processors import TokenHistory, is_edited
+from prolepsis.sampling.sampler import DraftRows, Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
 
 
@@ -125,42 +125,78 @@ def verify_batch(
     sampler: Sampler,
     argmax: Sequence[int] | None = None,  # [R]: of each row, if it is known
 ) -> list[VerifyResult]:
-    """Return the result of each sequence of a step; rows are visited level by level, all sequences together."""
-    walks = [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
-    greedy = [i for i, s in enumerate(steps) if s.matcher is None and sampler.is_argmax(s.params, s.position)]
-    if greedy:
-        _walk_greedy(
-            [steps[i] for i in greedy],
-            [walks[i] for i in greedy],
-            _argmax(logits, steps, greedy, sampler) if argmax is None else argmax,
-        )
-    if len(greedy) < len(steps):
-        chosen = set(greedy)
-        others = [i for i in range(len(steps)) if i not in chosen]
-        _walk_levels([steps[i] for i in others], [walks[i] for i in others], logits, sampler)
+    """Return the result of each sequence of a step: of most in one call of the compiled kernel.
+
+    Where logits are edited, and without the kernel, rows are visited level by level, all sequences together.
+    """
+    ways = [_way(step, logits, sampler) for step in steps]
+    if len(set(ways)) == 1:
+        return ways[0](steps, logits, sampler, argmax)
+    results: dict[int, VerifyResult] = {}
+    for way in set(ways):
+        chosen = [i for i, other in enumerate(ways) if other is way]
+        results.update(zip(chosen, way([steps[i] for i in chosen], logits, sampler, argmax), strict=True))
+    return [results[i] for i in range(len(steps))]
+
+
+_Way = Callable[[Sequence[SequenceStep], Tensor, Sampler, Sequence[int] | None], list[VerifyResult]]
+
+
+def _way(step: SequenceStep, logits: Tensor, sampler: Sampler) -> _Way:
+    """Return the fastest way to verify a sequence's draft; all of them give the same result."""
+    if step.matcher is not None or is_edited(step.params, step.position):
+        return _verify_by_levels
+    if step.params.greedy:
+        return _verify_greedy
+    return _verify_in_kernel if sampler.has_kernel(logits) else _verify_by_levels
+
+
+def _verify_greedy(
+    steps: Sequence[SequenceStep], logits: Tensor, sampler: Sampler, argmax: Sequence[int] | None
+) -> list[VerifyResult]:
+    """Without a given `argmax` that of all rows is asked for in one call: cheaper than level by level."""
+    targets = _argmax(logits, steps, sampler) if argmax is None else argmax
+    walks = _walks(steps, sampler)
+    for step, walk in zip(steps, walks, strict=True):
+        while walk.take(targets[step.first_row + 1 + walk.node]):
+            pass
     return [walk.result(step.first_row) for step, walk in zip(steps, walks, strict=True)]
 
 
-def _argmax(
-    logits: Tensor, steps: Sequence[SequenceStep], greedy: Sequence[int], sampler: Sampler
-) -> Mapping[int, int]:
-    """Return the argmax of all rows of the sequences `greedy` in one call: cheaper than asking level by level."""
+def _argmax(logits: Tensor, steps: Sequence[SequenceStep], sampler: Sampler) -> Mapping[int, int]:
     rows: list[int] = []
-    for step in (steps[i] for i in greedy):
+    for step in steps:
         num_nodes = 0 if step.draft is None else len(step.draft.tokens)
         rows += range(step.first_row, step.first_row + 1 + num_nodes)
     return dict(zip(rows, sampler.argmax(logits, rows), strict=True))
 
 
-def _walk_greedy(
-    steps: Sequence[SequenceStep], walks: Sequence[Walk], targets: Mapping[int, int] | Sequence[int]
-) -> None:
-    for step, walk in zip(steps, walks, strict=True):
-        while walk.take(targets[step.first_row + 1 + walk.node]):
-            pass
+def _verify_in_kernel(
+    steps: Sequence[SequenceStep], logits: Tensor, sampler: Sampler, _: Sequence[int] | None
+) -> list[VerifyResult]:
+    """Let the kernel walk down each draft."""
+    ends = [sampler.ends(step.params) for step in steps]
+    walked = sampler.verify(logits, [_draft_rows(*pair) for pair in zip(steps, ends, strict=True)])
+    return [
+        VerifyResult(tuple(tokens), tuple(path), tokens[-1] if tokens[-1] in ending else None, drafted, step.first_row)
+        for step, ending, (tokens, path, drafted) in zip(steps, ends, walked, strict=True)
+    ]
 
 
-def _walk_levels(steps: Sequence[SequenceStep], walks: Sequence[Walk], logits: Tensor, sampler: Sampler) -> None:
+def _draft_rows(step: SequenceStep, ends: frozenset[int]) -> DraftRows:
+    assert step.limit > 0, "no room for a token: the sequence has ended"
+    tokens, parents = (step.draft.tokens, step.draft.parents) if step.draft is not None else ((), ())
+    return DraftRows(step.params, step.key, step.position, step.first_row, tokens, parents, ends, step.limit)
+
+
+def _walks(steps: Sequence[SequenceStep], sampler: Sampler) -> list[Walk]:
+    return [Walk(step.draft, sampler.ends(step.params), step.limit) for step in steps]
+
+
+def _verify_by_levels(
+    steps: Sequence[SequenceStep], logits: Tensor, sampler: Sampler, _: Sequence[int] | None
+) -> list[VerifyResult]:
+    walks = _walks(steps, sampler)
     active = list(zip(steps, walks, strict=True))
     while active:
         rows = [_row(step, walk) for step, walk in active]
@@ -168,6 +204,7 @@ def _walk_levels(steps: Sequence[SequenceStep], walks: Sequence[Walk], logits: T
         asked = [row for row in rows if row is not None]
         picked = sampler.pick(logits, asked, [step.first_row + 1 + walk.node for step, walk in active])
         active = [pair for pair, token in zip(active, picked, strict=True) if pair[1].take(token)]
+    return [walk.result(step.first_row) for step, walk in zip(steps, walks, strict=True)]
 
 
 def _row(step: SequenceStep, walk: Walk) -> SamplingRow | None:
