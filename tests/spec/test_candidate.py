@@ -13,8 +13,9 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.stats import ProposerCounts, count_draft
 from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import survivals
-from prolepsis.spec.candidate import MERGED, ScoredDraft, forced_nodes, merge, within_grammar
+from prolepsis.spec.candidate import MERGED, ScoredDraft, forced_nodes, merge, merge_in_python, within_grammar
 from prolepsis.spec.draft import ROOT, Draft, chain
+from prolepsis.spec.kernel import draft_kernel
 from prolepsis.spec.verify import verify
 from tests.grammar.tiny import EOS, few_tokens, grammars, token_id
 from tests.spec.drafts import paths, rates, trees
@@ -156,6 +157,22 @@ def test_what_is_not_worth_its_row_is_left_out(pair: Pair, floor: float) -> None
 TOKENIZER = few_tokens()
 ZERO, A, B, AB = (token_id(TOKENIZER, text) for text in ("0", "a", "b", "ab"))
 GRAMMAR = grammars(TOKENIZER).compile(GrammarSpec("regex", "(ab|a[01])*"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(pairs, pairs, st.integers(1, 9), st.sampled_from([0.0, 0.02, 0.3]))
+def test_the_native_merge_is_that_of_the_reference(pair: Pair, other: Pair, limit: int, floor: float) -> None:
+    """Also of a draft that is merged already, whose nodes have several proposers."""
+    if draft_kernel() is None:
+        pytest.skip("no compiled merge on this machine")
+    one, two, three = (
+        ScoredDraft(draft, survivals(draft, rates), 0.0) for draft, rates in (pair[:2], pair[2:], other[:2])
+    )
+    merged = merge(one, two, limit, floor)
+    assert merged == merge_in_python(one, two, limit, floor)
+    if merged.tokens:
+        again = ScoredDraft(merged, merged.survival, 0.0)
+        assert merge(again, three, limit, floor) == merge_in_python(again, three, limit, floor)
 
 
 def below(draft: Draft, node: int) -> list[int]:

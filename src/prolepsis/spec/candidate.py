@@ -9,6 +9,7 @@ from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.acceptance import Scoreboard, survivals
 from prolepsis.spec.draft import ROOT, Draft, principal_first
 from prolepsis.spec.effort import value
+from prolepsis.spec.kernel import draft_kernel
 from prolepsis.spec.proposer import SequenceView
 
 _MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
@@ -160,6 +161,23 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
 
     Nodes that survive with `floor` or less are left out.
     """
+    kernel = draft_kernel()
+    if kernel is None:
+        return merge_in_python(first, second, limit, floor)
+    one, other = first.draft, second.draft
+    parts = (one.tokens, one.parents, first.survivals, other.tokens, other.parents, second.survivals)
+    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit, floor)
+    sources = (
+        *(one.sources or (one.proposer,) * len(one.tokens)),
+        *(other.sources or (other.proposer,) * len(other.tokens)),
+    )
+    return Draft(
+        tokens, parents, MERGED, survival, buckets=buckets, sources=tuple([sources[origin] for origin in origins])
+    )
+
+
+def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.0) -> Draft:
+    """Do `merge` where nothing can be compiled: the readable reference of `native/merge.h`."""
     nodes, contested = _union(first, second, floor)
     likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].survival)[
         :limit

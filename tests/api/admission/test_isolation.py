@@ -10,7 +10,8 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
-from prolepsis.spec.proposers.suffix import Continuation, SharedIndex, SuffixProposer
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.proposers.suffix_index import Continuation, SharedIndex
 from tests.api.admission.conftest import bearer
 from tests.fakes import EngineSetup
 from tests.load.server import TableServer, serving
@@ -57,7 +58,7 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
     for tenant in ("ann", "bob"):
         record, keys[tenant] = new_key(tenant)
         file.add(record)
-    suffix = SuffixProposer()
+    suffix = SuffixProposer(native=False)
     suffix.shared = index = Watched()
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=(suffix,))
     with serving(TableServer(config, setup, Gateway(Keys(file)))) as server:
