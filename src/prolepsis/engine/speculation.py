@@ -189,7 +189,7 @@ def _with_draft(row: Row, request: DraftRequest, choice: ChosenDraft, *, verify:
     if request.allowed == () and plain == "no_draft":
         plain = "breaker_open"
     if verify:
-        return replace(row, draft=draft, plain=plain)
+        return Row(row.sequence, row.start, row.num_tokens, draft, plain)  # `replace` takes five times as long
     return replace(row, shadow=draft, plain=plain, shadow_cost=choice.shadow_cost)
 
 

@@ -41,6 +41,7 @@ class ContainedProposer:
         self._ledger = ledger or Ledger([proposer.name])
         self._failed_in_row = 0
         self._backoff = 0
+        self._learns = type(proposer).commit is not Proposer.commit
 
     def succeed(self, other: "ContainedProposer | None") -> None:
         """Go on with the counters of the proposer that this one replaces."""
@@ -79,7 +80,8 @@ class ContainedProposer:
         return drafts
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
-        self._guard(sequence, lambda: self._proposer.commit(sequence, num_new))
+        if self._learns:
+            self._guard(sequence, lambda: self._proposer.commit(sequence, num_new))
 
     def forget(self, sequence: SequenceView) -> None:
         self._guard(sequence, lambda: self._proposer.forget(sequence))

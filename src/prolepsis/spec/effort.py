@@ -190,7 +190,7 @@ class Effort:
         """
         factor = max(1.0, self._factor)  # below 1 because free drafts gain the same tokens
         gains = _gains(ExpectedDraft(alone), step.plain.token, factor)
-        _, net = self._best([gains] * len(expected), step.plain.ms)
+        _, net = self._best([gains], step.plain.ms, len(expected))
         is_on, token_cost = self._switch.decide(net / step.num_sequences), step.costs.token
         if is_on:
             decision = self._fastest([_gains(each, token_cost, self._factor) for each in expected], step)
@@ -221,17 +221,24 @@ class Effort:
     def _factor(self) -> float:
         return min(4.0, max(0.25, self._gained / self._expected))
 
-    def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float) -> tuple[int, float]:
-        """Return the depth with the largest gain over cost, and that; 0 and at most 0 if none gains."""
+    def _best(self, gains: Sequence[Sequence[float]], tokens_per_ms: float, times: int = 1) -> tuple[int, float]:
+        """Return the depth with the largest gain over cost, and that; 0 and at most 0 if none gains.
+
+        `times`: so many sequences gain each of `gains`.
+        """
+        deepest = max(map(len, gains), default=0)
+        paid = [self.paid(k) for k in range(1, deepest + 1)]
         fixed, each = tokens_per_ms * self.cost.fixed_ms, tokens_per_ms * self.cost.sequence_ms
-        nets = [-fixed * self.paid(k) for k in range(1, max(map(len, gains), default=0) + 1)]
+        nets = [-fixed * levels for levels in paid]
         for known in gains:
             net = 0.0
-            for k in range(len(nets)):
-                if k < len(known):
-                    net = known[k] - each * self.paid(k + 1)
+            for k, gain in enumerate(known):
+                net = gain - each * paid[k]
                 if net > 0.0:
-                    nets[k] += net
+                    nets[k] += times * net
+            if net > 0.0:  # its limit is reached
+                for k in range(len(known), deepest):
+                    nets[k] += times * net
         best = max(nets, default=0.0)
         return (nets.index(best) + 1, best) if best > 0.0 else (0, best)
 

@@ -77,11 +77,21 @@ class HeadState:
     """Slots before `written` may be deferred."""
     last_page: int = -1
     """Page of the last token whose features are known."""
+    num_waiting: int = field(init=False)
+    """Tokens in `waiting`: counted, as asking every tensor takes time."""
+
+    def __post_init__(self) -> None:
+        self.num_waiting = sum(len(part) for part in self.waiting)
 
     @property
     def seen(self) -> int:
         """Tokens whose features are known: slot `seen` can be written once its token is known."""
-        return self.written - 1 + sum(len(part) for part in self.waiting)
+        return self.written - 1 + self.num_waiting
+
+    def wait(self, features: Tensor, count: int) -> None:  # [count, feature_size]
+        """Add the features of the next tokens."""
+        self.waiting.append(features)
+        self.num_waiting += count
 
     def pages(self, sequence: SequenceView) -> list[int]:
         """Return the sequence's pages from the valid_from on."""
@@ -95,6 +105,7 @@ class HeadState:
         """Return the features of the next `count` slots to write and advance over them."""
         joined = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
         self.waiting = [joined[count:].clone()]  # a copy, so that the taken part is freed
+        self.num_waiting -= count
         self.written += count
         return joined[:count]
 
@@ -133,7 +144,7 @@ class HeadSlots:
         first = max(new.start, state.valid_from)
         self._fill(pages, new.start, first, _STALE)
         self._fill(pages, first, end, state.valid_from)
-        state.waiting.append(new.features[first - new.start :])
+        state.wait(new.features[first - new.start :], end - first)
         state.last_page = pages[(end - 1) // PAGE_SIZE]
         for position in _page_ends(first, end - first):
             page = pages[position // PAGE_SIZE]
@@ -157,6 +168,7 @@ class HeadSlots:
         deferred = [features for page in pages if (features := self._deferred.pop(page)) is not None]
         state.has_deferred = False
         state.waiting = [*deferred, *state.waiting]
+        state.num_waiting += PAGE_SIZE * len(deferred)
         state.written -= PAGE_SIZE * len(deferred)
         return state.written, state.take(end - state.written)
 
