@@ -5,14 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
+from prolepsis.models.files.quality import measured_quality
 from prolepsis.models.files.store import Store
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.models.targets.native import NativeModel
+from tests.models.kernels import why_not
 from tests.models.tiny import one, run
 
 pytestmark = pytest.mark.real_model
@@ -63,3 +67,21 @@ def test_the_lean_forward_agrees_with_the_class(path: Path, tokenizer: Tokenizer
     theirs = run(general, general.make_cache(2), one(tokens, 0, [0, 1]))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-3)
     assert tokenizer.decode([int(ours[-1].argmax())]) == "1"
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+@torch.no_grad()
+def test_the_recorded_quality_is_that_of_the_forward(path: Path, tokenizer: Tokenizer) -> None:
+    """Other text than the record's, so within a factor of two: rows rounded more coarsely would be outside."""
+    text = "\n\n".join(prompt.text for prompt in load_prompts(None))
+    tokens, pages = tokenizer.encode(text)[:384], list(range(12))
+    exact, stored = open_checkpoint(path, torch.float32), open_checkpoint(path)
+    shape = LeanShape.from_config(exact.config)
+    lean = LeanModel(exact, shape, "default", torch.device("cpu"))
+    expected = run(lean, lean.make_cache(12), one(tokens, 0, pages)).log_softmax(-1)
+    recorded = {measured.computation: measured.kl for measured in measured_quality(path)}
+    for int8 in (True, False):
+        native = NativeModel(stored, shape, "default", threads=1, int8_activations=int8)
+        found = run(native, native.make_cache(12), one(tokens, 0, pages)).log_softmax(-1)
+        kl = float((expected.exp() * (expected - found)).sum(-1).mean())
+        assert 0.5 < kl / recorded[native.info.computation] < 2, native.info.computation
