@@ -81,6 +81,13 @@ def test_show_gives_path_source_and_checksums(root: Path) -> None:
     assert "hub:owner/tiny@abc" in run(root, "show", "owner/tiny").stdout
 
 
+def test_show_tells_the_speed_that_memory_allows(root: Path, head: Path) -> None:
+    document = json.loads(run(root, "show", "tiny", "--json").stdout)
+    assert document["bytes_per_pass"] > 0
+    expected = document["read_gb_per_s"] * 1e9 / document["bytes_per_pass"]
+    assert document["memory_limit_tokens_per_s"] == pytest.approx(expected, rel=0.2)
+
+
 def test_show_tells_the_quality_of_a_measured_file_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = root.parent / "quality.json"
     monkeypatch.setattr(quality, "RECORD", record)

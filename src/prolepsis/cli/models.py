@@ -146,7 +146,11 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog=EPILOG)
 def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Show the path, origin, checksums and acceptance of a model, draft head or draft model."""
+    """Show the path, origin, checksums and speed limit of a model, or the acceptance of a draft head or draft model.
+
+    Decoding without speculation reads all weights for each token: the limit is what the cores read in a second, which
+    is measured in a third of a second, over the bytes of a pass.
+    """
     from prolepsis.models.files.quality import measured_quality
 
     settings = settings_here(model_dir=model_dir)
@@ -156,7 +160,7 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     if manifest is None:
         quiet_logs()
         return _show_drafter(wanted, store, settings, as_json=as_json)
-    described = _described(store, manifest)
+    described = {**_described(store, manifest), **_limit(store, manifest, settings)}
     measured = measured_quality(Path(str(described["path"])))
     if as_json:
         print_json({**described, "quality": [asdict(one) for one in measured]})
@@ -164,6 +168,28 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     facts = [(name, value) for name, value in described.items() if name != "sha256"]
     facts += [(f"quality with {one.computation}", one.describe()) for one in measured]
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in manifest.sha256.items())])
+
+
+def _limit(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str, object]:
+    """Return the bytes of a pass, what this machine's cores read in a second, and the tokens that follow from both.
+
+    Nothing of files that cannot be read: they are shown without.
+    """
+    from prolepsis.models.files.bytes_per_pass import bytes_per_pass
+    from prolepsis.native.bandwidth import read_bandwidth
+    from prolepsis.native.processor import default_threads
+
+    try:
+        size = bytes_per_pass((store.folder(manifest.name) / manifest.path).resolve())
+    except ModelLoadError as error:
+        note(f"no speed limit is known: {error}")
+        return {}
+    bandwidth = read_bandwidth(size, settings.engine.threads or default_threads())
+    return {
+        "bytes_per_pass": size,
+        "read_gb_per_s": round(bandwidth / 1e9, 1),
+        "memory_limit_tokens_per_s": round(bandwidth / size, 1),
+    }
 
 
 def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: bool) -> None:
