@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.config import LlamaShapedConfig
 from prolepsis.models.files.gguf import GgufFile, GgufMatrices, GgufTensors, unpermute
 from prolepsis.models.files.stored import StoredMatrix
 from prolepsis.models.files.weights import open_checkpoint
@@ -51,6 +52,14 @@ def test_it_computes_what_the_model_computes(tmp_path: Path, kind: str, changes:
     write_gguf(tmp_path / "model.gguf", model, kind.removesuffix("_text"))
     tokens = list(range(3, 60))
     torch.testing.assert_close(logits(tmp_path / "model.gguf", tokens), reference(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_gemma3_needs_nothing_of_transformers(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "gemma3_text", {"sliding_window": 9, "query_pre_attn_scalar": 16})
+    write_gguf(tmp_path / "model.gguf", model, "gemma3")
+    config = open_checkpoint(tmp_path / "model.gguf").config
+    assert isinstance(config, LlamaShapedConfig)
+    assert LeanShape.from_config(config) == LeanShape.from_config(config.to_transformers())
 
 
 def test_quantised_matrices_come_dequantised(tmp_path: Path) -> None:

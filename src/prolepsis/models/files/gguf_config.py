@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.config import KNOWN, llama_shaped
+from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
 from prolepsis.models.files.rope import rope_frequencies
 from prolepsis.models.files.weights import Config
 
@@ -60,6 +60,8 @@ class Architecture:
     """What the converter has added to the weights of norms."""
     fields: Callable[["GgufFile"], Fields] = lambda file: {}
     """Configuration fields beyond Llama's."""
+    is_complete: bool = False
+    """Whether all that a forward asks is among the fields; else transformers' class adds its defaults."""
 
 
 def gguf_config(file: "GgufFile") -> Config:
@@ -68,7 +70,9 @@ def gguf_config(file: "GgufFile") -> Config:
     architecture = ARCHITECTURES[name]
     fields = {"model_type": architecture.model_type, **_llama_fields(file), **architecture.fields(file)}
     try:
-        return llama_shaped(fields) if architecture.model_type in KNOWN else _by_transformers(fields)
+        if architecture.model_type in KNOWN:
+            return llama_shaped(fields)
+        return LlamaShapedConfig.model_validate(fields) if architecture.is_complete else _by_transformers(fields)
     except Exception as error:  # configuration classes raise validation errors without a common base class
         raise ModelLoadError(f"{file.path}: its metadata is not a usable {name} configuration: {error}") from error
 
@@ -130,6 +134,7 @@ def _gemma3_fields(file: "GgufFile") -> Fields:
         "layer_types": ["sliding_attention" if window and slides else "full_attention" for slides in _pattern(file)],
         "rope_parameters": {"full_attention": _rope(file, default_base=1e6), "sliding_attention": local},
         "final_logit_softcapping": _number(file, "final_logit_softcapping", 0.0) or None,
+        "hidden_activation": "gelu_pytorch_tanh",
     }
 
 
@@ -193,7 +198,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phi3": Architecture("phi3", _PHI3_NAMES, fields=_phi3_fields),
     "olmo2": Architecture("olmo2", _NORMS_AFTER, fields=_olmo2_fields),
     "gemma2": Architecture("gemma2", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma2_fields),
-    "gemma3": Architecture("gemma3_text", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma3_fields),
+    "gemma3": Architecture("gemma3_text", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma3_fields, is_complete=True),
 }
 
 
