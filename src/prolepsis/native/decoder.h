@@ -580,21 +580,13 @@ class Decoder {
       });
     }
 
-    // Scales and caps `count` sums of a task into `to`.
-    void write_logits(const float* sums, int64_t count, float* to) {
+    // Scales and caps 32 logits.
+    [[gnu::noinline]] void scale_logits(const float* sums, float* to) const {
       const Shape& s = model.shape_;
-      alignas(64) float scaled[kTask];
-      if (s.logit_scale != 1.0f || s.logit_cap > 0) {
-        for (int h = 0; h < kTask; h += 16) {
-          const Lanes x = lanes::mul(lanes::load(sums + h), lanes::all(s.logit_scale));
-          lanes::store(scaled + h, s.logit_cap > 0 ? soft_cap(x, s.logit_cap) : x);
-        }
-        sums = scaled;
+      for (int h = 0; h < kTask; h += 16) {
+        const Lanes x = lanes::mul(lanes::load(sums + h), lanes::all(s.logit_scale));
+        lanes::store(to + h, s.logit_cap > 0 ? soft_cap(x, s.logit_cap) : x);
       }
-      if (count == kTask)
-        for (int h = 0; h < kTask; h += 16) lanes::store(to + h, lanes::load(sums + h));
-      else
-        for (int64_t h = 0; h < count; h++) to[h] = sums[h];
     }
 
     void finish(int& phase) {
@@ -609,10 +601,19 @@ class Decoder {
                        model.fusion_->norm_output ? lanes::load(x + i * s.hidden + k) : lanes::load(state + k));
       });
       if (ahead) look_ahead(phase, *model.levels_);
-      linear(phase, {x, rows}, num_logits(), model.head_, [&](int64_t first, int rows, int64_t task, const float* c) {
+      const bool plain = s.logit_scale == 1.0f && s.logit_cap == 0.0f;
+      linear(phase, {x, rows}, num_logits(), model.head_, [&, plain](int64_t first, int rows, int64_t task, const float* c) {
         const int64_t columns = std::min<int64_t>(kTask, s.vocab - task * kTask);
-        for (int r = 0; r < rows; r++)
-          write_logits(c + r * kTask, columns, logits + (first + r) * s.vocab + task * kTask);
+        alignas(64) float scaled[kTask];
+        for (int r = 0; r < rows; r++) {
+          const float* from = c + r * kTask;
+          float* to = logits + (first + r) * s.vocab + task * kTask;
+          if (!plain) scale_logits(from, scaled), from = scaled;
+          if (columns == kTask)
+            for (int h = 0; h < kTask; h += 16) lanes::store(to + h, lanes::load(from + h));
+          else
+            for (int64_t h = 0; h < columns; h++) to[h] = from[h];
+        }
       });
       if (!argmax) return;  // the rows are in cache: these threads have just written them
       share(phase, L, [&](int64_t i) {

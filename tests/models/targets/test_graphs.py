@@ -10,13 +10,18 @@ from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.graphs import Bucket, GraphedLean, lay_out
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
-from tests.models.tiny import save_tiny
+from tests.models.tiny import GEMMA, WINDOWS, save_tiny
+
+MODELS: list[tuple[str, dict[str, object]]] = [
+    ("llama", {}),
+    ("gemma3_text", {**WINDOWS, **GEMMA, "sliding_window": 9}),
+]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+@pytest.fixture(scope="module", params=MODELS, ids=["llama", "windows"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
-    save_tiny(folder, "llama", {})
+    save_tiny(folder, *request.param)
     return open_checkpoint(folder, torch.float32)
 
 
