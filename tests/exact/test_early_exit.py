@@ -20,7 +20,7 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG as TINY_CONFIG
-from tests.exact.oracle import PARAMS, ask
+from tests.exact.oracle import PARAMS, ask, at_any_price
 from tests.exact.oracle import serve as serve_all
 from tests.fakes import Letters, outputs, terminals
 from tests.models.kernels import why_not
@@ -49,7 +49,7 @@ def target() -> LoadedModel:
 
 
 def with_exit(num_layers: int = 2, **changes: object) -> Engine:
-    return assemble(CONFIG.model_copy(update={"early_exit_layer": num_layers, **changes}), target())
+    return at_any_price(assemble(CONFIG.model_copy(update={"early_exit_layer": num_layers, **changes}), target()))
 
 
 def serve(engine: Engine, *sources: GenerateRequest, plan: SpecPlan | None = None) -> list[Event]:

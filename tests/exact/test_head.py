@@ -12,7 +12,7 @@ from prolepsis.models.heads.base import Candidates, DraftHead
 from prolepsis.models.heads.native import NativeHead
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.native import NativeModel
-from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, serve, target
+from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, serve, target
 from tests.fakes import outputs, terminals
 from tests.models.kernels import why_not
 from tests.models.random_heads import random_head, random_levels
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forwar
 
 
 def with_head(head: DraftHead, threads: int = 1, **changes: object) -> Engine:
-    return assemble(CONFIG.model_copy(update={"threads": threads, **changes}), target(threads), head=head)
+    return at_any_price(assemble(CONFIG.model_copy(update={"threads": threads, **changes}), target(threads), head=head))
 
 
 @pytest.mark.parametrize("name", PARAMS)

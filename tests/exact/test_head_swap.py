@@ -20,7 +20,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.format import WEIGHTS
 from prolepsis.models.targets.native import NativeModel
-from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, plain, target
+from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, target
 from tests.fakes import drain, outputs, submit, terminals
 from tests.models.kernels import why_not
 from tests.models.random_heads import record_checksum, save_random_head
@@ -48,7 +48,7 @@ def engine_with(heads: Mapping[str, DraftHead], first: DraftHead | None = None, 
             raise ModelLoadError(f"{name} is damaged")
         return heads[name]
 
-    engine = assemble(config, target(), head=first, find_head=find)
+    engine = at_any_price(assemble(config, target(), head=first, find_head=find))
     engine.send(ApplyPlan(DEEP))
     return engine
 
@@ -263,7 +263,9 @@ async def test_heads_of_the_registry_are_swapped_and_a_damaged_one_is_refused(tm
         record_checksum(folder)
     weights = tmp_path / "heads" / "damaged" / WEIGHTS
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    client = ThreadEngineClient(assemble(ROOMY.model_copy(update={"model_dir": tmp_path / "models"}), target()))
+    client = ThreadEngineClient(
+        at_any_price(assemble(ROOMY.model_copy(update={"model_dir": tmp_path / "models"}), target()))
+    )
     client.apply_plan(DEEP)
     begun = asyncio.Event()
     serving = [asyncio.create_task(collect(client, kind, kind, begun)) for kind in PARAMS]

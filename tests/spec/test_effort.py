@@ -187,3 +187,12 @@ def test_a_call_that_drafted_nothing_tells_nothing(num_levels: int, ms: float) -
     cost = LevelCost()
     cost.learn(1, num_levels, ms)
     assert cost.fixed_ms == cost.sequence_ms == 0.0
+
+
+def test_a_probe_is_for_a_few_sequences_and_others_each_time() -> None:
+    effort, asked = _with_cost(50.0, num_sequences=10), []
+    for _ in range(600):
+        decision = _decide(effort, *[BAD] * 10)
+        if decision.depth:
+            asked.append({i for i, is_asked in enumerate(decision.asked) if is_asked})
+    assert asked[:3] == [{0, 1, 2, 3}, {4, 5, 6, 7}, {0, 1, 8, 9}]

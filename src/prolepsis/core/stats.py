@@ -100,7 +100,7 @@ Mode = Literal["on", "off", "shadow"]
 PlainReason = Literal[
     "no_draft",  # no proposer had a draft
     "not_worth_it",  # there was a draft, but verifying it would not pay
-    "too_costly",  # no free proposer had a draft, and asking the costly ones would not pay
+    "too_costly",  # asking proposers would not pay: the costly ones, where no free one had a draft, or any
     "backoff",  # the proposers back off after failures
     "breaker_open",  # the plan disables all proposers for the traffic class
     "shadow_budget",  # in shadow, the request was not admitted: the share of time for drafts in shadow is spent

@@ -34,6 +34,7 @@ from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
 from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
@@ -151,10 +152,13 @@ def _speculation(
     threads = config.threads or default_threads()
     cost = cost_curve(target.model, curve_file(target.fingerprint, threads)) if proposers else flat_cost()
     return Speculation(
-        ProposerSet(proposers, DraftWindow(cost), AcceptanceEstimator(), target.model.info.vocab_size),
+        ProposerSet(
+            proposers, DraftWindow(cost, token_overhead_ms=0.01), AcceptanceEstimator(), target.model.info.vocab_size
+        ),
         max_step_tokens=config.max_step_tokens,
         max_model_len=max_model_len,
         shadow_cost=config.shadow_cost,
+        payback=Payback(),
     )
 
 

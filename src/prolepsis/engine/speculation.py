@@ -10,9 +10,12 @@ from prolepsis.core.stats import PlainReason
 from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
+from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.candidate import DraftRequest
 from prolepsis.spec.choose import ChosenDraft, ProposerSet
+from prolepsis.spec.comparison import AS_PREDICTED, StepCost
 from prolepsis.spec.ledger import DisabledProposers
+from prolepsis.spec.payback import Payback
 from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
 
@@ -29,9 +32,13 @@ class Speculation:
         max_step_tokens: int,
         max_model_len: int,
         shadow_cost: float = 1.0,  # share of the passes' time that drafting in shadow may take; 1: no bound
+        payback: Payback | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.proposers = proposers
+        self.payback = payback
+        """Leaves out drafts that do not pay, by the steps themselves; None: they cost what is predicted."""
+        self._awake: frozenset[str] | None = None  # sequences that might draft in this step; None: any
         self._shadow_budget = ShadowBudget(shadow_cost)
         self._clock = clock
         self._max_step_tokens = max_step_tokens
@@ -45,6 +52,8 @@ class Speculation:
         choice = self._choice(sequence, plan)
         if not choice.enabled or not self._drafts(plan):
             return False
+        if self.payback is not None and choice.mode == "auto" and self.payback.rests(sequence.key):
+            return False
         if proposer is None:
             return True
         named = (names for names in (choice.proposers, plan.proposers) if names is not None)
@@ -52,6 +61,7 @@ class Speculation:
 
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
         """Return the rows, with drafts where a proposer has one worth verifying, or comparing in shadow."""
+        self._awake = None
         if not self._drafts(plan):
             return list(rows)
         for row in rows:
@@ -59,18 +69,11 @@ class Speculation:
         choices = {row.sequence.key: self._choice(row.sequence, plan) for row in rows}
         if not any(choice.enabled for choice in choices.values()):
             return [_explained(row) for row in rows]
-        num_tokens = sum(row.num_tokens for row in rows)
-        load = StepLoad(num_tokens, sum(row.start for row in rows), max(0, self._max_step_tokens - num_tokens))
         decoding = [row for row in rows if row.num_tokens == 1 and row.sequence.num_output_tokens]
-        for row in decoding:
-            if choices[row.sequence.key].enabled:
-                self._commit(row.sequence)  # tokens from before it might draft
         chosen = [choices[row.sequence.key] for row in decoding]
-        requests = self._requests(decoding, chosen, plan, load)
-        for verify in (True, False):
-            due = [_is_due(row, choice, verify=verify) for row, choice in zip(decoding, chosen, strict=True)]
-            if any(due):
-                decoding = self._with_drafts(decoding, due, requests, plan, load, verify=verify)
+        decoding = self._spared(decoding, chosen, plan)
+        if any(row.plain is None and choice.enabled for row, choice in zip(decoding, chosen, strict=True)):
+            decoding = self._drafted(decoding, chosen, plan, self._load(rows, len(decoding)))
         drafted = {row.sequence.key: row for row in decoding}
         return [_explained(drafted.get(row.sequence.key, row)) for row in rows]
 
@@ -88,9 +91,35 @@ class Speculation:
             if result is not None and self.may_draft(plan, row.sequence):
                 self._learn_row(row)
 
+    def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
+        """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""
+        drafts: dict[str, tuple[int, int]] = {}
+        awake, number = self._awake, len(rows)
+        if self.payback is None or awake is None:
+            return
+        num_context = num_tokens = num_draft_tokens = 0
+        for row in rows:
+            sequence, start = row.sequence, row.start
+            size = len(row.draft.tokens) if row.draft is not None else 0
+            is_awake = sequence.key in awake
+            if row.num_tokens > 1 or row.shadow is not None or (size and not is_awake):
+                return
+            num_emitted = len(sequence.tokens) - start - 1
+            if is_awake:
+                drafts[sequence.key] = (size, num_emitted - 1)
+            num_context += start
+            num_tokens += num_emitted
+            num_draft_tokens += size
+        plain_ms, verifying_ms = self.proposers.predicted_ms(number, num_draft_tokens, num_context)
+        step_ms, drafting_ms = 1000.0 * timing.total, 1000.0 * (timing.propose + timing.learn)
+        cost = StepCost(number, num_tokens, num_draft_tokens, step_ms, plain_ms, drafting_ms, verifying_ms)
+        self.payback.observe(cost, drafts)
+
     def forget(self, sequences: Sequence[SequenceState]) -> None:
         """Tell the proposers which sequences ended, with the tokens they do not know yet; nothing of replays."""
         for sequence in sequences:
+            if self.payback is not None:
+                self.payback.forget(sequence.key)
             if sequence.num_output_tokens and sequence.replays is None and self.proposers.names:
                 self._commit(sequence)
             if self._num_committed.pop(sequence.key, None) is not None:
@@ -107,10 +136,45 @@ class Speculation:
     def _drafts(self, plan: SpecPlan) -> bool:
         return plan.ceiling > 0 and bool(self.proposers.names)
 
+    def _load(self, rows: Sequence[Row], num_decoding: int) -> StepLoad:
+        """Return what the pass carries before any draft."""
+        num_tokens = sum(row.num_tokens for row in rows)
+        ratios = self.payback.ratios(num_decoding) if self.payback is not None else AS_PREDICTED
+        room = max(0, self._max_step_tokens - num_tokens)
+        return StepLoad(num_tokens, sum(row.start for row in rows), room, ratios)
+
+    def _spared(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> list[Row]:
+        """Return the decoding rows; those that are left without drafts, as these do not pay now, with the reason."""
+        if self.payback is None or plan.fixed_depth is not None:
+            return list(rows)
+        keys = [row.sequence.key for row, choice in zip(rows, choices, strict=True) if choice.mode == "auto"]
+        if not keys:
+            return list(rows)
+        awake = self._awake = self.payback.begin(keys, len(rows))
+        return [
+            row if choice.mode != "auto" or row.sequence.key in awake else replace(row, plain="too_costly")
+            for row, choice in zip(rows, choices, strict=True)
+        ]
+
+    def _drafted(
+        self, decoding: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+    ) -> list[Row]:
+        """Return the decoding rows with drafts, to verify or to compare, for all but those that are spared."""
+        rows = list(decoding)
+        for row, choice in zip(rows, choices, strict=True):
+            if choice.enabled and row.plain is None:
+                self._commit(row.sequence)  # tokens from before it might draft
+        requests = self._requests(rows, choices, plan, load)
+        for verify in (True, False):
+            due = [_is_due(row, choice, verify=verify) for row, choice in zip(rows, choices, strict=True)]
+            if any(due):
+                rows = self._with_drafts(rows, due, requests, plan, load, verify=verify)
+        return rows
+
     def _requests(
         self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
     ) -> list[DraftRequest]:
-        """Return what each row may have: as its request says, less the proposers that the plan disables for it."""
+        """Return what each row may have: as its request says, less what is disabled or too costly to try."""
         requests = []
         for row, choice in zip(rows, choices, strict=True):
             sequence = row.sequence
@@ -119,6 +183,10 @@ class Speculation:
             if plan.disabled:
                 names = plan.proposers or self.proposers.names
                 allowed = self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
+            if self.payback is not None and choice.mode == "auto" and self.payback.is_cheap(sequence.key):
+                free = self.proposers.free
+                named = self.proposers.names if allowed is None else allowed
+                allowed = tuple(name for name in named if name in free) or allowed
             requests.append(DraftRequest(sequence, limit, allowed, choice.mode == "on"))
         return requests
 
@@ -179,6 +247,8 @@ class Speculation:
 
 def _is_due(row: Row, choice: SpeculationChoice, *, verify: bool) -> bool:
     """Whether the row may have a draft to verify, or else compares no draft in shadow yet."""
+    if verify and row.plain is not None:
+        return False
     return choice.mode in ("auto", "on") if verify else choice.mode == "shadow" and row.sequence.shadow is None
 
 

@@ -255,6 +255,7 @@ class Engine:
         self._learn(rows, sampled)
         self._num_failed_steps = 0
         timing = self.timings.finish(sum(row.num_scheduled_tokens for row in rows), len(rows))
+        self.speculation.observe(rows, timing)
         charge(rows, timing, self.speculation.proposers.cost)
         scheduler = self.scheduler
         self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))

@@ -75,6 +75,11 @@ class ProposerSet:
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
 
     @property
+    def free(self) -> frozenset[str]:
+        """Names of those whose drafts cost next to nothing."""
+        return frozenset(drafter.name for drafter in self._drafters if drafter.proposer.free)
+
+    @property
     def failures(self) -> dict[str, int]:
         """Contained faults of each proposer: calls that raised, drafts that were nonsense."""
         return {drafter.name: drafter.proposer.num_failures for drafter in self._drafters}
@@ -153,6 +158,11 @@ class ProposerSet:
     def observe_pass(self, num_tokens: int, num_context: int, ms: float) -> None:
         """Learn what a pass cost: its tokens, its cached tokens, its milliseconds."""
         self._window.cost.observe(num_tokens, num_context, ms)
+
+    def predicted_ms(self, num_plain: int, num_drafted: int, num_context: int) -> tuple[float, float]:
+        """Return the milliseconds predicted of a step without drafts, and of what so many draft tokens add to it."""
+        load = StepLoad(num_plain, num_context, num_drafted)
+        return self._window.plain_ms(load, num_plain), self._window.added_ms(load, num_drafted)
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
         """Tell every proposer that the last `num_new` tokens are committed, and judge the drafts made for them."""

@@ -115,6 +115,7 @@ class Probes:
 
 
 _PROBE_DEPTH = 3
+_PROBED = 4  # sequences at most: a head reads the whole prompt of each that it never drafted for
 _DECAY = 0.9  # of gains, per call: they are estimates, so a few calls tell enough
 _ROUNDS = 4
 _CONVERGED = 1e-4  # of a step's tokens
@@ -182,6 +183,7 @@ class Effort:
         self._switch = Switch()
         self._probes = Probes()
         self._gained = self._expected = _PRIOR_TOKENS
+        self._num_probes = 0
 
     def decide(self, alone: Sequence[float], expected: Sequence[ExpectedDraft], step: StepBaseline) -> DepthDecision:
         """Return for which sequences to draft, and how deep: once a step.
@@ -198,9 +200,16 @@ class Effort:
                 self._probes.restart()
                 return decision
         if self._probes.due(_at(gains, _PROBE_DEPTH)):
-            gain = sum(_at(_gains(each, token_cost, self._factor), _PROBE_DEPTH) for each in expected)
-            return DepthDecision(_PROBE_DEPTH, (True,) * len(expected), gain)
+            return self._probe(expected, token_cost)
         return DepthDecision(0, (False,) * len(expected))
+
+    def _probe(self, expected: Sequence[ExpectedDraft], token_cost: float) -> DepthDecision:
+        """Return a probe of a few sequences, others each time."""
+        first, number = self._num_probes * _PROBED, len(expected)
+        self._num_probes += 1
+        probed = {(first + i) % number for i in range(min(_PROBED, number))}
+        gain = sum(_at(_gains(expected[i], token_cost, self._factor), _PROBE_DEPTH) for i in probed)
+        return DepthDecision(_PROBE_DEPTH, tuple(i in probed for i in range(number)), gain)
 
     def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
         """Return the survival at which a node of the next level pays its verification and its share of the level."""

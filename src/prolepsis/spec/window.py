@@ -3,16 +3,17 @@
 Slots of all drafts of the batch compete by survival S. A slot pays while S > b*G (b: marginal ms of a token,
 G: tokens per ms). Cost curves have steps, so the objective itself is evaluated for every prefix of the sorted slots:
 
-    (plain tokens + sum of S) / (ms(tokens + slots) - ms of prefill + overhead)
+    (plain tokens + sum of S) / (ms(plain tokens) + ms(tokens + slots) - ms(tokens) + overhead)
 
 Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that
-only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are left out: they would make the
-tokens of a busy pass look cheap.
+only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are no part of it: they would make the
+tokens of a busy pass look cheap. What drafts add, and a plain step, count as steps have shown (`spec.comparison`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prolepsis.spec.comparison import AS_PREDICTED, CostRatios
 from prolepsis.spec.cost import CostCurve
 
 _FLOOR = 0.004  # survivals below are never worth verifying
@@ -28,6 +29,8 @@ class StepLoad:
     """Cached tokens over all sequences of the pass."""
     max_draft_tokens: int
     """Draft nodes that still fit the pass."""
+    ratios: CostRatios = AS_PREDICTED
+    """What steps cost, over what they are predicted to cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,16 @@ class Cut:
 
 
 class DraftWindow:
-    """Decides by a cost curve; `overhead_ms` is the time of a step outside the pass.
+    """Decides by a cost curve; outside the pass a step takes `overhead_ms`, and `token_overhead_ms` for a draft token.
 
     Drafts are verified only if that gains at least the share `min_gain` of tokens per millisecond.
     """
 
-    def __init__(self, cost: CostCurve, *, overhead_ms: float = 0.7, min_gain: float = 0.01) -> None:
+    def __init__(
+        self, cost: CostCurve, *, overhead_ms: float = 0.7, token_overhead_ms: float = 0.0, min_gain: float = 0.01
+    ) -> None:
         self.cost = cost
+        self._token_overhead = token_overhead_ms
         self._overhead = overhead_ms
         self._min_gain = min_gain
 
@@ -76,12 +82,21 @@ class DraftWindow:
 
     def marginal_ms(self, load: StepLoad) -> float:
         """Return b, the milliseconds of one more token in a pass of this load, over the next 8."""
-        table = self.cost.table(load.num_tokens + 8, load.num_context)
-        return (table[load.num_tokens + 8] - table[load.num_tokens]) / 8.0
+        return self.added_ms(load, 8) / 8.0
+
+    def added_ms(self, load: StepLoad, num_tokens: int) -> float:
+        """Return the milliseconds that verifying so many draft tokens adds to a step."""
+        table = self.cost.table(load.num_tokens + num_tokens, load.num_context)
+        added = table[load.num_tokens + num_tokens] - table[load.num_tokens] + num_tokens * self._token_overhead
+        return load.ratios.verifying * added
+
+    def plain_ms(self, load: StepLoad, num_plain: int) -> float:
+        """Return the milliseconds of a step that decodes `num_plain` sequences without drafts."""
+        return load.ratios.plain * (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
 
     def plain_pace(self, load: StepLoad, num_plain: int) -> float:
         """Return the tokens per millisecond of `num_plain` decoding sequences without drafts."""
-        return num_plain / (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
+        return num_plain / self.plain_ms(load, num_plain)
 
     def _best_prefix(
         self, alive: Sequence[float], num_plain: int, load: StepLoad, spent_ms: float
@@ -89,12 +104,14 @@ class DraftWindow:
         size = load.num_tokens
         table = self.cost.table(size + len(alive), load.num_context)
         tokens = float(num_plain)
-        base = self._overhead + spent_ms - (table[size] - table[num_plain])
-        best = (0, tokens, table[size] + base)
+        ratio, each = load.ratios.verifying, load.ratios.verifying * self._token_overhead
+        base = self.plain_ms(load, num_plain) + spent_ms
+        best = (0, tokens, base)
+        base -= ratio * table[size]
         best_rate = (1.0 + self._min_gain) * tokens / best[2]
         for count, gain in enumerate(alive, 1):
             tokens += gain
-            ms = table[size + count] + base
+            ms = ratio * table[size + count] + count * each + base
             if tokens > best_rate * ms:
                 best, best_rate = (count, tokens, ms), tokens / ms
         return best

@@ -65,7 +65,7 @@ class HeadProposer(Proposer):
                 end = part.start + len(part.tokens)
                 if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
                     continue
-                if not part.drafts and state.written % PAGE_SIZE == 0:
+                if (state.has_deferred or not part.drafts) and state.written % PAGE_SIZE == 0:
                     self._slots.defer(state, part.sequence)
                     continue
                 first, unwritten = self._slots.take(state, part.sequence, end)

@@ -1,0 +1,168 @@
+"""Compares steps that verify drafts with steps that do not: what verifying costs, over what it was predicted to cost.
+
+Steps without drafts tell what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
+what making the drafts took, is the cost of verifying them, wherever it arises. Both are learnt, so the predictions may
+be off and the machine may change its speed: the step is right. Loads are compared each for itself, as what a row costs
+depends on how many there are.
+"""
+
+from dataclasses import dataclass
+
+_PLAIN_DECAY = 0.94  # per step without drafts
+_DECAY = 0.98  # per step with drafts
+_PRIOR = 0.1  # plain steps of predicted cost that stand for "as predicted"
+_LEAST, _MOST = 0.2, 100.0  # of the ratio
+_OUTLIER = 2.0  # a step counts at most so much longer than expected, or shorter: a compile, a page fault
+_SHARE = 0.003  # of the tokens that references may lose
+_SHORTEST, _LONGEST = 8, 256  # steps with drafts between two references
+_FIRST_STEPS, _FIRST_RATIO = 8, 0.4  # where nothing is known, drafts are verified at so much of the ratio
+_PATIENCE, _MOST_PATIENCE = 16, 1024  # steps that might draft and draft nothing, before the ratio is forgotten
+_ENOUGH = 16.0  # steps with drafts that tell whether they pay
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step took that computed no prompt."""
+
+    num_sequences: int
+    num_tokens: int
+    """Emitted."""
+    num_draft_tokens: int
+    """Verified; 0: a step without drafts."""
+    ms: float
+    plain_ms: float
+    """Predicted for the same sequences without drafts."""
+    drafting_ms: float
+    """Of `ms`, measured: proposing, and what proposers learnt."""
+    verifying_ms: float = 0.0
+    """Predicted for the drafts' tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostRatios:
+    """Measured over predicted milliseconds, at one load."""
+
+    plain: float = 1.0
+    """Of a step without drafts."""
+    verifying: float = 1.0
+    """Of what drafts add to a step besides making them."""
+
+
+AS_PREDICTED = CostRatios()
+
+
+class StepComparison:
+    """All loads. A load is the number of decoding sequences, up to a power of two."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._last = _Load(0.0, 1.0)  # that was observed last: what to expect of one that was never met
+
+    def ratios(self, num_sequences: int) -> CostRatios:
+        """Return the ratios as steps showed them."""
+        return self._of(num_sequences).ratios()
+
+    def probing_ratios(self, num_sequences: int) -> CostRatios:
+        """Count a step that may draft and return the ratios to decide by.
+
+        A ratio that is too high would stay so, as no draft would be verified: after some steps without any it is
+        forgotten, after more each time while drafts do not pay.
+        """
+        return self._of(num_sequences).probing_ratios()
+
+    def wants_reference(self, num_sequences: int) -> bool:
+        """Count a step that would have drafts; return whether it shall have none, to be compared with."""
+        return self._of(num_sequences).wants_reference()
+
+    def observe(self, step: StepCost) -> None:
+        """Learn from a step."""
+        self._last = self._of(step.num_sequences)
+        if step.num_draft_tokens:
+            self._last.observe_drafts(step)
+        else:
+            self._last.observe_plain(step)
+
+    def _of(self, num_sequences: int) -> "_Load":
+        band = load_band(num_sequences)
+        load = self._loads.get(band)
+        if load is None:
+            load = self._loads[band] = _Load(self._last.plain_ratio, self._last.verifying_ratio)
+        return load
+
+
+def load_band(num_sequences: int) -> int:
+    """Return the band of a load: 1, 2, 3 to 4, 5 to 8, and so on."""
+    return (num_sequences - 1).bit_length()
+
+
+class _Load:
+    """One load: a measured plain step over the predicted one, and decayed sums over steps with drafts."""
+
+    def __init__(self, plain_ratio: float, verifying_ratio: float) -> None:
+        """The ratios are those of another load; `plain_ratio` 0: unknown."""
+        self._weight = 1.0 if plain_ratio else 0.0
+        self._plain = plain_ratio
+        self._prior = verifying_ratio
+        self._verifying = self._predicted = 0.0  # in plain steps, measured and predicted
+        self._tokens = self._time = self._steps = 0.0  # of steps with drafts; time and tokens in those of plain steps
+        self._waited = 0  # steps since the last one without drafts
+        self._idle, self._patience = 0, _PATIENCE  # steps without drafts that might have had some
+        self._num_asked = 0
+
+    @property
+    def plain_ratio(self) -> float:
+        return self._plain / self._weight if self._weight else 0.0
+
+    @property
+    def verifying_ratio(self) -> float:
+        """In plain steps, so that the machine's speed does not change it."""
+        ratio = (self._verifying + _PRIOR * self._prior) / (self._predicted + _PRIOR)
+        return min(_MOST, max(_LEAST, ratio))
+
+    def ratios(self, part: float = 1.0) -> CostRatios:
+        plain = self.plain_ratio or 1.0
+        return CostRatios(plain, part * plain * self.verifying_ratio)
+
+    def observe_plain(self, step: StepCost) -> None:
+        ratio = (step.ms - step.drafting_ms) / step.plain_ms
+        if self._weight >= 4.0:
+            ratio = _within(ratio, self.plain_ratio)
+        self._plain = _PLAIN_DECAY * self._plain + ratio
+        self._weight = _PLAIN_DECAY * self._weight + 1.0
+        self._waited = 0
+
+    def observe_drafts(self, step: StepCost) -> None:
+        if not self._weight:
+            return
+        plain_ms = self.plain_ratio * step.plain_ms
+        predicted, drafting = step.verifying_ms / step.plain_ms, step.drafting_ms / plain_ms
+        time = _within(step.ms / plain_ms, 1.0 + drafting + self.verifying_ratio * predicted)
+        self._verifying = _DECAY * self._verifying + time - 1.0 - drafting
+        self._predicted = _DECAY * self._predicted + predicted
+        self._time = _DECAY * self._time + time
+        self._tokens = _DECAY * self._tokens + step.num_tokens / step.num_sequences
+        self._steps = _DECAY * self._steps + 1.0
+        self._idle = 0
+        if self._steps >= _ENOUGH and self._tokens > self._time:
+            self._patience = _PATIENCE
+
+    def probing_ratios(self) -> CostRatios:
+        self._idle += 1
+        if self._idle > self._patience:
+            self._idle, self._patience = 0, min(_MOST_PATIENCE, 2 * self._patience)
+            self._verifying = self._predicted = self._tokens = self._time = self._steps = 0.0
+            self._prior, self._num_asked = 1.0, 0
+        self._num_asked += 1
+        return self.ratios(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
+
+    def wants_reference(self) -> bool:
+        """References come the more rarely, the more a step without drafts loses: `_SHARE` of the tokens at most."""
+        self._waited += 1
+        if self._steps < 1.0:
+            return self._waited >= _SHORTEST
+        lost = (self._tokens / self._time - 1.0) * self._steps / self._tokens  # of a step's tokens
+        return self._waited >= min(_LONGEST, max(_SHORTEST, lost / _SHARE))
+
+
+def _within(value: float, expected: float) -> float:
+    return min(_OUTLIER * expected, max(expected / _OUTLIER, value))

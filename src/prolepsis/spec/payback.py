@@ -1,0 +1,55 @@
+"""Whether drafts pay, by the steps themselves: the cost of drafts as measured, and the sequences that draft.
+
+Everything a draft adds to a step counts as its cost, the wait of the other sequences included: the milliseconds of
+making and verifying it, as steps show them (`spec.comparison`), at the tokens that all sequences of the step emit in
+that time without drafts. A sequence whose drafts bring less pauses (`spec.pauses`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost
+from prolepsis.spec.pauses import Pauses
+
+
+class Payback:
+    """One engine's. In a step: `begin`, `ratios`, and `observe` if it only decoded; `forget` ended sequences."""
+
+    def __init__(self) -> None:
+        self._comparison = StepComparison()
+        self._pauses = Pauses()
+
+    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+        """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step."""
+        awake = self._pauses.begin(keys, num_sequences)
+        if not awake or self._comparison.wants_reference(num_sequences):
+            return frozenset()
+        return frozenset(awake)
+
+    def ratios(self, num_sequences: int) -> CostRatios:
+        """Return the ratios of measured to predicted time by which to choose drafts in this step."""
+        return self._comparison.probing_ratios(num_sequences)
+
+    def rests(self, key: str) -> bool:
+        """Return whether proposers need not learn the sequence's tokens for now."""
+        return self._pauses.rests(key)
+
+    def is_cheap(self, key: str) -> bool:
+        """Return whether only free proposers shall draft for the sequence for now."""
+        return self._pauses.is_cheap(key)
+
+    def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
+        """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""
+        self._comparison.observe(step)
+        if not drafts:
+            return
+        number = step.num_sequences
+        ratios = self._comparison.ratios(number)
+        pace = number / (ratios.plain * step.plain_ms)
+        each = pace * step.drafting_ms / len(drafts)
+        per_node = pace * ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens)
+        for key, (nodes, gained) in drafts.items():
+            self._pauses.record(key, gained, each + nodes * per_node, number)
+
+    def forget(self, key: str) -> None:
+        """The sequence ended."""
+        self._pauses.forget(key)

@@ -1,0 +1,115 @@
+"""Whether drafts pay, in an engine: who drafts, what is measured, and that the text stays the same."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SpeculationChoice
+from prolepsis.engine.speculation import Speculation
+from prolepsis.engine.step import Engine
+from prolepsis.spec.comparison import StepCost
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.payback import Payback
+from prolepsis.spec.proposer import SequenceView
+from tests.fake_proposer import Scripted
+from tests.fakes import EngineSetup, build, drain, outputs, request, run, submit, terminals
+
+PROMPT = (3, 4, 5)
+
+
+class Told(Payback):
+    """Lets the sequences `awake` draft, and keeps what it learns."""
+
+    def __init__(self, awake: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.awake = frozenset(awake)
+        self.begun: list[tuple[tuple[str, ...], int]] = []
+        self.steps: list[tuple[StepCost, Mapping[str, tuple[int, int]]]] = []
+        self.forgotten: list[str] = []
+
+    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+        self.begun.append((tuple(keys), num_sequences))
+        return self.awake.intersection(keys)
+
+    def rests(self, key: str) -> bool:
+        return key not in self.awake
+
+    def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
+        self.steps.append((step, drafts))
+
+    def forget(self, key: str) -> None:
+        self.forgotten.append(key)
+
+
+def _wrong(sequence: SequenceView, limit: int) -> Draft | None:
+    return chain((1, 2)[:limit], "scripted")
+
+
+def _engine(payback: Payback) -> tuple[Engine, Scripted]:
+    scripted = Scripted(_wrong)
+    engine = build(EngineSetup(proposers=[scripted]))
+    proposers = engine.speculation.proposers
+    engine.speculation = Speculation(proposers, max_step_tokens=64, max_model_len=256, payback=payback)
+    return engine, scripted
+
+
+def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_is_the_same() -> None:
+    plain = outputs(run(build(EngineSetup()), request("a", PROMPT), request("b", PROMPT)))
+    payback = Told(["b/0"])
+    engine, scripted = _engine(payback)
+    events = run(engine, request("a", PROMPT), request("b", PROMPT))
+    assert outputs(events) == plain
+    ended = terminals(events)
+    assert ended["a"].stats.plain_steps == {"too_costly": len(plain["a", 0]) - 1}
+    assert ended["b"].stats.num_drafts > 0
+    assert ("a/0", 22) not in scripted.committed, "it learns nothing while the sequence pauses"
+    assert [key for key, _ in scripted.committed].count("a/0") == 1, "and its text at the end"
+    assert payback.forgotten == ["a/0", "b/0"]
+
+
+def test_a_step_is_told_with_what_its_drafts_brought() -> None:
+    payback = Told(["b/0"])
+    engine, _ = _engine(payback)
+    run(engine, request("a", PROMPT), request("b", PROMPT))
+    step, drafts = payback.steps[0]
+    nodes, gained = drafts["b/0"]
+    assert (step.num_sequences, step.num_tokens, step.num_draft_tokens) == (2, 2 + gained, nodes)
+    assert drafts.keys() == {"b/0"}
+    assert step.ms > step.drafting_ms > 0.0
+    assert step.plain_ms > 10.0, "by the curve of the fake: 10 ms and 0.1 a token, and what is outside of the pass"
+    assert step.verifying_ms > 0.0
+
+
+def test_requests_that_draft_at_any_price_or_not_at_all_are_not_asked_about() -> None:
+    payback = Told()
+    engine, _ = _engine(payback)
+    for choice in (SpeculationChoice("on"), SpeculationChoice("off")):
+        submit(engine, replace(request(choice.mode, PROMPT), speculation=choice))
+    ended = terminals(drain(engine))
+    assert ended["on"].stats.num_drafts > 0
+    assert not payback.begun
+    assert not payback.steps
+
+
+def test_a_fixed_depth_is_kept_at_any_price() -> None:
+    payback = Told()
+    engine, _ = _engine(payback)
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=2)))
+    ended = terminals(run(engine, request("a", PROMPT)))
+    assert ended["a"].stats.num_drafts > 0
+    assert not payback.begun
+
+
+def test_steps_that_compute_prompts_are_not_compared() -> None:
+    payback = Told(["a/0"])
+    engine, _ = _engine(payback)
+    submit(engine, request("a", PROMPT))
+    for _ in range(4):
+        engine.step()
+    known = len(payback.steps)
+    submit(engine, request("b", PROMPT))
+    engine.step()
+    assert len(payback.steps) == known
+    engine.step()
+    assert len(payback.steps) == known + 1

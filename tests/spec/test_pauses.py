@@ -1,0 +1,72 @@
+from prolepsis.spec.pauses import Pauses
+
+
+def _run(pauses: Pauses, net: dict[str, float], steps: int, number: int | None = None) -> dict[str, int]:
+    """Step; return in how many steps each sequence drafted. `net`: what its drafts bring in each, less their cost."""
+    drafted = dict.fromkeys(net, 0)
+    for _ in range(steps):
+        awake = pauses.begin(list(net), number or len(net))
+        for key in awake:
+            drafted[key] += 1
+            pauses.record(key, max(0.0, net[key]), max(0.0, -net[key]), number or len(net))
+    return drafted
+
+
+def test_one_that_gains_always_drafts_and_one_that_loses_seldom() -> None:
+    drafted = _run(Pauses(), {"good": 0.5, **{f"bad {i}": -0.1 for i in range(7)}}, 1000)
+    assert drafted.pop("good") == 1000
+    assert all(8 <= number < 100 for number in drafted.values())
+
+
+def test_pauses_grow_while_trials_fail_and_start_over_after_one_that_does_not() -> None:
+    pauses, drafted = Pauses(), list[int]()
+    for step in range(1, 700):
+        if pauses.begin(["a"], 1):
+            drafted.append(step)
+            pauses.record("a", 0.0, 0.2, 1)
+    assert drafted == [
+        *range(1, 5),
+        *range(32, 36),
+        *range(80, 84),
+        *range(160, 164),
+        *range(304, 308),
+        *range(576, 580),
+    ]
+    _run(pauses, {"a": 1.0}, 600)
+    assert 20 < _run(pauses, {"a": -1.0}, 80)["a"] < 36, "it gives back what it gained last"
+    assert 4 <= _run(pauses, {"a": -1.0}, 64)["a"] <= 12
+
+
+def test_trials_lose_their_share_and_no_more() -> None:
+    pauses, lost, emitted = Pauses(), 0.0, 0
+    for step in range(20_000):
+        keys = [f"{i} {step // 64}" for i in range(16)]  # short requests, whose drafts never pay
+        for key in pauses.begin(keys, 16):
+            pauses.record(key, 0.0, 0.3, 16)
+            lost += 0.3
+        emitted += 16
+        if step % 64 == 63:
+            for key in keys:
+                pauses.forget(key)
+    assert 0.002 * emitted < lost < 0.004 * emitted + 8.0 + 4 * 0.3
+
+
+def test_a_lower_load_is_a_new_chance() -> None:
+    pauses = Pauses()
+    _run(pauses, {"a": -0.5}, 300, number=16)
+    assert _run(pauses, {"a": 0.5}, 20, number=1) == {"a": 20}
+
+
+def test_proposers_learn_on_in_short_pauses_if_drafts_pay_in_general() -> None:
+    pauses = Pauses()
+    _run(pauses, {str(i): 0.5 for i in range(15)}, 200)
+    net = {"bad": -1.0}
+    assert _run(pauses, net, 16, number=15) == {"bad": 4}
+    assert not pauses.rests("bad")
+    _run(pauses, net, 600, number=15)
+    assert pauses.rests("bad")
+    pauses.forget("bad")
+    assert not pauses.rests("bad")
+    only = Pauses()
+    _run(only, net, 10, number=15)
+    assert only.rests("bad"), "drafts pay for nobody"
