@@ -295,10 +295,16 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
 def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
     """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     try:
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=dtype)
+        with torch.device("meta"):  # for the names of its parameters only
+            names = AutoModelForCausalLM.from_config(config)
+        found = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=names)["tensors"]
     except Exception as error:  # transformers raises many kinds of errors for such files; callers get one
-        raise ModelLoadError(f"{path}: architecture {architecture!r} cannot be loaded: {error}") from error
-    return Checkpoint(config, dict(model.state_dict()), path)
+        known = ", ".join(ARCHITECTURES)
+        raise ModelLoadError(
+            f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {known}"
+        ) from error
+    return Checkpoint(config, {name: torch.as_tensor(tensor).to(dtype) for name, tensor in found.items()}, path)
