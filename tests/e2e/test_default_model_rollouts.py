@@ -12,6 +12,7 @@ from prolepsis.engine.build import assemble
 from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel
 from tests.default_model import CONFIG
+from tests.exact.oracle import at_any_price
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, counted_once, damage
 from tests.simulation.server import StepLog, WatchedClient, bodies, running_server
@@ -24,7 +25,8 @@ NUM_TOKENS = 16
 
 def client_of(loaded: LoadedModel) -> WatchedClient:
     steps = StepLog()
-    return WatchedClient(assemble(SMALL, loaded, observer=steps, head=head_for("auto", loaded)), steps)
+    engine = assemble(SMALL, loaded, observer=steps, head=head_for("auto", loaded))
+    return WatchedClient(at_any_price(engine), steps)
 
 
 def requests_of(loaded: LoadedModel) -> list[dict[str, object]]:

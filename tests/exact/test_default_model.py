@@ -13,6 +13,7 @@ from prolepsis.cli.exact import first_difference
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.registry import head_for
@@ -20,6 +21,7 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
 from tests.default_model import CONFIG
+from tests.exact.oracle import at_any_price
 
 pytestmark = pytest.mark.real_model
 NUM_TOKENS = 32
@@ -50,7 +52,7 @@ def prompts(loaded: LoadedModel) -> list[tuple[int, ...]]:
 
 def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) -> Outcome:
     async def run() -> Outcome:
-        client = ThreadEngineClient(assemble(CONFIG, loaded, head=head_for("auto", loaded)))
+        client = ThreadEngineClient(at_any_price(assemble(CONFIG, loaded, head=head_for("auto", loaded))))
         try:
             found = await in_flight([lambda r=request: ask(client, r) for request in requests], limit)  # type: ignore[misc]
         finally:
@@ -106,7 +108,7 @@ def logits_of(model: PreTrainedModel, prompt: tuple[int, ...], answer: tuple[int
 
 def float32_model() -> PreTrainedModel:
     checkpoint = open_checkpoint(resolve(CONFIG.model), torch.float32)
-    model = AutoModelForCausalLM.from_config(checkpoint.config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.float32)
     model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.tensors}, strict=False)
     model.tie_weights()
     assert isinstance(model, PreTrainedModel)
