@@ -9,7 +9,7 @@ import torch
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import LlamaShapedConfig
-from prolepsis.models.files.gguf import GgufFile, GgufMatrices, GgufTensors, unpermute
+from prolepsis.models.files.gguf import GgufFile, GgufWeights, unpermute
 from prolepsis.models.files.stored import StoredMatrix
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
@@ -75,7 +75,7 @@ def test_quantised_matrices_come_dequantised(tmp_path: Path) -> None:
         assert open_checkpoint(path).tensor("lm_head.weight").dtype == torch.bfloat16
 
 
-class CountingTensors(GgufTensors):
+class CountingWeights(GgufWeights):
     num_read = 0
 
     def stored(self, name: str) -> StoredMatrix:
@@ -86,10 +86,10 @@ class CountingTensors(GgufTensors):
 def test_a_matrix_is_read_once_when_it_is_looked_for_and_taken(tmp_path: Path) -> None:
     model, path, name = save_tiny(tmp_path / "model", "llama", {}), tmp_path / "m.gguf", "model.embed_tokens.weight"
     write_gguf(path, model, "llama", kind=gguf.GGMLQuantizationType.Q8_0)
-    tensors = CountingTensors(GgufFile(path), model.config, torch.bfloat16)
-    checkpoint = replace(open_checkpoint(path), stored=GgufMatrices(tensors))
+    weights = CountingWeights(GgufFile(path), model.config, torch.bfloat16)
+    checkpoint = replace(open_checkpoint(path), stored=weights.matrices)
     checkpoint.matrix(name)
-    assert tensors.num_read == 1
+    assert weights.num_read == 1
 
 
 def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 an
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, transformers_name
+from prolepsis.models.files.on_demand import OnDemand
 from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint, Config
 
@@ -217,13 +218,13 @@ def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
     architecture = file.text("general.architecture")
     if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
         config = gguf_config(file)
-        tensors = GgufTensors(file, config, dtype)
-        return Checkpoint(config, tensors, path, GgufMatrices(tensors))
+        weights = GgufWeights(file, config, dtype)
+        return Checkpoint(config, weights.tensors, path, weights.matrices)
     return _other(path, architecture, dtype)
 
 
-class GgufTensors(Mapping[str, Tensor]):
-    """Tensors of a GGUF file of a known family under transformers names, dequantised at each access."""
+class GgufWeights:
+    """The tensors of a GGUF file of a known family under transformers names, read at each access."""
 
     def __init__(self, file: GgufFile, config: Config, dtype: torch.dtype) -> None:
         self._file = file
@@ -235,16 +236,21 @@ class GgufTensors(Mapping[str, Tensor]):
         if architecture.permuted:
             self._heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
 
-    def __getitem__(self, name: str) -> Tensor:
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All of them, dequantised."""
+        return OnDemand(self._names, self.tensor)
+
+    @property
+    def matrices(self) -> Mapping[str, StoredMatrix]:
+        """Those that the native forward reads as they are."""
+        kinds = {to: self._file.tensors[name].kind for to, name in self._names.items()}
+        return OnDemand([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
+
+    def tensor(self, name: str) -> Tensor:
+        """Return tensor `name`, dequantised."""
         found = self._in_order(name, self._file.load(self._names[name]))
         return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
-
-    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
-        return name in self._names
-
-    def kind(self, name: str) -> int:
-        """Return ggml's number of the format of tensor `name`."""
-        return self._file.tensors[self._names[name]].kind
 
     def stored(self, name: str) -> StoredMatrix:
         """Return matrix `name` with the bytes of the file."""
@@ -255,35 +261,6 @@ class GgufTensors(Mapping[str, Tensor]):
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
         heads = self._heads.get(name.split(".")[-2])
         return rows if heads is None else unpermute(rows, heads)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-
-class GgufMatrices(Mapping[str, StoredMatrix]):
-    """The matrices of a GGUF file that the native forward reads as they are."""
-
-    def __init__(self, tensors: GgufTensors) -> None:
-        self._tensors = tensors
-        kinds = {name: tensors.kind(name) for name in tensors}
-        self._names = [name for name, kind in kinds.items() if kind in PACKED and kind != BF16]
-
-    def __getitem__(self, name: str) -> StoredMatrix:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._tensors.stored(name)
-
-    def __contains__(self, name: object) -> bool:  # that of Mapping would read the matrix
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def unpermute(tensor: Tensor, heads: int) -> Tensor:

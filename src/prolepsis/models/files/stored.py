@@ -4,7 +4,7 @@ Source of the formats: ggml (ggml-common.h), read and written here by the packag
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.files import exclusive
+from prolepsis.models.files.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -61,29 +62,6 @@ class StoredMatrix:
         return StoredMatrix(self.data[rows], self.kind)
 
 
-class QuantisedFile(Mapping[str, StoredMatrix]):
-    """Matrices in a safetensors file that `quantised` has written, read at each access."""
-
-    def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
-
-        opened: Any = safe_open
-        self._file = opened(str(path), framework="pt")
-        self._kinds = {name: int(kind) for name, kind in self._file.metadata().items()}
-
-    def __getitem__(self, name: str) -> StoredMatrix:
-        return StoredMatrix(self._file.get_tensor(name), self._kinds[name])
-
-    def __contains__(self, name: object) -> bool:  # that of Mapping would read the matrix
-        return name in self._kinds
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        return len(self._kinds)
-
-
 def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[str, StoredMatrix]:
     """Return a model's matrices in format `kind`, embedding and output head in 8 bits, from the file `cache`.
 
@@ -105,7 +83,16 @@ def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[
             save_file({name: matrix.data for name, matrix in found.items()}, part, kinds)
             part.replace(cache)
             log.warning("quantised_weights", seconds=round(time.monotonic() - started, 1))
-    return QuantisedFile(cache)
+    return _read_quantised(cache)
+
+
+def _read_quantised(file: Path) -> Mapping[str, StoredMatrix]:
+    from safetensors import safe_open
+
+    opened: Any = safe_open
+    matrices = opened(str(file), framework="pt")
+    kinds = {name: int(kind) for name, kind in matrices.metadata().items()}
+    return OnDemand(kinds, lambda name: StoredMatrix(matrices.get_tensor(name), kinds[name]))
 
 
 def quantise(weight: Tensor, kind: int) -> StoredMatrix:

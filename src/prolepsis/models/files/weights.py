@@ -1,7 +1,7 @@
 """Model files as one value: a configuration and tensors under their transformers names, read on demand."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,6 +12,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
+from prolepsis.models.files.on_demand import OnDemand
 from prolepsis.models.files.stored import StoredMatrix
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoi
     Raises `ModelLoadError` with file and reason.
     """
     if path.is_dir():
-        return Checkpoint(folder_config(path), FolderTensors(path, dtype), path)
+        return Checkpoint(folder_config(path), _folder_tensors(path, dtype), path)
     if not path.exists():
         raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
     if path.suffix.lower() != ".gguf":
@@ -87,35 +88,21 @@ def _by_transformers(folder: Path) -> "PreTrainedConfig":
     return AutoConfig.from_pretrained(str(folder), local_files_only=True)
 
 
-class FolderTensors(Mapping[str, Tensor]):
-    """Tensors of a folder of safetensors files, sharded or not."""
+def _folder_tensors(folder: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
+    """Return the tensors of a folder of safetensors files, sharded or not."""
+    files = {name: file for file in _weight_files(folder) for name in _names(file)}
+    return OnDemand(files, lambda name: _folder_tensor(files[name], name, dtype))
 
-    def __init__(self, folder: Path, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._files: dict[str, Path] = {}
-        for file in _weight_files(folder):
-            for name in _names(file):
-                self._files[name] = file
 
-    def __getitem__(self, name: str) -> Tensor:
-        from safetensors import SafetensorError, safe_open
+def _folder_tensor(file: Path, name: str, dtype: torch.dtype) -> Tensor:
+    from safetensors import SafetensorError, safe_open
 
-        file = self._files[name]
-        try:
-            with safe_open(str(file), framework="pt") as tensors:
-                tensor: Tensor = tensors.get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise ModelLoadError(f"{file} is corrupt at tensor {name!r}: {error}") from error
-        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
-
-    def __contains__(self, name: object) -> bool:  # that of Mapping would read the tensor
-        return name in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            tensor: Tensor = tensors.get_tensor(name)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{file} is corrupt at tensor {name!r}: {error}") from error
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def _weight_files(folder: Path) -> list[Path]:
