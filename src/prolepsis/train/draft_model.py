@@ -101,21 +101,17 @@ class DraftModelTask(TrainTask):
         rows_at_once: int = ROWS,
     ) -> None:
         """`model` has tied embeddings; `ends` hold the target's whole output head."""
-        super().__init__(ends, workers, dtype)
-        self._model = model
-        self._vocabulary = vocabulary
-        self._rows_at_once = rows_at_once
         self._tensors = dict(model.named_parameters())
         self._embedding: Tensor = model.get_input_embeddings().weight
         self._inner = [tensor for tensor in self._tensors.values() if tensor is not self._embedding]
+        super().__init__([self._embedding, *self._inner], ends, workers, dtype)
+        self._model = model
+        self._vocabulary = vocabulary
+        self._rows_at_once = rows_at_once
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         return self._tensors
-
-    @property
-    def trained(self) -> Sequence[Tensor]:
-        return [self._embedding, *self._inner]
 
     @property
     def token_rows(self) -> Tensor:

@@ -37,21 +37,15 @@ class HeadTask(TrainTask):
         workers: int = 1,
         dtype: Dtype = "float32",
     ) -> None:
-        super().__init__(ends, workers, dtype)
+        trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
+        super().__init__(trained, ends, workers, dtype)
         self._head = head
         self._objective = objective
-        self._trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
-        for tensor in self._trained:
-            tensor.requires_grad_(True)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         values = {f.name: getattr(self._head.weights, f.name) for f in fields(self._head.weights)}
         return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def trained(self) -> Sequence[Tensor]:
-        return self._trained
 
     @property
     def token_rows(self) -> Tensor:
@@ -67,7 +61,7 @@ class HeadTask(TrainTask):
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
             loss, right, rows = loss_of(self._head, batch, self._ends, objective)
-        gradients = torch.autograd.grad(loss, list(self._trained))
+        gradients = torch.autograd.grad(loss, list(self.trained))
         return BatchGradients(float(loss.detach()), right, rows, list(gradients))
 
 

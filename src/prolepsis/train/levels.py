@@ -34,23 +34,15 @@ class LevelTask(TrainTask):
     """The weights of the levels while they are trained."""
 
     def __init__(self, head: HeadLayer, ends: TargetEnds, settings: LevelSettings) -> None:
-        super().__init__(ends, settings.workers, settings.dtype)
+        weights = initial_levels(settings, head.config.shape.hidden)
+        super().__init__(list(weights.tensors().values()), ends, settings.workers, settings.dtype)
         self.settings = settings
-        self.levels = HeadLevels(
-            initial_levels(settings, head.config.shape.hidden), head.weights.norm, head.config.shape.eps
-        )
+        self.levels = HeadLevels(weights, head.weights.norm, head.config.shape.eps)
         self._head = head
-        self._trained = list(self.tensors.values())
-        for tensor in self._trained:
-            tensor.requires_grad_(True)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         return self.levels.weights.tensors()
-
-    @property
-    def trained(self) -> Sequence[Tensor]:
-        return self._trained
 
     @property
     def token_rows(self) -> Tensor:
@@ -67,7 +59,7 @@ class LevelTask(TrainTask):
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
             loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
-        return BatchGradients(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self._trained)))
+        return BatchGradients(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self.trained)))
 
 
 def level_loss(head: HeadLayer, levels: HeadLevels, batch: Batch, ends: TargetEnds, settings: LevelSettings) -> Tensor:

@@ -33,7 +33,11 @@ class Progress:
 class TrainTask(ABC):
     """The weights of a draft head or a draft model, and how they learn from documents."""
 
-    def __init__(self, ends: TargetEnds, workers: int, dtype: Dtype) -> None:
+    def __init__(self, trained: Sequence[Tensor], ends: TargetEnds, workers: int, dtype: Dtype) -> None:
+        """`trained`: the weights that training changes."""
+        self.trained = trained
+        for tensor in trained:
+            tensor.requires_grad_(True)
         self._ends = ends
         self._workers = GradientWorkers(workers)
         self._dtype = dtype
@@ -42,11 +46,6 @@ class TrainTask(ABC):
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
         """All weights by name, for the checkpoint."""
-
-    @property
-    @abstractmethod
-    def trained(self) -> Sequence[Tensor]:
-        """The weights that training changes."""
 
     @property
     @abstractmethod
