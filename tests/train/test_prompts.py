@@ -56,8 +56,8 @@ def test_a_broken_line_of_a_prompts_file_is_named(tmp_path: Path) -> None:
     file.write_text('{"prompt": "one"}\n\n{"text": "two"}\n')
     with pytest.raises(ConfigError, match="line 3"):
         read_prompts(file)
-    file.write_text('{"prompt": "one"}\n\n{"prompt": "two"}\n')
-    assert read_prompts(file) == ["one", "two"]
+    file.write_text('{"prompt": "one"}\n\n{"prompt": "two\u2028three"}\n', encoding="utf-8")
+    assert read_prompts(file) == ["one", "two\u2028three"]
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing")
 

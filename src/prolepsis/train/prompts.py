@@ -212,7 +212,7 @@ def read_prompts(file: Path) -> list[str]:
     """
     prompts = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{file} cannot be read as UTF-8 text: {error}", param="prompts") from error
     for number, line in enumerate(lines, 1):

@@ -54,7 +54,7 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Pro
     """
     source, name = (path, str(path)) if path else (files("prolepsis") / DEFAULT_PROMPTS, "the shipped prompt set")
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        lines = source.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} cannot be read as UTF-8 text: {error}", param="prompts") from error
     prompts = [_prompt(line, f"{name}, line {i}") for i, line in enumerate(lines, 1) if line.strip()]
