@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from prolepsis.core.events import TokenLogprobs
+from prolepsis.core.requests import GenerateRequest
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 
@@ -63,6 +65,29 @@ def test_completion_stream_equals_its_twin(shared: Served, options: dict[str, An
                 joined = [item for part in mine for item in getattr(part.logprobs, name)]
                 assert joined == getattr(choice.logprobs, name)
     assert chunks[-1].usage == whole.usage
+
+
+def test_top_logprobs_of_completions_always_hold_the_emitted_token(shared: Served) -> None:
+    create: Any = shared.openai().completions.create
+    alone = create(model="tiny", prompt="Hi", logprobs=0).choices[0].logprobs
+    assert alone.top_logprobs == [{token: -0.25} for token in alone.tokens]
+    three = create(model="tiny", prompt="Hi", logprobs=3).choices[0].logprobs
+    top = {"A": -0.5, "B": -9999.0, "C": -2.0}
+    assert three.top_logprobs == [{**top, token: -0.25} for token in three.tokens]
+
+
+class Alike(FakeEngine):
+    """Its likeliest tokens are parts of characters, whose texts are equal."""
+
+    def _logprobs(self, request: GenerateRequest, part: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:
+        return tuple(TokenLogprobs(-3.0, ((0xC3, -1.0), (0xC4, -2.0))) for _ in part)
+
+
+def test_of_top_tokens_with_equal_texts_the_likeliest_is_shown() -> None:
+    with served(Alike("x")) as running:
+        reply = running.openai().completions.create(model="tiny", prompt="Hi", logprobs=2, max_tokens=1)
+        assert reply.choices[0].logprobs is not None
+        assert reply.choices[0].logprobs.top_logprobs == [{"\ufffd": -1.0, "x": -3.0}]
 
 
 def test_whole_text_and_usage(shared: Served) -> None:

@@ -158,9 +158,17 @@ def _completion_logprobs(deltas: Sequence[Delta]) -> Json | None:
     return {
         "tokens": [shown.text for shown in all_shown],
         "token_logprobs": [shown.logprob for shown in all_shown],
-        "top_logprobs": [{token.text: token.logprob for token in shown.top} for shown in all_shown],
+        "top_logprobs": [_top_by_text(shown) for shown in all_shown],
         "text_offset": [shown.offset for shown in all_shown],
     }
+
+
+def _top_by_text(emitted: ShownToken) -> dict[str, float]:
+    """The likeliest tokens and the emitted one; of tokens with equal texts the emitted or else the likeliest."""
+    top: dict[str, float] = {}
+    for token in emitted.top:
+        top.setdefault(token.text, token.logprob)
+    return {**top, emitted.text: emitted.logprob}
 
 
 def usage(
