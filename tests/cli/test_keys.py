@@ -22,12 +22,19 @@ def keys(*arguments: str) -> Result:
 
 
 def test_create_list_revoke() -> None:
-    created = keys("create", "--tenant", "acme", "--role", "viewer", "--role", "client", "--expires-in", "90d")
+    created = keys(
+        "create", "--tenant", "acme", "--role", "viewer", "--role", "client", "--expires-in", "90d", "--budget", "low"
+    )
     assert created.exit_code == 0, created.output
     match = KEY.fullmatch(created.stdout.strip())
     assert match is not None
     [stored] = KeyFile(default_key_file()).read()
-    assert (stored.tenant, stored.roles, stored.tier) == ("acme", ("viewer", "client"), "standard")
+    assert (stored.tenant, stored.roles, stored.tier, stored.budget) == (
+        "acme",
+        ("viewer", "client"),
+        "standard",
+        "low",
+    )
     assert stored.expires is not None
     assert (stored.expires - stored.created).days in (89, 90)
 

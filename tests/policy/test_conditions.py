@@ -5,7 +5,18 @@ from itertools import product
 import pytest
 from pydantic import BaseModel
 
-from prolepsis.policy.conditions import Condition, Flag, HeaderMatch, Headers, Kinds, Languages, Names, Range, TrueFlags
+from prolepsis.policy.conditions import (
+    Condition,
+    Flag,
+    HeaderMatch,
+    Headers,
+    Kinds,
+    Languages,
+    Names,
+    Range,
+    ToolChoices,
+    TrueFlags,
+)
 
 
 def made(kind: type[BaseModel], value: object) -> Condition:
@@ -22,6 +33,7 @@ def made(kind: type[BaseModel], value: object) -> Condition:
         (Languages, ["de", "pt-BR"], ["de", "DE-at", "pt-br"], ["den", "pt", "pt-PT", None]),
         (Kinds, "any", ["json_schema", "regex", "grammar"], ["none"]),
         (Kinds, ["none", "choice"], ["none", "choice"], ["regex"]),
+        (ToolChoices, ["required", "named"], ["required", "named"], ["auto", "none", None]),
         (TrueFlags, ["a", "b"], [frozenset({"b"}), frozenset({"a", "c"})], [frozenset(), frozenset({"ab"}), None]),
         (Flag, True, [True], [False, None]),
         (Flag, False, [False], [True]),
@@ -46,6 +58,7 @@ FACTS: dict[type[BaseModel], list[object]] = {
     Names: ["", "a", "ab", "abc", "b", "bc"],
     Languages: ["de", "de-AT", "de-AT-x", "en", "fr"],
     Kinds: ["none", "json_object", "json_schema", "regex", "choice", "grammar"],
+    ToolChoices: ["none", "auto", "required", "named", "allowed"],
     TrueFlags: [frozenset(), frozenset({"a"}), frozenset({"b"}), frozenset({"a", "b"}), frozenset({"c"})],
     Flag: [True, False],
     Range: [-1, 0, 0.5, 1, 2, 3, float("inf")],
@@ -56,6 +69,7 @@ VALUES: dict[type[BaseModel], list[object]] = {
     Names: ["a", "a*", "ab*", "*", ["a", "b"], ["a*", "b*"]],
     Languages: ["de", "de-AT", ["de", "en"], "fr"],
     Kinds: ["any", "none", "regex", ["none", "any"], ["json_object", "json_schema"]],
+    ToolChoices: ["none", ["auto", "required"], ["none", "auto", "required"]],
     TrueFlags: ["a", "b", ["a", "b"], "c"],
     Flag: [True, False],
     Range: [0, {"min": 0}, {"max": 2}, {"min": 0, "max": 2}, {"min": 0.5, "max": 1}, {"max": 0}],

@@ -52,9 +52,9 @@ class PolicyApp:
     def write(self, text: str) -> None:
         (self.folder / "policy.yaml").write_text(text)
 
-    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",)) -> httpx.AsyncClient:
+    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",), budget: str = "") -> httpx.AsyncClient:
         file = KeyFile(self.folder / "keys.json")
-        record, key = new_key(tenant, roles=roles)
+        record, key = new_key(tenant, roles=roles, budget=budget)
         file.add(record)
         held = PolicyFile(self.folder / "policy.yaml")
         metrics = Metrics()
@@ -132,6 +132,35 @@ async def test_emit_of_the_rule_unless_the_caller_says_otherwise(policy_app: Pol
 
     by_rule, by_block = await num_chunks(), await num_chunks(emit="block")
     assert by_rule > by_block
+
+
+DECLARED = """
+rules:
+  - {name: urgent, match: {priority: {max: -1}}, mode: on, num_speculative_tokens: 1}
+  - {name: forced-call, match: {tool_choice: [required, named]}, mode: on, num_speculative_tokens: 2}
+  - {name: legal, match: {domain: legal}, mode: on, num_speculative_tokens: 3}
+  - {name: cheap, match: {budget: cheap}, mode: on, num_speculative_tokens: 5}
+"""
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+async def test_what_requests_and_keys_declare_counts(policy_app: PolicyApp) -> None:
+    policy_app.write(DECLARED)
+    http = policy_app.open()
+    by_key = policy_app.open(budget="cheap")
+
+    async def ceiling(http: httpx.AsyncClient, **body: Any) -> int | None:
+        assert (await ask(http, **body)).status_code == 200
+        return policy_app.last.speculation.num_speculative_tokens
+
+    assert await ceiling(http, priority=-1) == 1
+    assert await ceiling(http, tools=[TOOL], tool_choice="required") == 2
+    assert await ceiling(http, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}) == 2
+    assert await ceiling(http, tools=[TOOL]) is None
+    assert await ceiling(http, metadata={"domain": "legal"}) == 3
+    assert await ceiling(http, metadata={"budget": "cheap"}) == 5
+    assert await ceiling(by_key, metadata={"budget": "large"}) == 5, "a request does not change its key's class"
+    assert await ceiling(http, priority=1, tools=[TOOL], tool_choice="none", metadata={"domain": "chat"}) is None
 
 
 async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(policy_app: PolicyApp) -> None:

@@ -223,6 +223,26 @@ def test_each_sequence_learns_why_it_got_no_draft() -> None:
     assert [choice.plain for choice in chosen] == ["no_draft", "no_capacity"]
 
 
+def test_a_request_that_insists_on_a_costly_proposer_gets_its_draft_and_teaches_no_effort() -> None:
+    ticks = iter(range(10**9))
+    slow = Scripted(_always((1, 2, 3, 4, 5), "slow"), "slow", free=False)
+    window = DraftWindow(flat_cost())
+    proposers = ProposerSet([slow], window, AcceptanceEstimator(), VOCAB, clock=lambda: next(ticks) / 20.0)
+    weighed, insisting = FakeSequence([0], key="a"), FakeSequence([0], key="b")
+    requests = [DraftRequest(weighed, 4), DraftRequest(insisting, 4, ("slow",), always_verify=True)]
+    for _ in range(40):  # calls of 50 ms do not pay
+        chosen = proposers.propose(requests, PLAN)
+    assert [choice.plain for choice in chosen] == ["too_costly", "too_costly"]
+    requests[1] = DraftRequest(insisting, 4, ("slow",), always_verify=True, insists_on=("slow",))
+    for _ in range(3):
+        before, insists = proposers.propose(requests, PLAN)
+        assert before.plain == "too_costly"
+        assert insists.draft is not None
+        assert insists.draft.tokens == (1, 2, 3)
+    disabled = DraftRequest(insisting, 4, (), always_verify=True, insists_on=("slow",))
+    assert proposers.propose([disabled], PLAN)[0].draft is None
+
+
 def test_a_free_draft_and_a_costly_tree_become_one_and_count_for_their_own() -> None:
     """The target follows now the one, now the other: together they are right in every step."""
     free = Scripted(_always((1, 1), "free"), "free")

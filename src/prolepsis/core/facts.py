@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 LANGUAGE = "language"
 """Key of a request's `metadata` that says the language of the answer; it counts before `Accept-Language`."""
+DOMAIN, BUDGET = "domain", "budget"
+"""Keys of a request's `metadata` that declare what the answer is about, and how much it may cost."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -26,11 +28,17 @@ class RequestFacts:
     """Public part of the API key."""
     roles: frozenset[str] = frozenset()
     """Roles the key lists."""
+    budget: str | None = None
+    """Budget class of the key, else as the request declares it; None where neither does."""
     tools: bool = False
     """The answer may call tools."""
+    tool_choice: str = "none"
+    """none, auto, required, named (one function) or allowed (a list of them)."""
     structured_output: str = "none"
     """none, json_object, json_schema, regex, choice or grammar."""
     stream: bool = False
+    priority: int = 0
+    """As the request states it; lower runs first."""
     n: int = 1
     prompt_tokens: int | None = None
     """Of the longest prompt; None: not known, so no range holds."""
@@ -43,6 +51,8 @@ class RequestFacts:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    domain: str | None = None
+    """What the answer is about, as the request declares it; None where it does not."""
     language: str | None = None
     """Language tag (BCP 47) as the request states it; None where it states none."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -60,8 +70,12 @@ def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, st
 
     `headers` are by name in lower case. The text itself is never looked at: what a request does not state is not known.
     """
-    stated = (metadata or {}).get(LANGUAGE, "").strip()
-    return stated or _preferred(headers.get("accept-language", ""))
+    return declared(metadata, LANGUAGE) or _preferred(headers.get("accept-language", ""))
+
+
+def declared(metadata: Mapping[str, str] | None, name: str) -> str | None:
+    """Return what a request's metadata declares under `name`, None without it."""
+    return (metadata or {}).get(name, "").strip() or None
 
 
 def _preferred(header: str) -> str | None:

@@ -185,9 +185,10 @@ class Speculation:
                 allowed = self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
             if self.payback is not None and choice.mode == "auto" and self.payback.is_cheap(sequence.key):
                 free = self.proposers.free
-                named = self.proposers.names if allowed is None else allowed
-                allowed = tuple(name for name in named if name in free) or allowed
-            requests.append(DraftRequest(sequence, limit, allowed, choice.mode == "on"))
+                candidates = self.proposers.names if allowed is None else allowed
+                allowed = tuple(name for name in candidates if name in free) or allowed
+            named = choice.proposers or () if choice.mode == "on" else ()
+            requests.append(DraftRequest(sequence, limit, allowed, choice.mode == "on", named))
         return requests
 
     def _with_drafts(

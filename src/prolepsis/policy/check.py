@@ -19,6 +19,7 @@ _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
 MAX_FLAGS = 8
 """Feature flags that a policy may ask of every request."""
 _POSSIBLE: dict[str, tuple[float, float]] = {
+    "priority": (-(2**31), 2**31 - 1),
     "n": (1, 128),
     "prompt_tokens": (1, float("inf")),
     "max_tokens": (1, float("inf")),

@@ -106,6 +106,7 @@ def _zone(name: str) -> tzinfo:
 
 StructuredKind = Literal["none", "any", "json_object", "json_schema", "regex", "choice", "grammar"]
 _KINDS = frozenset(get_args(StructuredKind)) - {"any"}
+ToolChoiceKind = Literal["none", "auto", "required", "named", "allowed"]
 Pattern: TypeAlias = Annotated[str, spelt(r"[^*]+|[^*]*\*", "a text, or the beginning of one and a * behind it")]
 """A text, or its beginning and a *."""
 Item = TypeVar("Item")
@@ -194,6 +195,16 @@ class Kinds(Listed[StructuredKind]):
     def _all(self) -> frozenset[str]:
         named = frozenset(self.root)
         return (named | _KINDS - {"none"}) - {"any"} if "any" in named else named
+
+
+class ToolChoices(Listed[ToolChoiceKind]):
+    """Any of these ways to choose tools."""
+
+    def holds(self, fact: object) -> bool:
+        return fact in self.root
+
+    def covers(self, other: Self) -> bool:
+        return set(self.root) >= set(other.root)
 
 
 class TrueFlags(Listed[Name]):

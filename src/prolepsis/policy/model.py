@@ -11,7 +11,18 @@ from pydantic import BeforeValidator, Field
 from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
-from prolepsis.policy.conditions import Condition, Flag, Headers, Kinds, Languages, Names, Range, TrueFlags, Windows
+from prolepsis.policy.conditions import (
+    Condition,
+    Flag,
+    Headers,
+    Kinds,
+    Languages,
+    Names,
+    Range,
+    ToolChoices,
+    TrueFlags,
+    Windows,
+)
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 
 
@@ -32,9 +43,12 @@ class Match(Part):
     tier: Names | None = None
     key: Names | None = None
     roles: Names | None = None
+    budget: Names | None = None
     tools: Flag | None = None
+    tool_choice: ToolChoices | None = None
     structured_output: Kinds | None = None
     stream: Flag | None = None
+    priority: Range | None = None
     n: Range | None = None
     prompt_tokens: Range | None = None
     max_tokens: Range | None = None
@@ -45,6 +59,7 @@ class Match(Part):
     repetition_penalty: Range | None = None
     presence_penalty: Range | None = None
     frequency_penalty: Range | None = None
+    domain: Names | None = None
     language: Languages | None = None
     headers: Headers | None = None
     flag: TrueFlags | None = None

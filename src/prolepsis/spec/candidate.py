@@ -38,6 +38,8 @@ class DraftRequest:
     """Proposers that may draft; None: every proposer of the plan."""
     always_verify: bool = False
     """Its draft is verified whole, whether or not the cost curve says that it pays."""
+    insists_on: tuple[str, ...] = ()
+    """Proposers that are asked even if their time does not pay."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, level
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import Effort, ExpectedDraft, MarginalCost, StepBaseline
+from prolepsis.spec.effort import PROBE_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.window import DraftWindow, StepLoad
@@ -281,20 +281,26 @@ class _Drafter:
             alive[:longest], [self._expected(each, alive, costs.token) for each in candidates], step
         )
         chosen: list[DraftCandidate] = []
+        pays: list[bool] = []
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):
-            if is_asked:
+            if is_asked or self.name in candidate.request.insists_on:
                 chosen.append(candidate)
+                pays.append(is_asked)
             else:
                 candidate.skipped_cost = True
         if not chosen:
             return 0.0
-        threshold = effort.threshold(len(chosen), costs) / max(_LEAST_RATE, alive[1] / alive[0])
-        drafts, ms = self._propose(chosen, [min(decision.depth, each.limit) for each in chosen], costs, threshold)
+        depth, threshold = decision.depth, effort.threshold(len(chosen), costs)
+        if not all(pays):
+            depth, threshold = max(depth, PROBE_DEPTH), 0.0
+        threshold /= max(_LEAST_RATE, alive[1] / alive[0])
+        drafts, ms = self._propose(chosen, [min(depth, each.limit) for each in chosen], costs, threshold)
         gained = 0.0
-        for candidate, draft in zip(chosen, drafts, strict=True):
+        for candidate, draft, is_asked in zip(chosen, drafts, pays, strict=True):
             if draft is not None:
-                gained += candidate.join(draft, self._board, costs.token)
-        effort.learn(decision.gain, gained)
+                gained += is_asked * candidate.join(draft, self._board, costs.token)
+        if any(pays):
+            effort.learn(decision.gain, gained)
         return ms
 
     def _propose(

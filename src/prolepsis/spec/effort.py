@@ -114,7 +114,8 @@ class Probes:
         self._waited, self._backoff, self._promise = 0, _FIRST_BACKOFF, None
 
 
-_PROBE_DEPTH = 3
+PROBE_DEPTH = 3
+"""Levels of a draft whose gain is not known to pay."""
 _PROBED = 4  # sequences at most: a head reads the whole prompt of each that it never drafted for
 _DECAY = 0.9  # of gains, per call: they are estimates, so a few calls tell enough
 _ROUNDS = 4
@@ -199,7 +200,7 @@ class Effort:
             if decision.depth:
                 self._probes.restart()
                 return decision
-        if self._probes.due(_at(gains, _PROBE_DEPTH)):
+        if self._probes.due(_at(gains, PROBE_DEPTH)):
             return self._probe(expected, token_cost)
         return DepthDecision(0, (False,) * len(expected))
 
@@ -208,8 +209,8 @@ class Effort:
         first, number = self._num_probes * _PROBED, len(expected)
         self._num_probes += 1
         probed = {(first + i) % number for i in range(min(_PROBED, number))}
-        gain = sum(_at(_gains(expected[i], token_cost, self._factor), _PROBE_DEPTH) for i in probed)
-        return DepthDecision(_PROBE_DEPTH, tuple(i in probed for i in range(number)), gain)
+        gain = sum(_at(_gains(expected[i], token_cost, self._factor), PROBE_DEPTH) for i in probed)
+        return DepthDecision(PROBE_DEPTH, tuple(i in probed for i in range(number)), gain)
 
     def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
         """Return the survival at which a node of the next level pays its verification and its share of the level."""
@@ -259,7 +260,7 @@ class Effort:
             depth, net = self._best(gains, pace)
             if depth == 0 or net < _CONVERGED * step.tokens or (depth == decision.depth and len(gains) == 1):
                 break
-            decision = self._decision(gains, depth if self.cost.is_known else min(depth, _PROBE_DEPTH), pace)
+            decision = self._decision(gains, depth if self.cost.is_known else min(depth, PROBE_DEPTH), pace)
             ms = self.paid(decision.depth) * self.cost.fixed_ms + self.cost.sequence_ms * sum(
                 self.paid(min(decision.depth, len(known)))
                 for known, is_asked in zip(gains, decision.asked, strict=True)

@@ -22,6 +22,8 @@ class Caller:
     tier: str
     models: frozenset[str] = frozenset()
     """Models the key may use; empty: all that are served."""
+    budget: str = ""
+    """Class of what its requests may cost, for policies; empty: requests declare it themselves."""
 
     @property
     def actor(self) -> str:

@@ -42,13 +42,15 @@ class KeyRecord(BaseModel):
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
     models: tuple[str, ...] = ()
     """Models the key may use; empty: all."""
+    budget: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
+    """Budget class, for the rules of policies; empty: none."""
     note: str = ""
     created: AwareDatetime
     expires: AwareDatetime | None = None
 
     @property
     def caller(self) -> Caller:
-        return Caller(self.id, self.tenant, frozenset(self.roles), self.tier, frozenset(self.models))
+        return Caller(self.id, self.tenant, frozenset(self.roles), self.tier, frozenset(self.models), self.budget)
 
     def expired(self, now: datetime) -> bool:
         return self.expires is not None and now >= self.expires
@@ -122,6 +124,7 @@ def new_key(
     tier: str = DEFAULT_TIER,
     roles: Sequence[str] = ("client",),
     models: Sequence[str] = (),
+    budget: str = "",
     note: str = "",
     expires: datetime | None = None,
 ) -> tuple[KeyRecord, str]:
@@ -134,6 +137,7 @@ def new_key(
         "tier": tier,
         "roles": tuple(dict.fromkeys(roles)),
         "models": tuple(models),
+        "budget": budget,
         "note": note,
         "created": datetime.now(UTC).replace(microsecond=0),
         "expires": expires,

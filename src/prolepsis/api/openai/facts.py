@@ -5,12 +5,20 @@ import secrets
 from datetime import datetime
 
 from prolepsis.api.admission.load_shedding import TIERS
-from prolepsis.api.openai.bodies import STRUCTURED_FORMS, ChatBody, CompletionBody, GenerationBody
+from prolepsis.api.openai.bodies import (
+    STRUCTURED_FORMS,
+    AllowedChoice,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    NamedTool,
+)
 from prolepsis.api.openai.context import RequestContext
 from prolepsis.core.config import PROPOSER_NAMES
-from prolepsis.core.facts import RequestFacts, stated_language
+from prolepsis.core.facts import BUDGET, DOMAIN, RequestFacts, declared, stated_language
 from prolepsis.core.requests import SamplingDefaults, SamplingParams
 from prolepsis.policy.check import Known
+from prolepsis.policy.conditions import ToolChoiceKind
 from prolepsis.web.caller import ROLES
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -63,9 +71,12 @@ def request_facts(
         tier=caller.tier,
         key=caller.key_id,
         roles=frozenset(caller.roles),
-        tools=_may_call(body),
+        budget=caller.budget or declared(body.metadata, BUDGET),
+        tools=_tool_choice(body) != "none",
+        tool_choice=_tool_choice(body),
         structured_output=_structured_output(body),
         stream=bool(body.stream),
+        priority=body.priority or 0,
         n=body.n or 1,
         prompt_tokens=prompt_tokens,
         max_tokens=_max_tokens(body),
@@ -76,6 +87,7 @@ def request_facts(
         repetition_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
+        domain=declared(body.metadata, DOMAIN),
         language=stated_language(body.metadata, headers),
         headers=headers,
         time=time,
@@ -83,10 +95,13 @@ def request_facts(
     )
 
 
-def _may_call(body: GenerationBody) -> bool:
+def _tool_choice(body: GenerationBody) -> ToolChoiceKind:
+    """Return how the request lets the answer call tools; without tools it does not."""
     if not isinstance(body, ChatBody) or not body.tools:
-        return False
-    return body.tool_choice != "none"
+        return "none"
+    if isinstance(body.tool_choice, NamedTool):
+        return "named"
+    return "allowed" if isinstance(body.tool_choice, AllowedChoice) else body.tool_choice or "auto"
 
 
 def _structured_output(body: GenerationBody) -> str:
