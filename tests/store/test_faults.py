@@ -80,18 +80,16 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
 
 
 def test_a_file_that_is_moved_away(tmp_path: Path) -> None:
+    file, real = tmp_path / "store.sqlite", tmp_path / "real"
+
+    def lead_to(place: Path) -> None:
+        link = tmp_path / "link"
+        link.symlink_to(place)
+        link.replace(file)  # at once: the writer never finds the name free and makes a new file
+
+    lead_to(real)
     store = started(sqlite_setting(tmp_path))
-    file, aside = tmp_path / "store.sqlite", tmp_path / "aside"
-
-    def take_away() -> None:
-        file.rename(aside)
-        file.mkdir()  # so that no new one can be made in its place
-
-    def give_back() -> None:
-        file.rmdir()
-        aside.rename(file)
-
-    loses_and_comes_back(store, take_away, give_back)
+    loses_and_comes_back(store, lambda: lead_to(tmp_path), lambda: lead_to(real))
 
 
 def test_a_file_that_is_gone_is_made_anew(tmp_path: Path) -> None:
