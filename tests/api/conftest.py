@@ -12,10 +12,12 @@ import structlog
 import uvicorn
 
 from prolepsis.api.app import build
+from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import GatewayProtocol, gateway_protocol
 from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.run import bind
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
 from prolepsis.policy.runtime import Policies
@@ -51,6 +53,7 @@ def served(
     store: Store | None = None,
     prices: PriceFile | None = None,
     output: Sequence[LoadedPolicy] = (),
+    keys: Keys | None = None,
     linger_s: float = GatewayProtocol.linger_s,
 ) -> Iterator[Served]:
     metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
@@ -59,6 +62,7 @@ def served(
         engine,
         tokenizer or ByteTokenizer(),
         metrics,
+        Gateway(keys) if keys else None,
         sources=Sources(policies=policies, rollouts=rollouts, store=store, prices=prices, output=output),
     )
     protocol = gateway_protocol(config, app.state.admission.metrics)

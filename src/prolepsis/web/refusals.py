@@ -56,11 +56,6 @@ def not_authenticated(message: str, code: str) -> Refused:
     return Refused("not_authenticated", message, code=code, status=401, headers=challenge)
 
 
-def too_many_checks() -> Refused:
-    message = "Too many keys are being checked for the first time; try again."
-    return Refused("not_authenticated", message, code="rate_limit_exceeded", status=429, retry_after_s=2)
-
-
 def not_local(header: Literal["Host", "Origin"], given: str) -> Refused:
     message = (
         f"Without API keys this server answers programs on its own machine only, and {header} is {given[:128]!r}; "

@@ -1,6 +1,5 @@
 """Keys: at rest, presented, changed while the server runs."""
 
-import asyncio
 import json
 import os
 import stat
@@ -10,8 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from prolepsis.api.auth.key_file import KEY, KeyFile, KeyRecord, new_key
-from prolepsis.api.auth.keys import MAX_CHECKS_WAITING, Keys
+from prolepsis.api.auth.key_file import KEY, KeyFile, KeyRecord, hash_of, new_key
+from prolepsis.api.auth.keys import Keys
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.caller import DEVELOPER
 from prolepsis.web.refusals import Refused
@@ -42,21 +41,11 @@ async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
     assert match is not None
     assert match[1] in stored
     assert match[2] not in stored
-    assert "$argon2id$" in stored
+    assert hash_of(key) in stored
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     caller = await Keys(file).caller(f"Bearer {key}")
     assert (caller.tenant, caller.tier, caller.roles) == ("acme", "standard", frozenset({"client"}))
     assert caller.key_id == match[1]
-
-
-async def test_argon2_runs_once_per_key(file: KeyFile) -> None:
-    key = add(file)
-    keys = Keys(file)
-    callers = await asyncio.gather(*(keys.caller(f"bearer {key}") for _ in range(30)))
-    assert len(set(callers)) == 1
-    assert keys.num_hashed == 1
-    await keys.caller(f"Bearer {key}")
-    assert keys.num_hashed == 1
 
 
 async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
@@ -78,19 +67,6 @@ async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
         assert key not in str(error)
     missing = await refused(keys, None)
     assert (missing.status, missing.code) == (401, "missing_api_key")
-
-
-async def test_a_flood_of_guesses_waits_in_a_bounded_line(file: KeyFile) -> None:
-    key = add(file)
-    keys = Keys(file)
-    await keys.caller(f"Bearer {key}")
-    guesses = [asyncio.create_task(refused(keys, f"Bearer {key[:-43]}{i:043d}")) for i in range(MAX_CHECKS_WAITING + 5)]
-    await asyncio.sleep(0)
-    await keys.caller(f"Bearer {key}")  # a key that is known does not wait with them
-    for task in guesses[:-5]:
-        task.cancel()
-    assert [(await task).status for task in guesses[-5:]] == [429] * 5
-    await asyncio.gather(*guesses, return_exceptions=True)
 
 
 async def test_an_expired_key_says_so(file: KeyFile) -> None:

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
-from argon2 import PasswordHasher
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
@@ -23,8 +23,6 @@ PREFIX = "plps"
 """Begins every key, so that scanners for leaked secrets know one when they see it."""
 KEY = re.compile(rf"{PREFIX}_([0-9a-f]{{12}})_([A-Za-z0-9_-]{{43}})")
 """Public id and secret."""
-HASHER = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=1)
-"""argon2id with OWASP's least parameters (19 MiB, 2 passes): the secrets have 256 random bits."""
 _OWNER_ONLY = 0o600
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -37,6 +35,7 @@ class KeyRecord(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
     hash: str
+    """`hash_of` the key; of keys made by earlier versions argon2id of the secret."""
     tenant: Name
     tier: TierName = DEFAULT_TIER
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
@@ -100,6 +99,14 @@ class KeyFile:
             self._write([key for key in keys if key.id != key_id])
             return found
 
+    def rehash(self, record: KeyRecord, hashed: str) -> None:
+        """Replace a key's hash where the key is still as `record` says; raises `ConfigError` as `add` does."""
+        with self._writing():
+            keys = self.read()
+            if record in keys:
+                renewed = record.model_copy(update={"hash": hashed})
+                self._write([renewed if key == record else key for key in keys])
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
@@ -118,6 +125,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, _OWNER_ONLY)
 
 
+def hash_of(key: str) -> str:
+    """Return what is stored of a key; nobody guesses 256 random bits, so one pass of SHA-256 is enough."""
+    return f"sha256${sha256(key.encode()).hexdigest()}"
+
+
 def new_key(
     tenant: str,
     *,
@@ -129,10 +141,11 @@ def new_key(
     expires: datetime | None = None,
 ) -> tuple[KeyRecord, str]:
     """Return a record and the key itself, which is nowhere else; raises `ConfigError` for values not allowed."""
-    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    key_id = secrets.token_hex(6)
+    key = f"{PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
     values = {
         "id": key_id,
-        "hash": HASHER.hash(secret),
+        "hash": hash_of(key),
         "tenant": tenant,
         "tier": tier,
         "roles": tuple(dict.fromkeys(roles)),
@@ -147,7 +160,7 @@ def new_key(
     except ValidationError as error:
         problem = first_problem(error, KeyRecord, values)
         raise ConfigError(str(problem), param=str(problem.path[0])) from None
-    return record, f"{PREFIX}_{key_id}_{secret}"
+    return record, key
 
 
 def default_key_file() -> Path:

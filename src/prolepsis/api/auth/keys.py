@@ -1,45 +1,32 @@
 """Checks presented keys against the key file, which may change while the server runs."""
 
-import asyncio
-import hmac
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 
 import structlog
 from anyio import to_thread
-from argon2.exceptions import Argon2Error, InvalidHashError
 
-from prolepsis.api.auth.key_file import HASHER, KEY, KeyFile, KeyRecord
+from prolepsis.api.auth.key_file import KEY, KeyFile, KeyRecord, hash_of
+from prolepsis.api.auth.old_hashes import OldHashes, is_old
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.caller import DEVELOPER, Caller
-from prolepsis.web.refusals import not_authenticated, too_many_checks
+from prolepsis.web.refusals import not_authenticated
 
 LOOK_EVERY_S = 1.0
 """How often the file is looked at for changes, at most."""
-MAX_CHECKS_WAITING = 64
-"""First uses of keys that may wait for argon2, which runs once at a time; more are told to come back."""
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Proven:
-    """A secret that matched a stored hash, as a keyed digest of it."""
-
-    hash: str
-    digest: bytes
-
-
 class Keys:
-    """Who a presented key belongs to.
+    """The owner of a presented key.
 
     Without a key file (`file` None or missing) every caller is the developer, until one appears; where it is there, or
-    was, only keys count, also where the last one is revoked. argon2 runs once per key and process, off the event loop;
-    after that a digest keyed by this process is compared, in constant time.
+    was, only keys count, also where the last one is revoked. A key is found by a digest of its hash that is keyed by
+    this process: one lookup, which takes the same time for each id, known or not, and waits for nothing.
     """
 
     def __init__(
@@ -52,16 +39,12 @@ class Keys:
         self._file = file
         self._clock = clock
         self._today = today
+        self._process_key = secrets.token_bytes(32)
+        self.old_hashes = OldHashes()
         self._version = self._failed = file.version() if file else None
-        self._records = _by_id(file.read() if file else ())
+        self._take(file.read() if file else ())
         self._required = self._version is not None or bool(self._records)
         self._looked = clock()
-        self._proven: dict[str, _Proven] = {}
-        self._process_key = secrets.token_bytes(32)
-        self._one_check = asyncio.Lock()
-        self._num_waiting = 0
-        self.num_hashed = 0
-        """Runs of argon2."""
 
     @property
     def required(self) -> bool:
@@ -69,7 +52,7 @@ class Keys:
         return self._required
 
     async def caller(self, authorization: str | None) -> Caller:
-        """Return the caller of an `Authorization` header; raises `RequestRefused` (401, or 429 under a flood)."""
+        """Return the caller of an `Authorization` header; raises `RequestRefused` (401)."""
         self._look()
         if not self._required:
             return DEVELOPER
@@ -77,35 +60,42 @@ class Keys:
             raise not_authenticated("This server needs an API key: Authorization: Bearer KEY.", "missing_api_key")
         scheme, _, given = authorization.partition(" ")
         match = KEY.fullmatch(given.strip()) if scheme.lower() == "bearer" else None
-        record = self._records.get(match[1]) if match else None
-        if match is None or record is None or not await self._matches(record, match[2]):
+        record = await self._find(match[0], match[1]) if match else None
+        if record is None:
             raise not_authenticated("The API key is not valid here.", "invalid_api_key")
         if record.expired(self._today()):
             raise not_authenticated(f"The API key {record.id} has expired.", "expired_api_key")
         return record.caller
 
-    async def _matches(self, record: KeyRecord, secret: str) -> bool:
-        digest = blake2b(secret.encode(), key=self._process_key).digest()
-        if self._is_proven(record, digest):
-            return True
-        if self._num_waiting >= MAX_CHECKS_WAITING:
-            raise too_many_checks()
-        self._num_waiting += 1
-        try:
-            async with self._one_check:
-                if self._is_proven(record, digest):  # by a request that came a moment before
-                    return True
-                self.num_hashed += 1
-                if not await to_thread.run_sync(_hash_matches, record.hash, secret):
-                    return False
-                self._proven[record.id] = _Proven(record.hash, digest)
-                return True
-        finally:
-            self._num_waiting -= 1
+    async def _find(self, key: str, key_id: str) -> KeyRecord | None:
+        digest = self._digest(hash_of(key))
+        old = self._old.get(key_id)
+        if old and digest not in self._by_digest and await self.old_hashes.matches(old, key):
+            await self._renew(old, key)
+        return self._by_digest.get(digest)
 
-    def _is_proven(self, record: KeyRecord, digest: bytes) -> bool:
-        proven = self._proven.get(record.id)
-        return proven is not None and proven.hash == record.hash and hmac.compare_digest(proven.digest, digest)
+    async def _renew(self, record: KeyRecord, key: str) -> None:
+        """Store a key that has matched an old hash as keys are now; where that fails, only this process knows it."""
+        if self._old.get(record.id) != record:  # a request a moment before has done it, or the key was revoked
+            return
+        self._index()
+        assert self._file is not None, "records come from the file"
+        try:
+            await to_thread.run_sync(self._file.rehash, record, hash_of(key))
+        except ConfigError as error:
+            log.warning("key_not_rehashed", key=record.id, error=str(error))
+
+    def _take(self, records: Sequence[KeyRecord]) -> None:
+        self._records = records
+        self._index()
+
+    def _index(self) -> None:
+        records = self.old_hashes.renewed(self._records)
+        self._old = {record.id: record for record in records if is_old(record)}
+        self._by_digest = {self._digest(record.hash): record for record in records}
+
+    def _digest(self, hashed: str) -> bytes:
+        return blake2b(hashed.encode(), key=self._process_key).digest()
 
     def _look(self) -> None:
         """Take in a changed file; one that cannot be used leaves the keys as they were."""
@@ -125,25 +115,13 @@ class Keys:
             self._failed = version
             return
         self._version = self._failed = version
-        self._records = _by_id(records)
-        self._proven = {key_id: proven for key_id, proven in self._proven.items() if key_id in self._records}
+        self._take(records)
         if version is not None or records:
             self._demand()
-        log.info("keys_reloaded", keys=len(self._records))
+        log.info("keys_reloaded", keys=len(records))
 
     def _demand(self) -> None:
         """Ask for keys from now on."""
         if not self._required:
             log.warning("keys_required", detail="there is a key file now: development mode has ended")
         self._required = True
-
-
-def _by_id(records: tuple[KeyRecord, ...]) -> Mapping[str, KeyRecord]:
-    return {record.id: record for record in records}
-
-
-def _hash_matches(hashed: str, secret: str) -> bool:
-    try:
-        return HASHER.verify(hashed, secret)
-    except (Argon2Error, InvalidHashError):
-        return False
