@@ -16,7 +16,7 @@ ProlepsisError
 ├── MemoryPlanError            the stated memory budget is too small: says how much is needed
 ├── StoreError                 the store could not do what was asked
 │   ├── StoreUnavailable       the database is gone, locked or full: what was asked is not known to be written
-│   └── StoreConflict          somebody else changed it first: says what is there now
+│   └── StoreConflict          it was changed meanwhile: says what is there now
 └── EngineError                the engine could not finish a request it had accepted
     ├── DeadlineExceeded       the request's own deadline passed
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched

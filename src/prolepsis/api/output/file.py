@@ -59,7 +59,7 @@ def _loaded(path: Path, entry: PolicyEntry) -> LoadedPolicy:
         policy = _maker(entry.use)(**entry.options)
         if not (isinstance(policy.inline, bool) and callable(policy.begin)):
             raise TypeError("inline is no boolean, or begin no method")
-    except Exception as error:  # contained: it may be somebody else's code
+    except Exception as error:  # contained: it may be plug-in code
         raise _wrong(path, f"names {entry.use!r}, which cannot be made: {error}") from error
     return LoadedPolicy(
         name=entry.name or entry.use,

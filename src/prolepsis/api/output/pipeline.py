@@ -226,7 +226,7 @@ class FilterStage:
             decision = reader.look(pending, ended=ended)
         except TimeoutError:  # as `regex` says that a pattern takes too long
             raise PolicyFault("late") from None
-        except Exception as error:  # contained: it is somebody else's code
+        except Exception as error:  # contained: it is plug-in code
             raise PolicyFault("raised") from error
         if not _means_something(decision, len(pending), ended=ended):
             raise PolicyFault("invalid")
@@ -290,7 +290,7 @@ class OutputPolicies:
         for loaded in self.loaded:
             try:
                 reader = loaded.policy.begin(answer)
-            except Exception as error:  # contained: it is somebody else's code
+            except Exception as error:  # contained: it is plug-in code
                 log.warning("output_policy_failed", policy=loaded.name, kind="raised", error=repr(error))
                 if loaded.fails_open:
                     self._count_fault(loaded, "raised")

@@ -1,4 +1,4 @@
-"""What rounding costs a model file in quality, where somebody measured it: `python -m benchmarks.quality --record`."""
+"""What rounding costs a model file in quality, where it was measured: `python -m benchmarks.quality --record`."""
 
 import json
 from collections.abc import Sequence
