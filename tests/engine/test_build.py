@@ -22,7 +22,7 @@ from tests.fakes import Letters, TableModel, outputs, reference, request, run
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
-    kept = curve_file("fp_table", default_threads())
+    kept = curve_file("fp_table", default_threads(), "")
     kept.parent.mkdir()
     kept.write_text(flat_cost().to_json())  # profiling a model written in Python takes seconds
 
@@ -44,7 +44,7 @@ def test_assembled_engine_serves_and_says_what_it_is() -> None:
 
 
 def test_ceiling_of_zero_loads_no_proposer_and_measures_nothing(tmp_path: Path) -> None:
-    curve_file("fp_table", default_threads()).unlink()
+    curve_file("fp_table", default_threads(), "").unlink()
     engine = assemble(EngineConfig(kv_memory="4KiB", num_speculative_tokens=0, strict="off"), loaded())
     assert engine.info.proposers == ()
     assert not list(tmp_path.glob("profiles/*"))

@@ -71,9 +71,10 @@ def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
     measured = {one.computation: one for one in measured_quality(resolve(config.model, config.model_dir))}
     note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
     threads = config.threads or default_threads()
-    passed = passed_file(loaded.fingerprint, threads, build_of(loaded.model))
+    build = build_of(loaded.model)
+    passed = passed_file(loaded.fingerprint, threads, build)
     exactness = decide(loaded.model, config.strict, passed, fresh=True)
-    file = curve_file(loaded.fingerprint, threads)
+    file = curve_file(loaded.fingerprint, threads, build)
     return Profile(
         model=loaded.model.info.name,
         forward=loaded.model.info.forward,

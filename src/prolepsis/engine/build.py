@@ -150,7 +150,8 @@ def _speculation(
     config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
 ) -> Speculation:
     threads = config.threads or default_threads()
-    cost = cost_curve(target.model, curve_file(target.fingerprint, threads)) if proposers else flat_cost()
+    file = curve_file(target.fingerprint, threads, build_of(target.model))
+    cost = cost_curve(target.model, file) if proposers else flat_cost()
     return Speculation(
         ProposerSet(
             proposers, DraftWindow(cost, token_overhead_ms=0.01), AcceptanceEstimator(), target.model.info.vocab_size

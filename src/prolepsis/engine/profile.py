@@ -16,9 +16,9 @@ SEQUENCE = 512
 """Cached tokens of a sequence in passes that are timed at more."""
 
 
-def curve_file(fingerprint: str, threads: int) -> Path:
-    """Return where the curve of a model on this machine is kept."""
-    return kept_file("profiles", fingerprint, threads, str(SEQUENCE))
+def curve_file(fingerprint: str, threads: int, build: str) -> Path:
+    """Return where the curve of a model with this build of its forward on this machine is kept."""
+    return kept_file("profiles", fingerprint, threads, build, str(SEQUENCE))
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
@@ -33,7 +33,7 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
 @torch.no_grad()
 def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
-    """Time passes of `PROFILE_TOKENS` tokens at `PROFILE_CONTEXTS` tokens of context; medians, in milliseconds.
+    """Time passes of `PROFILE_TOKENS` tokens at `PROFILE_CONTEXTS` tokens of context, in milliseconds.
 
     A token reads the context of its own sequence only, so a pass of a long context is one of many sequences.
     """
