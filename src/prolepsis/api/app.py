@@ -38,7 +38,15 @@ def build(
     """
     gateway = gateway or Gateway()
     check_exposure(config, gateway.keys)
-    features = features_of(config, client, tokenizer, metrics, sources or Sources(), base_plan=gateway.base_plan)
+    features = features_of(
+        config,
+        client,
+        tokenizer,
+        metrics,
+        sources or Sources(),
+        base_plan=gateway.base_plan,
+        key_file=gateway.keys.file,
+    )
     services = Services(config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features)
     info, admission = client.info, features.admission
     metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)

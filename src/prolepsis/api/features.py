@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.admission.metrics import AdmissionMetrics
+from prolepsis.api.auth.key_changes import KeyChanges
+from prolepsis.api.auth.key_file import KeyFile
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -77,6 +79,7 @@ def features_of(
     sources: Sources,
     *,
     base_plan: SpecPlan,
+    key_file: KeyFile | None = None,
 ) -> Features:
     """Return the features of a server; `base_plan` is the engine's plan before they change it."""
     store, policies, registry = sources.store, sources.policies, metrics.registry
@@ -93,6 +96,7 @@ def features_of(
         admission,
         safety.kill_switch,
         safety.flags,
+        KeyChanges(key_file, emit) if key_file is not None else None,
         recorder,
         _audit(config, client, tokenizer, store, replays, emit=emit),
         costs,

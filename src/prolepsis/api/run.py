@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import structlog
 import uvicorn
@@ -28,6 +29,7 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo
@@ -123,8 +125,9 @@ def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit:
 
 
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
-    """Return the event that says what serves, and with which configuration."""
-    after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json")}
+    """Return the event that says what serves, with which configuration and with which content of the files it names."""
+    files = {name: sha256_of(path) for name, path in server if isinstance(path, Path) and path.is_file()}
+    after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json"), "sha256": files}
     return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
 
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prolepsis.cli.acts import actor, record_act
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_facts, print_json, print_table, stdout
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ def create(  # noqa: PLR0917  # typer names its options after parameters
         expires=expires,
     )
     file.add(record)
+    _record("key.created", record, after=_shown(record))
     if as_json:
         print_json({"key": key, **_shown(record), "file": file.path})
         return
@@ -86,7 +89,12 @@ def revoke(
     """Delete a key. Running servers refuse it within a second."""
     file = _file(keys_file)
     record = file.remove(key_id)
+    _record("key.revoked", record, before=_shown(record))
     print_facts([("revoked", record.id), ("tenant", record.tenant), ("file", file.path)])
+
+
+def _record(action: str, key: "KeyRecord", *, before: object = None, after: object = None) -> None:
+    record_act(AuditEvent(actor=actor(), action=action, subject=key.id, before=before, after=after, tenant=key.tenant))
 
 
 def _file(given: Path | None) -> "KeyFile":

@@ -1,15 +1,16 @@
 """`prolepsis kill`: the kill switch of all servers on this machine, or of one server."""
 
-import getpass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from prolepsis.cli.acts import actor, record_act, user
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
 from prolepsis.safety.kill_switch import NEVER_SET, KillState
@@ -48,9 +49,11 @@ def _turn(where: JsonFile[KillState] | str, key: str | None, as_json: bool, *, o
     if isinstance(where, str):
         _show_served(ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason}), as_json)
         return
-    state = KillState(on=on, by=getpass.getuser(), reason=reason, at=datetime.now(UTC))
+    state = KillState(on=on, by=user(), reason=reason, at=datetime.now(UTC))
     where.write(state)
     _show(where, state, as_json)
+    after = state.model_dump(mode="json")
+    record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(where.path), after=after))
     if not as_json:
         note(f"wrote {where.path}; servers that use this file follow within a second")
 

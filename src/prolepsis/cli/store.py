@@ -1,16 +1,15 @@
 """`prolepsis store`: the database of request records, policies, rollouts and the audit log."""
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from getpass import getuser
 from typing import Annotated
 
 import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
+from prolepsis.cli.acts import actor
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group
@@ -79,6 +78,12 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
     with configured_database(store) as database:
         before = revision(database)
         upgrade_schema(database)
+        if before not in (None, NEWEST):
+            event = AuditEvent(
+                actor=actor(), action="store.upgraded", before={"schema": before}, after={"schema": NEWEST}
+            )
+            with database.write() as connection:
+                chain.append(connection, [event])
         print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 
@@ -92,7 +97,7 @@ def prune(
     with ready_database(store) as database:
         number = records.prune(database, time.time() - days * _DAY_S)
         with database.write() as connection:
-            event = AuditEvent(actor=_actor(), action="records.pruned", after={"request_records": number, "days": days})
+            event = AuditEvent(actor=actor(), action="records.pruned", after={"request_records": number, "days": days})
             chain.append(connection, [event])
         print_reply({"store": database.name, "request_records_deleted": number}, as_json=as_json)
 
@@ -105,18 +110,10 @@ def forget(
 ) -> None:
     """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies."""
     with ready_database(store) as database:
-        forgotten = forget_tenant(database, tenant, _actor())
+        forgotten = forget_tenant(database, tenant, actor())
     facts: dict[str, object] = {
         "request_records_deleted": forgotten.num_records,
         "audit_entries_erased": len(forgotten.entry.erases),
         "by_audit_entry": forgotten.entry.seq,
     }
     print_reply(facts, as_json=as_json)
-
-
-def _actor() -> str:
-    try:
-        name = getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        name = f"user {os.getuid()}"
-    return f"command line, {name}"

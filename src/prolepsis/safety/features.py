@@ -48,7 +48,7 @@ def safety_features(
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
     return Safety(
         kill_switch=kill_switch,
-        flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow) if flags is not None else None,
+        flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow, emit=emit) if flags is not None else None,
         breaker=breaker,
         drift=DriftFeature(streams, client.proposer_counts, version_of, registry, emit=emit, on_cliff=on_cliff),
     )

@@ -61,6 +61,8 @@ class FlagSet:
     keys: frozenset[str]
     version: str
     """`metadata.version` if the file has one, and a digest of the content."""
+    content: Mapping[str, object]
+    """The file as plain values."""
 
 
 def parse_flags(text: str, name: str) -> FlagSet:
@@ -88,7 +90,7 @@ def parse_flags(text: str, name: str) -> FlagSet:
     except OpenFeatureError as error:
         raise ConfigError(f"flags {name}: {error.error_message}", param="flags") from None
     version = file.metadata.get("version")
-    return FlagSet(core, frozenset(file.flags), digest if version is None else f"{version}@{digest}")
+    return FlagSet(core, frozenset(file.flags), digest if version is None else f"{version}@{digest}", document)
 
 
 def _faults(file: _File) -> Iterator[str]:

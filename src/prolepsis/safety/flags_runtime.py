@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import structlog
 from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.safety.flags import TIMEOUT_S, Flags
@@ -32,6 +34,7 @@ class FlagsFeature(Feature):
         registry: CollectorRegistry,
         *,
         on_kill: Callable[[FlagDecision], None],
+        emit: Emit = discard,
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -39,12 +42,14 @@ class FlagsFeature(Feature):
         self._file = provider if isinstance(provider, FlagFileProvider) else None
         self._flags = Flags(provider, timeout_s)
         self._on_kill = on_kill
+        self._emit = emit
         self._clock = clock
         self._kill_due = float("-inf")
         text, labels = "Flags evaluated for requests", ("flag", "variant", "reason", "error")
         self._evaluations = counter(registry, "flag_evaluations", text, *labels)
         self._refused = counter(registry, "flag_file_refused", "Edits of the flag file that were refused")
-        self._log("flags_loaded")
+        if self._file is not None:
+            self._show(self._file, "loaded")
 
     async def enabled(self, facts: RequestFacts) -> FlagDecision:
         """Return whether the request may speculate; a provider's failure raises nothing."""
@@ -67,19 +72,29 @@ class FlagsFeature(Feature):
         """Return whether the flags changed."""
         if self._file is None:
             return False
+        before = self._file.file.value
         reload = self._file.poll()
         if reload.refused is not None:
             self._refused.inc()
-            log.error("flags_not_reloaded", error=str(reload.refused), in_use=self._file.file.value.version)
+            log.error("flags_not_reloaded", error=str(reload.refused), in_use=before.version)
         elif reload.changed:
-            self._log("flags_reloaded")
+            self._show(self._file, "reloaded", before.content)
         return reload.changed
 
     def _counted(self, decision: FlagDecision) -> FlagDecision:
         self._evaluations.labels(decision.key, decision.variant or "", decision.reason, decision.error).inc()
         return decision
 
-    def _log(self, event: str) -> None:
-        if self._file is not None:
-            flags = self._file.file.value
-            log.info(event, file=str(self._file.file.path), version=flags.version, flags=sorted(flags.keys))
+    def _show(self, provider: FlagFileProvider, what: Literal["loaded", "reloaded"], before: object = None) -> None:
+        flags, path = provider.file.value, str(provider.file.path)
+        log.info(f"flags_{what}", file=path, version=flags.version, flags=sorted(flags.keys))
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"flags.{what}",
+                subject=path,
+                before=before,
+                after=flags.content,
+                versions={"flags": flags.version},
+            )
+        )

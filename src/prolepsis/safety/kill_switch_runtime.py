@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import Field
 
-from prolepsis.core.audit_event import AuditEvent, Emit, discard
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
@@ -19,6 +19,9 @@ from prolepsis.web.caller import SignedIn
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
+
+FLAG = "flag"
+"""The actor where the flag turns the switch."""
 
 log = structlog.get_logger(__name__)
 
@@ -63,24 +66,36 @@ class KillSwitch(Feature):
         except ConfigError as error:
             log.error("kill_switch_not_saved", error=str(error))
             self.status = self.status.model_copy(update={"not_saved": str(error)})
-        shown = [status.model_dump(mode="json") for status in (before, self.status)]
-        self._emit(AuditEvent(actor=by, action="kill.on" if on else "kill.off", before=shown[0], after=shown[1]))
+        self._record(before, on=on, actor=by)
 
     def follow(self, flag: FlagDecision) -> None:
         """Follow the flag; an evaluation that failed changes nothing."""
-        if not flag.error:
-            self._become(self.status.model_copy(update={"flag": flag}))
+        if flag.error:
+            return
+        before = self.status
+        self._become(before.model_copy(update={"flag": flag}))
+        if flag.value != (before.flag is not None and before.flag.value):
+            self._record(before, on=flag.value, actor=FLAG, subject=flag.key)
 
     def _read(self, *, at_start: bool) -> None:
         """Take over the file's state. A file that is damaged at the start counts as on, because it may have been."""
+        before = self.status
         try:
             operator, fault = self._file.read(), None
         except ConfigError as error:
             fault = str(error)
             log.error("kill_file_unusable", error=fault)
             unknown = KillState(on=True, reason=fault[:1024], at=self._now())
-            operator = unknown if at_start else self.status.operator
-        self._become(KillStatus(operator=operator, flag=self.status.flag, fault=fault))
+            operator = unknown if at_start else before.operator
+        self._become(KillStatus(operator=operator, flag=before.flag, fault=fault))
+        if operator.on if at_start else operator != before.operator:
+            self._record(before, on=operator.on, actor=operator.by or SERVER, subject=str(self._file.path))
+
+    def _record(self, before: KillStatus, *, on: bool, actor: str, subject: str = "") -> None:
+        """Record an act; `subject` is the file or the flag that it came by, empty for a request."""
+        shown = [status.model_dump(mode="json") for status in (before, self.status)]
+        action = "kill.on" if on else "kill.off"
+        self._emit(AuditEvent(actor=actor, action=action, subject=subject, before=shown[0], after=shown[1]))
 
     def _become(self, status: KillStatus) -> None:
         before, self.status = self.status, status

@@ -36,7 +36,7 @@ class Keys:
         today: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Raises `ConfigError` where the file is there but cannot be used."""
-        self._file = file
+        self.file = file
         self._clock = clock
         self._today = today
         self._process_key = secrets.token_bytes(32)
@@ -79,9 +79,9 @@ class Keys:
         if self._old.get(record.id) != record:  # a request a moment before has done it, or the key was revoked
             return
         self._index()
-        assert self._file is not None, "records come from the file"
+        assert self.file is not None, "records come from the file"
         try:
-            await to_thread.run_sync(self._file.rehash, record, hash_of(key))
+            await to_thread.run_sync(self.file.rehash, record, hash_of(key))
         except ConfigError as error:
             log.warning("key_not_rehashed", key=record.id, error=str(error))
 
@@ -100,14 +100,14 @@ class Keys:
     def _look(self) -> None:
         """Take in a changed file; one that cannot be used leaves the keys as they were."""
         now = self._clock()
-        if self._file is None or now - self._looked < LOOK_EVERY_S:
+        if self.file is None or now - self._looked < LOOK_EVERY_S:
             return
         self._looked = now
-        version = self._file.version()
+        version = self.file.version()
         if version == self._version:
             return
         try:
-            records = self._file.read()
+            records = self.file.read()
         except ConfigError as error:
             self._demand()
             if version != self._failed:

@@ -1,0 +1,45 @@
+"""Acts of commands on this machine, recorded in the audit log of the configured store."""
+
+import os
+from getpass import getuser
+
+from prolepsis.cli.flags import settings_here
+from prolepsis.cli.output import warn
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import ConfigError, ProlepsisError
+
+
+def user() -> str:
+    """Return the name of the user who runs the command."""
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return f"user {os.getuid()}"
+
+
+def actor() -> str:
+    """Return the user as the audit log names the command line."""
+    return f"command line, {user()}"
+
+
+def record_act(event: AuditEvent) -> None:
+    """Record an act that has happened; a log that cannot be written is a warning, as the act stands.
+
+    Without a store nothing is recorded: a server records at its start what it finds.
+    """
+    from prolepsis.audit import chain
+    from prolepsis.store.database import Database, store_url
+    from prolepsis.store.migrate import NEWEST, revision
+
+    try:
+        url = store_url(settings_here().server.store)
+        database = Database(url) if url is not None else None
+        found = revision(database) if database is not None else None
+        if database is None or found is None:
+            return
+        if found != NEWEST:
+            raise ConfigError(f"store {database.name} has the older schema {found}", param="store")
+        with database.write() as connection:
+            chain.append(connection, [event])
+    except ProlepsisError as error:
+        warn(f"{event.action} is not in the audit log: {error}")
