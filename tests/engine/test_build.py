@@ -11,8 +11,10 @@ from prolepsis.core.errors import ConfigError, MemoryPlanError
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
+from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
+from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.cost import flat_cost
@@ -55,6 +57,22 @@ def test_ceiling_of_zero_loads_no_proposer_and_measures_nothing(tmp_path: Path) 
 def test_memory_that_does_not_hold_one_sequence_is_refused_with_what_is_needed() -> None:
     with pytest.raises(MemoryPlanError, match="160 needs 160B"):
         assemble(EngineConfig(kv_memory="100B"), loaded())
+
+
+def test_memory_beyond_the_machine_is_refused_with_the_sum_and_what_to_lower() -> None:
+    config = EngineConfig(kv_memory="400TiB", suffix_memory="63MiB")
+    with pytest.raises(MemoryPlanError) as refused:
+        assemble(config, loaded(), reserved=[MemoryUse("response cache", 5 << 20, "response_cache_bytes")])
+    message = str(refused.value)
+    for part in ("409600GiB KV cache (kv_memory)", "63MiB suffix index (suffix_memory)", "5MiB response cache"):
+        assert part in message
+    assert "lower kv_memory to at most" in message
+
+
+def test_automatic_memory_holds_the_requests_and_no_more() -> None:
+    small = EngineConfig(kv_memory="auto", max_requests=2, max_model_len=128, strict="off")
+    engine = assemble(small, loaded())
+    assert engine.runner.cache.num_pages == 2 * 128 // PAGE_SIZE
 
 
 def test_context_beyond_the_model_is_refused() -> None:

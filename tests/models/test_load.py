@@ -1,5 +1,8 @@
 """Which forward a configuration leads to, and what is said when it is not the best one."""
 
+import json
+import shutil
+import struct
 from pathlib import Path
 
 import gguf
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.models.load import load_model, pick_device, weights_identity
 from tests.models.files.gguf_files import write_gguf
 from tests.models.files.test_tokenizer import byte_level
@@ -143,3 +146,16 @@ def test_quantised_weights_without_the_native_forward_are_refused(llama: Path, m
     for folder, fields in ((mixtral, {}), (llama, {"forward": "lean"}), (llama, {"forward": "transformers"})):
         with pytest.raises(ModelLoadError, match="weights is 'q4', which only the native forward reads"):
             load_model(config(folder, weights="q4", **fields))
+
+
+def test_weights_beyond_the_machine_are_refused_before_they_are_read(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "huge"
+    shutil.copytree(llama, folder)
+    num_bytes = 1 << 42
+    header = {"huge": {"dtype": "BF16", "shape": [1 << 20, 1 << 21], "data_offsets": [0, num_bytes]}}
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + num_bytes)  # a sparse file
+    with pytest.raises(MemoryPlanError, match=r"4096GiB weights of .*huge \(weights\)"):
+        load_model(config(folder))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import quiet_logs, stderr
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 
 if TYPE_CHECKING:
     from prolepsis.engine.observer import EngineObserver
@@ -43,18 +43,26 @@ def loading() -> Iterator[None]:
             trim(0)
 
 
-def start_engine(config: EngineConfig, observer: "EngineObserver | None" = None) -> Running:
-    """Load the model and put an engine and its client together."""
+def start_engine(
+    config: EngineConfig, observer: "EngineObserver | None" = None, server: ServerConfig | None = None
+) -> Running:
+    """Load the model and put an engine and its client together; beside it, `server` takes memory too.
+
+    Raises `MemoryPlanError` if the machine has too little for all of them.
+    """
     with loading():
         from prolepsis.models.files.store import resolve
 
         resolve(config.model, config.model_dir)  # quick, and names a model that is not here
         from prolepsis.engine.build import build_engine
         from prolepsis.engine.thread import ThreadEngineClient
+        from prolepsis.kv.memory import MemoryUse
         from prolepsis.models.load import load_model
 
         target = load_model(config)
-        engine = build_engine(config, observer, target=target)
+        cache = server.response_cache_bytes if server is not None else 0
+        reserved = [MemoryUse("response cache", cache, "response_cache_bytes")]
+        engine = build_engine(config, observer, target=target, reserved=reserved)
     return Running(ThreadEngineClient(engine), target.tokenizer)
 
 

@@ -175,7 +175,7 @@ def _limit(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str
 
     Nothing of files that cannot be read: they are shown without.
     """
-    from prolepsis.models.files.bytes_per_pass import bytes_per_pass
+    from prolepsis.models.files.weight_bytes import bytes_per_pass
     from prolepsis.native.bandwidth import read_bandwidth
     from prolepsis.native.processor import default_threads
 

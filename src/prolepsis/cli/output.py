@@ -43,7 +43,7 @@ EXIT_STATUSES: dict[int, str] = {
     BAD_INPUT: "bad input, flags or configuration",
     NO_MODEL: "the model is not available or not usable",
     NOT_SERVED: "the address is not available, or the server failed",
-    NO_MEMORY: "the memory budget is too small",
+    NO_MEMORY: "the memory budget is too small, or the machine has less",
     INTERRUPTED: "interrupted",
 }
 

@@ -35,7 +35,7 @@ def serve(
 
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
-        engine = start_engine(config, metrics)
+        engine = start_engine(config, metrics, settings.server)
         return run.StartedEngine(engine.client, engine.tokenizer)
 
     try:

@@ -40,7 +40,11 @@ class EngineConfig(BaseModel):
     max_model_len: int | None = Field(
         default=None, ge=1, description="most tokens of prompt and answer together; default: the model's limit"
     )
-    kv_memory: str = Field(default="768MiB", description="memory of the KV cache, e.g. 768MiB or 2GiB")
+    kv_memory: str = Field(
+        default="768MiB",
+        description="memory of the KV cache, e.g. 768MiB or 2GiB; auto: what max_requests can use of half the memory "
+        "that is left",
+    )
     max_requests: int = Field(default=64, ge=1, description="sequences that run at once")
     max_step_tokens: int = Field(
         default=512, ge=16, description="most tokens of one step over all requests, prefill chunks and drafts included"

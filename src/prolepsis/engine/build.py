@@ -12,6 +12,7 @@ from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
@@ -21,7 +22,7 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
-from prolepsis.kv.memory import parse_bytes, plan_pages
+from prolepsis.kv.memory import MemoryUse, parse_bytes
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.heads.base import DraftHead
@@ -62,7 +63,11 @@ EXIT_SEQUENCES = 16
 
 
 def build_engine(
-    config: EngineConfig, observer: EngineObserver | None = None, *, target: LoadedModel | None = None
+    config: EngineConfig,
+    observer: EngineObserver | None = None,
+    *,
+    target: LoadedModel | None = None,
+    reserved: Sequence[MemoryUse] = (),
 ) -> Engine:
     """Load the model that `config` names, unless it is given as `target`, and return an engine around it.
 
@@ -78,7 +83,7 @@ def build_engine(
         raise ConfigError(
             f"proposers names {DRAFT_HEAD!r}, but none was trained for {config.model}", param="draft_head"
         )
-    return assemble(config, target, draft, observer, head=head)
+    return assemble(config, target, draft, observer, head=head, reserved=reserved)
 
 
 def assemble(
@@ -90,21 +95,22 @@ def assemble(
     head: DraftHead | None = None,
     consumers: Sequence[HiddenStateConsumer] = (),
     find_head: Callable[[str], DraftHead | None] | None = None,
+    reserved: Sequence[MemoryUse] = (),
 ) -> Engine:
     """Return an engine around loaded models; `consumers` take the target's hidden states, as the head does.
 
-    `find_head` loads by name the heads that replace this one later; default: those of the registry.
+    `find_head` loads by name the heads that replace this one later; default: those of the registry. `reserved` is what
+    the process takes of memory besides the engine. Raises `MemoryPlanError` if the machine has too little.
     """
     model, info = target.model, target.model.info
     max_model_len = _context_length(config, info.max_positions)
     threads = config.threads or default_threads()
     exactness = decide(model, config.strict, passed_file(target.fingerprint, threads, build_of(model)))
-    others = (draft.model.info if draft else None, head.info if head else None)  # they have a page for each page
-    page_bytes = info.page_bytes + sum(other.page_bytes for other in others if other)
-    num_pages = plan_pages(config.kv_memory, page_bytes=page_bytes, page_size=PAGE_SIZE, max_model_len=max_model_len)
     layer = config.early_exit_layer if EARLY_EXIT in proposer_names(config) else None
     early = make_exit(model, layer) if layer is not None else None
     exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
+    loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
+    num_pages = plan_memory(config, loaded, max_model_len, reserved)
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slot = _draft_head_slot(config, target, head, find_head, num_pages)
     proposers = _proposers(config, target, draft, num_pages)
@@ -141,9 +147,15 @@ def _draft_head_slot(
 ) -> DraftHeadSlot:
     proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests)
     find = find or partial(head_for, target=target, root=config.model_dir)
-    return DraftHeadSlot(
-        lambda name: proposer(found) if (found := find(name)) else None, target.model, proposer(head) if head else None
-    )
+
+    def load(name: str) -> HeadProposer | None:
+        found = find(name)
+        if found is None:
+            return None
+        check_head(found.info, target.model.info.device, num_pages, config.max_requests)
+        return proposer(found)
+
+    return DraftHeadSlot(load, target.model, proposer(head) if head else None)
 
 
 def _speculation(

@@ -1,11 +1,74 @@
-"""The number of KV pages that fit a memory budget, decided once at start."""
+"""What an engine takes of memory: amounts as people write them, and the KV pages that fit, decided once at start."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prolepsis.core.errors import ConfigError, MemoryPlanError
 
+AUTO = "auto"
+"""The budget that follows from the memory that is left."""
+AUTO_SHARE = 0.5
+"""Share of the memory left that `AUTO` takes at most: others start on the machine later."""
+
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """A part of what an engine takes."""
+
+    what: str
+    num_bytes: int
+    setting: str = ""
+    """The setting that lowers it; empty: none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory of one place, and what must fit there besides the KV cache."""
+
+    place: str
+    """As in error messages: 'this machine', 'cuda:0'."""
+    num_bytes: int
+    """Free memory, and what this process holds already of `uses`."""
+    uses: Sequence[MemoryUse] = ()
+
+    @property
+    def left(self) -> int:
+        """Bytes left for the KV cache; negative if not even `uses` fit."""
+        return self.num_bytes - sum(use.num_bytes for use in self.uses)
+
+    def check(self, *more: MemoryUse, lower: str = "") -> None:
+        """Raise `MemoryPlanError` with the sum if the uses and `more` do not fit; `lower`: what helps."""
+        if self.left >= sum(use.num_bytes for use in more):
+            return
+        uses = sorted((use for use in (*more, *self.uses) if use.num_bytes), key=lambda use: -use.num_bytes)
+        parts = [f"{format_bytes(use.num_bytes)} {use.what}{f' ({use.setting})' * bool(use.setting)}" for use in uses]
+        total = format_bytes(sum(use.num_bytes for use in uses))
+        lower = lower or f"lower {' or '.join(filter(None, (use.setting for use in uses)))}, or choose a smaller model"
+        raise MemoryPlanError(
+            f"{total} of memory are needed, and {self.place} has {format_bytes(max(0, self.num_bytes), up=False)}: "
+            f"{', '.join(parts)}; {lower}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PageShape:
+    """What the number of pages follows from."""
+
+    page_bytes: int
+    """Of all caches that have a page of the same number."""
+    page_size: int
+    """Tokens."""
+    max_model_len: int
+    max_requests: int
+
+    @property
+    def per_sequence(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.max_model_len // self.page_size)
 
 
 def parse_bytes(text: str, *, name: str = "kv_memory") -> int:
@@ -17,25 +80,39 @@ def parse_bytes(text: str, *, name: str = "kv_memory") -> int:
     return int(float(match[1]) * unit)
 
 
-def format_bytes(count: int) -> str:
-    """Return `count` in the largest binary unit that keeps it at 1 or more, rounded up to a tenth."""
+def format_bytes(count: int, *, up: bool = True) -> str:
+    """Return `count` in the largest binary unit that keeps it at 1 or more, rounded up (or down) to a tenth."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
-            return f"{-(-count * 10 // size) / 10:g}{unit}"
+            return f"{(-(-count * 10 // size) if up else count * 10 // size) / 10:g}{unit}"
     return f"{count}B"
 
 
-def plan_pages(budget: str, *, page_bytes: int, page_size: int, max_model_len: int) -> int:
-    """Return the number of pages that fit `budget`.
+def plan_pages(budget: str, shape: PageShape, room: Room) -> int:
+    """Return the number of pages that fit `budget`; for `AUTO`, what `max_requests` can use of half the room left.
 
-    Raises `MemoryPlanError` with the memory needed if one sequence of `max_model_len` tokens does not fit.
+    Raises `MemoryPlanError` with the memory needed, if one sequence of `max_model_len` tokens does not fit the budget
+    or the budget does not fit the room.
     """
-    pages = parse_bytes(budget) // page_bytes
-    needed = -(-max_model_len // page_size)
+    needed = shape.per_sequence
+    if budget == AUTO:
+        fitting = int(AUTO_SHARE * max(0, room.left)) // shape.page_bytes
+        pages = max(needed, min(fitting, needed * shape.max_requests))
+    else:
+        pages = parse_bytes(budget) // shape.page_bytes
     if pages < needed:
-        lower = f", or lower max_model_len to at most {pages * page_size}" if pages else ""
+        lower = f", or lower max_model_len to at most {pages * shape.page_size}" if pages else ""
         raise MemoryPlanError(
-            f"kv_memory {budget} holds {pages * page_size} tokens; one sequence of max_model_len {max_model_len} needs "
-            f"{format_bytes(needed * page_bytes)}: raise kv_memory to that{lower}"
+            f"kv_memory {budget} holds {pages * shape.page_size} tokens; one sequence of max_model_len "
+            f"{shape.max_model_len} needs {format_bytes(needed * shape.page_bytes)}: raise kv_memory to that{lower}"
         )
+    room.check(MemoryUse("KV cache", pages * shape.page_bytes, "kv_memory"), lower=_lower(shape, room))
     return pages
+
+
+def _lower(shape: PageShape, room: Room) -> str:
+    """Say which KV cache would fit; empty: none would."""
+    pages = max(0, room.left) // shape.page_bytes
+    if pages >= shape.per_sequence:
+        return f"lower kv_memory to at most {format_bytes(room.left, up=False)}"
+    return f"lower max_model_len to at most {pages * shape.page_size}, and kv_memory with it" if pages else ""

@@ -11,9 +11,12 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingDefaults
+from prolepsis.kv.machine import memory_of
+from prolepsis.kv.memory import MemoryUse, Room
 from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.general import GeneralModel
@@ -50,13 +53,15 @@ class LoadedModel:
 def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     """Load `config.model` (or `name`, for a draft model) with the best forward that can run it.
 
-    Raises `ModelLoadError` for unusable files and for a configured forward or device that this machine or model lacks.
+    Raises `ModelLoadError` for unusable files and for a configured forward or device that this machine or model lacks,
+    `MemoryPlanError` for weights that do not fit its memory.
     """
     name = name or config.model
     path = resolve(name, config.model_dir)
+    device = pick_device(config.device)
+    _check_room(path, name, config.weights, device)
     checkpoint = open_checkpoint(path)
     tokenizer = load_tokenizer(path)
-    device = pick_device(config.device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model, fallback = pick_forward(checkpoint, name, config, device)
@@ -76,6 +81,16 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
         default_sampling=default_sampling(config, name),
         fallback=fallback,
     )
+
+
+def _check_room(path: Path, name: str, weights: str, device: torch.device) -> None:
+    """Raise `MemoryPlanError` if not even the weights fit; what is wrong with files is found when they are opened."""
+    try:
+        num_bytes = least_loaded_bytes(path, weights)
+    except ModelLoadError:
+        return
+    memory = memory_of(str(device))
+    Room(memory.place, memory.free).check(MemoryUse(f"weights of {name}", num_bytes, "weights"))
 
 
 def pick_device(requested: str) -> torch.device:

@@ -105,6 +105,10 @@ class ModelInfo:
     """Memory of one KV page over all layers, in bytes."""
     weight_bytes: int
     eos_token_ids: tuple[int, ...]
+    token_bytes: int = 0
+    """Memory that a pass takes for each of its tokens, at most: activations and logits, in bytes."""
+    device: str = "cpu"
+    """Where weights and KV pages are, e.g. 'cpu', 'cuda:0'."""
     computation: str = ""
     """What is rounded, e.g. 'q4_1 weights, int8 activations'; empty where nothing is but to the forward's dtype."""
 

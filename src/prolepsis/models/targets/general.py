@@ -128,6 +128,8 @@ class GeneralModel:
             page_bytes=page_bytes(self._kv, dtype),
             weight_bytes=weight_bytes,
             eos_token_ids=checkpoint.eos_token_ids,
+            token_bytes=4 * (20 * getattr(config, "hidden_size", 0) + 2 * config.vocab_size),
+            device=str(device),
         )
 
     @property

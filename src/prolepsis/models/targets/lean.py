@@ -49,6 +49,8 @@ class LeanModel:
             page_bytes=page_bytes(self._kv, self.dtype),
             weight_bytes=_weight_bytes(self.layers, self.ends),
             eos_token_ids=checkpoint.eos_token_ids,
+            token_bytes=shape.token_bytes,
+            device=str(device),
         )
 
     @property

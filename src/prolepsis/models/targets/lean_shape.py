@@ -86,6 +86,12 @@ class LeanShape:
     logit_cap: float | None = None
     """Scaled logits x become cap * tanh(x / cap)."""
 
+    @property
+    def token_bytes(self) -> int:
+        """`ModelInfo.token_bytes`: all activations that are alive at once, in float32, and the logits twice."""
+        attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        return 4 * (4 * self.hidden + attention + 3 * self.intermediate + 2 * self.vocab)
+
     @classmethod
     def from_config(cls, config: Config) -> "LeanShape":
         """Return the shape of `config`; raises `ModelLoadError` with the reason of `lean_fault`."""

@@ -90,6 +90,7 @@ class NativeModel:
             page_bytes=len(shape.layers) * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
             weight_bytes=self.decoder.weight_bytes(),
             eos_token_ids=checkpoint.eos_token_ids,
+            token_bytes=shape.token_bytes,
             computation=", ".join(rounding),
         )
 

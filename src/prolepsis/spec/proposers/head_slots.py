@@ -20,6 +20,8 @@ from torch import Tensor
 from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.spec.proposer import HiddenStates, SequenceView
 
+MAX_DEFERRED_BYTES = 64 << 20
+
 
 class DeferredFeatures:
     """Features of full pages that are not written yet, by page, each [page size, feature_size] bfloat16.
@@ -120,7 +122,7 @@ class HeadState:
 class HeadSlots:
     """States of live sequences. The last features of each page are kept, so a prefix-cache hit can go on from it."""
 
-    def __init__(self, num_pages: int, feature_size: int, max_deferred_bytes: int = 64 << 20) -> None:
+    def __init__(self, num_pages: int, feature_size: int, max_deferred_bytes: int = MAX_DEFERRED_BYTES) -> None:
         self._states: dict[str, HeadState] = {}
         self._valid_from = array("q", [_STALE]) * num_pages
         self._full = bytearray(num_pages)  # pages all of whose tokens were seen: written, if they are not deferred

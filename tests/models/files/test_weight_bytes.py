@@ -1,4 +1,4 @@
-"""A pass reads every matrix once, in the form in which the file has it."""
+"""A pass reads every matrix once, in the form in which the file has it; memory has it as the settings say."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import gguf
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.bytes_per_pass import bytes_per_pass
+from prolepsis.models.files.weight_bytes import bytes_per_pass, least_loaded_bytes
 from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import save_tiny
 
@@ -32,3 +32,11 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05")
     with pytest.raises(ModelLoadError, match=r"model\.safetensors is not a whole"):
         bytes_per_pass(tmp_path)
+
+
+def test_loaded_weights_take_what_the_setting_says(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "llama", {"tie_word_embeddings": True})
+    count = sum(p.numel() for p in model.parameters())
+    expected = {"auto": 2 * count, "bf16": 2 * count, "q8": count * 34 / 32, "q4": count * 20 / 32}
+    for weights, num_bytes in expected.items():
+        assert least_loaded_bytes(tmp_path / "model", weights) == pytest.approx(num_bytes, abs=1)

@@ -1,0 +1,94 @@
+"""Adds up what an engine takes of memory before its caches are allocated, and decides how many KV pages it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.kv.machine import CPU, host_memory, memory_of
+from prolepsis.kv.memory import MemoryUse, PageShape, Room, format_bytes, parse_bytes, plan_pages
+from prolepsis.models.heads.base import HeadInfo
+from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES
+from prolepsis.spec.proposers.head import MAX_NODES
+from prolepsis.spec.proposers.head_slots import MAX_DEFERRED_BYTES
+from prolepsis.spec.proposers.scratch import scratch_pages
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What has been loaded for an engine."""
+
+    target: ModelInfo
+    draft: ModelInfo | None = None
+    head: HeadInfo | None = None
+    exit_sequences: int = 0
+    """Sequences that an early exit drafts for in one step."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in all caches that have one for each page of the pool."""
+        return sum(each.page_bytes for each in (self.target, self.draft, self.head) if each)
+
+
+def plan_memory(config: EngineConfig, loaded: Loaded, max_model_len: int, reserved: Sequence[MemoryUse] = ()) -> int:
+    """Return the number of KV pages; `reserved` is what others than the engine take of the machine's memory.
+
+    Raises `MemoryPlanError` with the sum and what to lower, if the machine, its cgroup or its device has less.
+    """
+    shape = PageShape(loaded.page_bytes, PAGE_SIZE, max_model_len, config.max_requests)
+    room = _room(config, loaded, reserved)
+    pages = plan_pages(config.kv_memory, shape, room)
+    uses = {use.what: format_bytes(use.num_bytes) for use in room.uses if use.num_bytes}
+    log.info("memory_planned", kv_cache=format_bytes(pages * shape.page_bytes), **uses, free=format_bytes(room.left))
+    return pages
+
+
+def check_head(head: HeadInfo, device: str, num_pages: int, max_requests: int) -> None:
+    """Raise `MemoryPlanError` if the K/V of a head that is loaded while serving does not fit beside the others."""
+    memory = memory_of(device)
+    num_bytes = num_pages * head.page_bytes + _head_scratch(head, max_requests)
+    Room(memory.place, memory.free).check(MemoryUse(f"K/V of draft head {head.name}", num_bytes, "kv_memory"))
+
+
+def _room(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryUse]) -> Room:
+    """Return the room of the KV cache; the host's is checked too where the model is on another device."""
+    device, host = loaded.target.device, host_memory()
+    on_device, on_host = _model_uses(config, loaded), [*_index_uses(config), *reserved]
+    if device != CPU:
+        Room(host.place, host.free, on_host).check()
+        memory = memory_of(device)
+        return Room(memory.place, memory.free + memory.held, on_device)
+    rest = host.held - sum(each.weight_bytes for each in (loaded.target, loaded.draft, loaded.head) if each)
+    return Room(host.place, host.free + host.held, [*on_device, *on_host, MemoryUse("program", max(0, rest))])
+
+
+def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
+    target, draft, head = loaded.target, loaded.draft, loaded.head
+    uses = [
+        MemoryUse(f"weights of {Path(target.name).name}", target.weight_bytes),
+        MemoryUse("workspace of a pass", config.max_step_tokens * target.token_bytes, "max_step_tokens"),
+    ]
+    if draft is not None:
+        uses.append(MemoryUse(f"weights of draft model {Path(draft.name).name}", draft.weight_bytes))
+    if head is not None:
+        uses.append(MemoryUse(f"weights of draft head {head.name}", head.weight_bytes))
+        scratch = _head_scratch(head, config.max_requests)
+        uses.append(MemoryUse("workspace of the draft head", scratch + MAX_DEFERRED_BYTES, "max_requests"))
+    exit_pages = SCRATCH_PAGES * loaded.exit_sequences
+    uses.append(MemoryUse("workspace of the early exit", exit_pages * target.page_bytes, "max_requests"))
+    return uses
+
+
+def _index_uses(config: EngineConfig) -> list[MemoryUse]:
+    if "suffix" not in config.proposers or config.num_speculative_tokens == 0:
+        return []
+    return [MemoryUse("suffix index", parse_bytes(config.suffix_memory, name="suffix_memory"), "suffix_memory")]
+
+
+def _head_scratch(head: HeadInfo, max_requests: int) -> int:
+    return head.page_bytes * scratch_pages(MAX_NODES) * max_requests

@@ -1,0 +1,104 @@
+"""The memory that this process may still take: of the machine, of its cgroup, or of an accelerator."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+CPU = "cpu"
+THIS_MACHINE = "this machine"
+CGROUP = "the cgroup of this process"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """Memory of one place, in bytes."""
+
+    place: str
+    free: int
+    """What may still be taken without swapping."""
+    held: int
+    """What this process holds already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _CgroupFiles:
+    """The names of a cgroup version's files, below `mount`."""
+
+    mount: str
+    limit: str
+    used: str
+    reclaimable: str
+    """Key in memory.stat of cache that is given up before anything is refused."""
+
+
+_V1 = _CgroupFiles("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+
+
+def memory_of(device: str) -> FreeMemory:
+    """Return the memory of a device as torch names it, e.g. 'cpu', 'cuda:0'."""
+    if device == CPU:
+        return host_memory()
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return FreeMemory(device, free, torch.cuda.memory_reserved(device))
+
+
+def host_memory(root: Path = Path("/")) -> FreeMemory:
+    """Return the memory of the machine, or of the tightest cgroup around this process if that has less.
+
+    `root` stands for the root of the file system. Where it has no /proc/meminfo all memory counts as free.
+    """
+    free, place = _machine_free(root), THIS_MACHINE
+    for in_cgroup in _cgroups_free(root):
+        if in_cgroup < free:
+            free, place = in_cgroup, CGROUP
+    return FreeMemory(place, max(0, free), _kib(root / "proc/self/status", "RssAnon") or 0)
+
+
+def _machine_free(root: Path) -> int:
+    available = _kib(root / "proc/meminfo", "MemAvailable")
+    return available if available is not None else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroups_free(root: Path) -> Iterator[int]:
+    """Yield what each memory cgroup around this process leaves; a container sees its own as the root of the mount."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        files = _V1 if controllers else _V2
+        below = PurePosixPath(path.lstrip("/"))
+        for folder in {below, *below.parents}:
+            free = _cgroup_free(root / files.mount / folder, files)
+            if free is not None:
+                yield free
+
+
+def _cgroup_free(folder: Path, files: _CgroupFiles) -> int | None:
+    limit, used = _number(folder / files.limit), _number(folder / files.used)
+    if limit is None or used is None:
+        return None
+    stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
+    return limit - used + int(stats.get(files.reclaimable, 0))
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file; None without one, as 'max' is none."""
+    text = "".join(_lines(file))
+    return int(text) if text.isdigit() else None
+
+
+def _kib(file: Path, key: str) -> int | None:
+    """Return the bytes of a line such as 'MemAvailable: 7 kB'."""
+    return next((int(line.split()[1]) * 1024 for line in _lines(file) if line.startswith(f"{key}:")), None)
+
+
+def _lines(file: Path) -> list[str]:
+    """Return the lines of a file of the kernel's; none if it is not there."""
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
