@@ -68,7 +68,7 @@ def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> Non
     live.observe(canary, {"error": 1.0}, late=True)
     live.observe(control, {"error": 0.0}, late=True)
     live.observe(replace(canary, stage=0), {"error": 1.0}, late=True)
-    arms = live.evidence.scores["errors"]
+    arms = live.evidence.scores_of(ERRORS).total
     assert (arms.canary.count, arms.canary.mean, arms.control.count) == (1, 1.0, 1)
     assert (live.evidence.num_canary, live.evidence.num_control) == (1, 0)
     assert live.histories["error"].count == 1, "plain requests are what later stages refer to"
@@ -113,7 +113,7 @@ def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     live.take(after)
     assert live.evidence.num_control == counted
     live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
-    assert live.evidence.scores["slow"].canary.count == 1
+    assert live.evidence.scores_of(SLOW).total.canary.count == 1
 
 
 @pytest.mark.parametrize(("factor", "phase"), [(0.7, "on"), (1.6, "rolled_back")])
@@ -150,7 +150,7 @@ def test_evidence_of_other_replicas_of_the_same_stage_is_added() -> None:
     for live in (one, other):
         live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)
     one.others = (other.evidence, live_in(in_stage(0)).evidence)
-    assert one.all_evidence.num_canary == 2
+    assert one.all_evidence(0.0).num_canary == 2
 
 
 def test_a_request_costs_control_little() -> None:

@@ -100,6 +100,7 @@ METRICS: dict[Metric, MetricInfo] = {
 
 Percent = Annotated[Number, Field(ge=0, le=100)]
 Gate = Literal["manual", "automatic"]
+OnHarm = Literal["plain", "last_stage"]
 
 
 class GuardrailTerms(Part):
@@ -136,3 +137,5 @@ class RolloutTerms(Part):
     gate: Gate = "manual"
     """manual: an operator starts the rollout and approves each next step; automatic: the guardrails do."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"
+    on_harm: OnHarm = "plain"
+    """Once it is on: where harm takes it. last_stage: to the last step, which it has to pass again."""

@@ -12,10 +12,20 @@ from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
 from prolepsis.policy.model import Policy, Terms, plain_match, plain_terms
-from prolepsis.rollout.machine import ACTIVE, RolloutState, Transition, canary_share, guardrails_of, step
+from prolepsis.rollout.machine import (
+    ACTIVE,
+    JUDGED,
+    RolloutState,
+    Transition,
+    canary_share,
+    evidence_stage,
+    guardrails_of,
+    step,
+)
 from prolepsis.rollout.settings import RolloutSettings, settings_of
 from prolepsis.statistics.arms import Arm, Histogram
-from prolepsis.statistics.judge import StageEvidence
+from prolepsis.statistics.judge import Evidence, StageEvidence
+from prolepsis.statistics.window import WindowEvidence
 
 REFERENCE_REQUESTS = 100
 """Requests of the control whose quantiles become a stage's references; with fewer, quantiles are not judged yet."""
@@ -69,8 +79,10 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
 
 
 def _drafting(terms: Terms) -> dict[str, object]:
-    """Return the terms that change how requests are served: all but those of the audit log."""
-    return plain_terms(terms.model_copy(update={"audit": None}))
+    """Return the terms that change how requests are served: not those of the audit log, nor what harm leads to."""
+    plain = plain_terms(terms.model_copy(update={"audit": None}))
+    rollout = terms.rollout.model_dump(mode="json", exclude={"on_harm"}) if terms.rollout is not None else None
+    return {**plain, "rollout": rollout}
 
 
 def _digest(content: object) -> str:
@@ -82,7 +94,7 @@ class LiveRollout:
 
     def __init__(self, target: RolloutTarget, state: RolloutState) -> None:
         self.target = target
-        self.others: tuple[StageEvidence, ...] = ()
+        self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
         self._begin(state)
         self.take(state)
@@ -93,13 +105,18 @@ class LiveRollout:
 
     def take(self, state: RolloutState) -> None:
         """Go on from `state`; a new stage begins without evidence."""
-        if not self.evidence.belongs_to(state.rollout_id, state.run, state.stage):
+        if not self.evidence.belongs_to(state.rollout_id, state.run, evidence_stage(state, self.settings)):
             self._begin(state)
         self.state = state
         self._guardrails = guardrails_of(state, self.settings)
 
     def _begin(self, state: RolloutState) -> None:
-        self.evidence = StageEvidence(state.rollout_id, state.stage, run=state.run)
+        stage = evidence_stage(state, self.settings)
+        self.evidence: StageEvidence | WindowEvidence = (
+            WindowEvidence(state.rollout_id, stage, state.run, spans=())
+            if state.phase == "on"
+            else StageEvidence(state.rollout_id, stage, run=state.run)
+        )
         self._histories: dict[str, Histogram] = {}
 
     def assign(self, key: str) -> Assignment:
@@ -110,38 +127,44 @@ class LiveRollout:
         share = settings.stages[state.stage].share if shadow else verifying
         arm = arm_of(key, state.rollout_id, share, settings.holdout)
         mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
-        return Assignment(state.rollout_id, state.run, state.stage, arm, mode, verifying)
+        return Assignment(state.rollout_id, state.run, evidence_stage(state, settings), arm, mode, verifying)
 
-    def observe(self, assignment: Assignment, values: Mapping[str, float], *, late: bool = False) -> None:
-        """Count a finished request, given its values by metric; less than 0.1 ms.
+    def observe(
+        self, assignment: Assignment, values: Mapping[str, float], *, now: float = 0.0, late: bool = False
+    ) -> None:
+        """Count a request that finished at `now` (Unix time in seconds), given its values by metric; below 0.1 ms.
 
         `late`: the request is counted already, and these values of it were measured afterwards.
         """
         if assignment.mode == "off":
             for name, value in values.items():
                 self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
-        arm = self._judged_arm(assignment)
-        if arm is not None:
-            observe = self.evidence.observe_more if late else self.evidence.observe
+        arm, evidence = self._judged_arm(assignment), self.evidence
+        if arm is None:
+            return
+        if isinstance(evidence, WindowEvidence):
+            self.evidence = evidence.observe(self._guardrails, arm, values, now=now, late=late)
+        else:
+            observe = evidence.observe_more if late else evidence.observe
             self.evidence = observe(self._guardrails, arm, values)
 
     def _judged_arm(self, assignment: Assignment) -> Arm | None:
         """Return the arm for which a request is evidence; None if the stage is over or has no such arm."""
         run, stage = assignment.run, assignment.stage
-        if not self.evidence.belongs_to(assignment.rollout_id, run, stage) or self.state.phase not in ACTIVE:
+        if not self.evidence.belongs_to(assignment.rollout_id, run, stage) or self.state.phase not in JUDGED:
             return None
         if assignment.arm == "canary":
             return "canary"
-        return "control" if self.settings.stages[stage].kind == "canary" else None
+        stages = self.settings.stages
+        return None if stage < len(stages) and stages[stage].kind == "shadow" else "control"
 
-    @property
-    def all_evidence(self) -> StageEvidence:
-        """The evidence of all replicas for the stage."""
-        state, total = self.state, self.evidence
-        for other in self.others:
-            if other.belongs_to(state.rollout_id, state.run, state.stage):
-                total += other
-        return total
+    def all_evidence(self, now: float) -> Evidence:
+        """Return the evidence of all replicas for the stage, as it stands at `now` (Unix time in seconds)."""
+        ours = self.evidence
+        others = [one for one in self.others if one.belongs_to(ours.rollout_id, ours.run, ours.stage)]
+        if isinstance(ours, WindowEvidence):
+            return sum((one for one in others if isinstance(one, WindowEvidence)), ours).at(now)
+        return sum((one for one in others if isinstance(one, StageEvidence)), ours)
 
     @property
     def histories(self) -> Histories:
@@ -149,7 +172,7 @@ class LiveRollout:
 
 
 def step_with_references(
-    state: RolloutState, evidence: StageEvidence, histories: Histories, now: float, settings: RolloutSettings
+    state: RolloutState, evidence: Evidence, histories: Histories, now: float, settings: RolloutSettings
 ) -> Transition:
     """Return the state at `now`, with the references that its stage needs and plain requests can give by now."""
     after, events = step(state, evidence, now, settings)
@@ -164,9 +187,10 @@ def referenced(
     A new stage gets references for all guardrails with a history; later only guardrails that cannot be judged without
     get one, so that nothing changes under the requests that were counted already.
     """
-    if after.phase not in ACTIVE:
+    if after.phase not in JUDGED:
         return after
-    is_new = (before.run, before.stage) != (after.run, after.stage)
+    places = [(state.run, evidence_stage(state, settings)) for state in (before, after)]
+    is_new = places[0] != places[1]
     found: dict[str, float] = {}
     for guardrail in guardrails_of(after, settings):
         history = histories.get(guardrail.metric, _NO_HISTORY)

@@ -8,11 +8,13 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.json_value import JsonValue
 from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail, Outcome
-from prolepsis.statistics.judge import StageEvidence, Verdict, judge, outcome_of
+from prolepsis.statistics.judge import Evidence, Verdict, judge, outcome_of
 
 Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
 ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
-"""Phases in which requests go to the canary."""
+"""Phases in which requests go to the canary of a stage."""
+JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")
+"""Phases in which harm takes the rollout back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,10 @@ class RolloutState(JsonValue):
     references: Mapping[str, float] = field(default_factory=dict)
     """Values of the control before the stage, by guardrail: all replicas test against the same number."""
 
-    def has_ended(self, run: int, stage: int) -> bool:
-        """Return whether evidence of that stage can no longer decide anything."""
-        return self.phase not in ACTIVE or (run, stage) < (self.run, self.stage)
+    def has_ended(self, before: Self) -> bool:
+        """Return whether evidence from the time of the state `before` can no longer decide anything."""
+        places = [(one.run, one.stage, one.phase == "on") for one in (before, self)]
+        return self.phase not in JUDGED or places[0] < places[1]
 
     def changed(self, phase: Phase) -> Self:
         """Return the next version, in `phase`."""
@@ -50,12 +53,18 @@ class RolloutState(JsonValue):
         return replace(self, run=run, stage=stage, stage_since=now, held_at=None, references={})
 
 
+def evidence_stage(state: RolloutState, settings: RolloutSettings) -> int:
+    """Return the number of the stage that evidence belongs to; on is the one after the last."""
+    return len(settings.stages) if state.phase == "on" else state.stage
+
+
 def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
-    """Return the guardrails of the current stage with their references."""
-    references = state.references
+    """Return the guardrails of the current stage with their references; on without a holdout, only limits."""
+    references, everything = state.references, state.phase == "on" and settings.holdout == 0.0
     return tuple(
         guardrail.referring_to(references[guardrail.name]) if guardrail.name in references else guardrail
         for guardrail in settings.stages[state.stage].guardrails
+        if not (everything and guardrail.measure.has_control)
     )
 
 
@@ -73,6 +82,7 @@ Kind = Literal[
     "gate_reached",  # passed, and waits for an operator's approval
     "completed",
     "rolled_back",
+    "stepped_back",  # from on to the last stage, for harm
     "held",  # by an operator, or because no verdict came in time or is possible: waits for an operator
     "resumed",
 ]
@@ -119,20 +129,20 @@ _UNFIT = ("measurement_errors", "uneven_arms")
 """Reasons that no further evidence will change."""
 
 
-def step(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> Transition:
+def step(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> Transition:
     """Return the state at `now` (seconds) and what happened.
 
-    A fail rolls back at once, from every active phase, held included. A pass promotes, or waits at a gate, once the
-    stage has lasted its least time. An inconclusive stage goes on up to its longest time. Evidence of another rollout
-    or stage does not count. Without a change the state is returned as it is.
+    A fail rolls back at once, from every active phase, held included; from on it may lead back to the last stage. A
+    pass promotes, or waits at a gate, once the stage has lasted its least time. An inconclusive stage goes on up to its
+    longest time. Evidence of another rollout or stage does not count. Without a change the state is returned as it is.
     """
-    if state.phase not in ACTIVE:
+    if state.phase not in JUDGED or not _is_due(state, evidence, now, settings):
         return state, ()
     stage = settings.stages[state.stage]
-    if not _is_due(state, evidence, now, settings):
-        return state, ()
     verdict = verdict_on(state, evidence, settings)
     if verdict is not None and verdict.outcome == "fail":
+        if state.phase == "on" and settings.on_harm == "last_stage":
+            return _step_back(state, stage, now, ", ".join(verdict.failed), verdict)
         return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
     return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
 
@@ -149,33 +159,34 @@ def promote(
     return change("promoted", state, after, stage=name, now=now, reason=reason, verdict=verdict)
 
 
-def verdict_on(state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings) -> Verdict | None:
+def verdict_on(state: RolloutState, evidence: Evidence | None, settings: RolloutSettings) -> Verdict | None:
     """Return the verdict on the stage with its numbers; None for evidence of another stage."""
     return _judged(judge, state, evidence, settings)
 
 
-def outcome_on(state: RolloutState, evidence: StageEvidence, settings: RolloutSettings) -> Outcome:
+def outcome_on(state: RolloutState, evidence: Evidence, settings: RolloutSettings) -> Outcome:
     """Return the outcome of the stage without numbers, which take ten times as long."""
-    result = _judged(outcome_of, state, evidence, settings) if state.phase in ACTIVE else None
+    result = _judged(outcome_of, state, evidence, settings) if state.phase in JUDGED else None
     return result[0] if result else "inconclusive"
 
 
 def _judged(
-    judge_by: Callable[..., Result], state: RolloutState, evidence: StageEvidence | None, settings: RolloutSettings
+    judge_by: Callable[..., Result], state: RolloutState, evidence: Evidence | None, settings: RolloutSettings
 ) -> Result | None:
-    if evidence is None or not evidence.belongs_to(state.rollout_id, state.run, state.stage):
+    if evidence is None or not evidence.belongs_to(state.rollout_id, state.run, evidence_stage(state, settings)):
         return None
-    stage = settings.stages[state.stage]
+    is_on, stage = state.phase == "on", settings.stages[state.stage]
+    share = canary_share(state, settings) if is_on else 1.0 if stage.kind == "shadow" else stage.share
     return judge_by(
         guardrails_of(state, settings),
         evidence,
-        share=1.0 if stage.kind == "shadow" else stage.share,
-        levels=settings.levels,
+        share=share,
+        levels=settings.watch_levels if is_on else settings.levels,
         consecutive_error_limit=settings.consecutive_error_limit,
     )
 
 
-def _is_due(state: RolloutState, evidence: StageEvidence | None, now: float, settings: RolloutSettings) -> bool:
+def _is_due(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> bool:
     """Return whether something changes now: most steps end here, without the slow bounds."""
     outcome, reason = _judged(outcome_of, state, evidence, settings) or ("inconclusive", "not_enough_evidence")
     if outcome == "fail":
@@ -210,6 +221,12 @@ def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSe
 def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
     after = state.changed("rolled_back")
     return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+def _step_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict) -> Transition:
+    """Return to the last stage, as another run: requests in flight stop drafting, and evidence begins again."""
+    after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
+    return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
 def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:

@@ -8,7 +8,7 @@ import structlog
 
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.rollout.live import LiveRollout
-from prolepsis.rollout.machine import ACTIVE, RolloutEvent, RolloutState
+from prolepsis.rollout.machine import JUDGED, RolloutEvent, RolloutState
 from prolepsis.rollout.store import RolloutStore
 
 KEEP_EVERY_S = 10.0
@@ -74,7 +74,7 @@ class ReplicaExchange:
 
     async def keep_evidence(self, lives: Iterable[LiveRollout]) -> None:
         """Store the evidence of stages that go on."""
-        seen = [live.evidence for live in lives if live.state.phase in ACTIVE]
+        seen = [live.evidence for live in lives if live.state.phase in JUDGED]
         seen = [evidence for evidence in seen if evidence.num_canary + evidence.num_control]
         if seen:
             await asyncio.to_thread(self._store.keep_evidence, seen)

@@ -16,7 +16,7 @@ from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotF
 from prolepsis.policy.model import Policy
 from prolepsis.rollout.live import LiveRollout, referenced, step_with_references, stopped_runs, targets_of
 from prolepsis.rollout.machine import (
-    ACTIVE,
+    JUDGED,
     Command,
     Phase,
     RolloutEvent,
@@ -32,7 +32,7 @@ from prolepsis.rollout.observation import observed
 from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
-from prolepsis.statistics.judge import StageEvidence, Verdict
+from prolepsis.statistics.judge import Evidence, Verdict
 from prolepsis.web.feature import Feature
 
 MAX_LEFT = 32
@@ -159,7 +159,7 @@ class Rollouts(Feature):
         """
         for live in self._live.values():
             if live.target.rollout_id == assignment.rollout_id:
-                live.observe(assignment, values, late=late)
+                live.observe(assignment, values, now=self._clock(), late=late)
 
     async def close(self) -> None:
         """Store the evidence for the next start."""
@@ -192,8 +192,8 @@ class Rollouts(Feature):
     async def view(self, rollout_id: str) -> RolloutView:
         """Return one rollout with the present verdict; raises `RolloutNotFound`."""
         live = self._find(rollout_id)
-        state, settings, evidence = live.state, live.settings, live.all_evidence
-        is_judged = state.phase in ACTIVE
+        state, settings, evidence = live.state, live.settings, live.all_evidence(self._clock())
+        is_judged = state.phase in JUDGED
         return RolloutView(
             id=state.rollout_id,
             rule=live.target.rule,
@@ -247,11 +247,12 @@ class Rollouts(Feature):
             self._take(live, newer, ())
 
     async def _step(self, rule: str, live: LiveRollout) -> None:
-        before, now, evidence = live.state, self._clock(), live.all_evidence
+        before, now = live.state, self._clock()
+        evidence = live.all_evidence(now)
         transition, outcome = await asyncio.to_thread(_stepped, live, before, evidence, now)
         if transition[0] != before:
             await self._change(live, transition)
-            outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence, live.settings)
+            outcome = await asyncio.to_thread(outcome_on, live.state, live.all_evidence(now), live.settings)
         self._show(rule, live)
         self._metrics.judged(rule, outcome)
 
@@ -278,7 +279,8 @@ class Rollouts(Feature):
             self._metrics.changed(live.target.rule, event.kind)
             if self._tell is not None:
                 self._tell(event)
-            log.info(
+            write = log.warning if event.kind in ("rolled_back", "stepped_back") else log.info
+            write(
                 "rollout_changed",
                 rollout=event.rollout_id,
                 kind=event.kind,
@@ -306,9 +308,7 @@ def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float,
     return referenced(before, after, live.histories, live.settings), events
 
 
-def _stepped(
-    live: LiveRollout, before: RolloutState, evidence: StageEvidence, now: float
-) -> tuple[Transition, Outcome]:
+def _stepped(live: LiveRollout, before: RolloutState, evidence: Evidence, now: float) -> tuple[Transition, Outcome]:
     """Return the next step of a rollout, and the outcome of its present stage."""
     if before.phase == "off" and live.target.starts_itself:
         transition = _by_hand(live, before, "start", now, "by the policy: its gate is automatic")

@@ -6,11 +6,10 @@ from functools import partial
 from typing import Literal
 
 from prolepsis.policy.model import Terms
-from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms
+from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms, OnHarm
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import Levels
-from prolepsis.statistics.means import Limit
-from prolepsis.statistics.quantiles import QuantileLimit
+from prolepsis.statistics.window import NUM_STARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Stage:
     """An operator has to approve before the rollout goes on from here."""
 
     def __post_init__(self) -> None:
-        one_arm = all(isinstance(g.measure, Limit | QuantileLimit) for g in self.guardrails)
+        one_arm = not any(g.measure.has_control for g in self.guardrails)
         assert self.kind == "canary" or one_arm, "in shadow there is one arm: only limits can be judged"
 
 
@@ -42,6 +41,7 @@ class RolloutSettings:
     holdout: float = 0.05
     """Share of keys that never get the canary, for comparison to the end."""
     on_inconclusive: Literal["hold", "rollback"] = "hold"
+    on_harm: OnHarm = "plain"
     consecutive_error_limit: int = 5
 
     def __post_init__(self) -> None:
@@ -54,6 +54,11 @@ class RolloutSettings:
     @property
     def levels(self) -> Levels:
         return Levels(self.rollback_level, self.promotion_level, len(self.stages))
+
+    @property
+    def watch_levels(self) -> Levels:
+        """Of the moving window once the rollout is on; `rollback_level` then holds for each 30 days."""
+        return Levels(self.rollback_level, self.promotion_level, num_starts=NUM_STARTS)
 
 
 def settings_of(terms: Terms) -> RolloutSettings:
@@ -76,6 +81,7 @@ def settings_of(terms: Terms) -> RolloutSettings:
         ),
         holdout=rollout.holdout / 100.0,
         on_inconclusive=rollout.on_inconclusive,
+        on_harm=rollout.on_harm,
     )
 
 

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 from uuid import uuid4
 
+from pydantic import Field, TypeAdapter
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.core.errors import StoreConflict
 from prolepsis.rollout.machine import RolloutEvent, RolloutState
 from prolepsis.statistics.judge import StageEvidence
+from prolepsis.statistics.window import MINUTE_S, WINDOW_MINUTES, WindowEvidence
 from prolepsis.store.database import Database
 from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states
 
@@ -47,7 +50,7 @@ class RolloutStore:
                 before = _load(connection, state.rollout_id)
                 _swap(connection, state)
                 _add_events(connection, events)
-                if before is not None and state.has_ended(before.run, before.stage):
+                if before is not None and state.has_ended(before):
                     connection.execute(delete(rollout_evidence).where(_evidence.rollout_id == state.rollout_id))
         except StoreConflict:
             return False
@@ -60,8 +63,11 @@ class RolloutStore:
         with self._database.read() as connection:
             return [RolloutEvent.from_json(text) for text in connection.scalars(query)]
 
-    def keep_evidence(self, evidence: Sequence[StageEvidence]) -> None:
-        """Keep this replica's evidence of some rollouts' stages, in place of its earlier evidence of these rollouts."""
+    def keep_evidence(self, evidence: Sequence[StageEvidence | WindowEvidence]) -> None:
+        """Keep this replica's evidence of some rollouts' stages, in place of its earlier evidence of these rollouts.
+
+        Evidence of moving windows that replicas kept for the last time before the window is dropped.
+        """
         now = time.time()
         rows = [
             {
@@ -73,17 +79,19 @@ class RolloutStore:
             for one in evidence
         ]
         ours = (_evidence.replica == self._replica) & _evidence.rollout_id.in_([one.rollout_id for one in evidence])
+        windows = [one.rollout_id for one in evidence if isinstance(one, WindowEvidence)]
+        old = _evidence.rollout_id.in_(windows) & (_evidence.kept_at < now - MINUTE_S * WINDOW_MINUTES)
         with self._database.write() as connection:
-            connection.execute(delete(rollout_evidence).where(ours))
+            connection.execute(delete(rollout_evidence).where(ours | old))
             if rows:
                 connection.execute(insert(rollout_evidence), rows)
 
-    def other_evidence(self) -> Sequence[StageEvidence]:
+    def other_evidence(self) -> Sequence[StageEvidence | WindowEvidence]:
         """Return the evidence of other replicas, and of earlier starts of this one; of any rollout and any stage."""
         query = select(_evidence.evidence).where(_evidence.replica != self._replica)
         with self._database.read() as connection:
             texts = connection.scalars(query.order_by(_evidence.rollout_id, _evidence.replica))
-            return [StageEvidence.from_json(text) for text in texts]
+            return [_EVIDENCE.validate_json(text) for text in texts]
 
     def _parsed(self, rollout_id: str, text: str) -> RolloutState:
         before, state = self._read.get(rollout_id, ("", None))
@@ -91,6 +99,9 @@ class RolloutStore:
 
 
 _evidence = rollout_evidence.c
+_EVIDENCE: TypeAdapter[StageEvidence | WindowEvidence] = TypeAdapter(
+    Annotated[WindowEvidence | StageEvidence, Field(union_mode="left_to_right")]  # only the first has spans
+)
 
 
 def _load(connection: Connection, rollout_id: str) -> RolloutState | None:

@@ -1,9 +1,9 @@
 """Counts of what requests showed, mergeable and in little memory: scores of two arms, and values by size."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 Arm = Literal["canary", "control"]
 WIDTH = 1.02
@@ -70,6 +70,26 @@ class ArmScores:
 
     def __add__(self, other: Self) -> Self:
         return replace(self, canary=self.canary + other.canary, control=self.control + other.control)
+
+    @property
+    def spans(self) -> tuple[Self, ...]:
+        return (self,)
+
+    @property
+    def total(self) -> Self:
+        return self
+
+
+class Scores(Protocol):
+    """Scores of both arms on one guardrail: of a whole stage, or of the spans of a moving window."""
+
+    @property
+    def spans(self) -> Sequence[ArmScores]:
+        """Consecutive spans of time, oldest first: bets begin with each."""
+
+    @property
+    def total(self) -> ArmScores:
+        """All of them added."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from prolepsis.statistics.arms import Arm, ArmScores, Histogram
+from prolepsis.statistics.arms import Arm, ArmScores, Histogram, Scores
 from prolepsis.statistics.means import Better, Contrast, Measure, Ratio, sign_of
 
 Outcome = Literal["pass", "fail", "inconclusive"]
 _HALVINGS = 24  # of [-1, 1] when a bound is searched: to 1e-7 of the scale
+_FEWER_HALVINGS = 12  # over many spans, as each look takes longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class GuardrailResult:
 
 
 def decide(
-    guardrail: Guardrail, scores: ArmScores, share: float, *, fail_alpha: float, pass_alpha: float
+    guardrail: Guardrail, scores: Scores, share: float, *, fail_alpha: float, pass_alpha: float
 ) -> tuple[Outcome, float, float]:
     """Return the outcome and the evidence of harm and of safety (natural logarithms of e-values).
 
@@ -77,7 +78,7 @@ def decide(
     harm = sign_of(guardrail.better)
     harm_evidence = contrast.log_evidence(scores, contrast.stakes(harm))
     safety_evidence = contrast.log_evidence(scores, contrast.stakes(-harm))
-    if not enough(guardrail, scores, contrast):
+    if not enough(guardrail, scores.total, contrast):
         return "inconclusive", harm_evidence, safety_evidence
     if harm_evidence >= -math.log(fail_alpha):
         return "fail", harm_evidence, safety_evidence
@@ -93,25 +94,27 @@ def enough(guardrail: Guardrail, scores: ArmScores, contrast: Contrast) -> bool:
 
 
 def evaluate(
-    guardrail: Guardrail, scores: ArmScores, share: float, *, fail_alpha: float, pass_alpha: float
+    guardrail: Guardrail, scores: Scores, share: float, *, fail_alpha: float, pass_alpha: float
 ) -> GuardrailResult:
     """Return the outcome with its numbers."""
     outcome, harm, safety = decide(guardrail, scores, share, fail_alpha=fail_alpha, pass_alpha=pass_alpha)
     measure = guardrail.measure
     alphas = (fail_alpha, pass_alpha) if guardrail.better == "lower" else (pass_alpha, fail_alpha)
     contrast = measure.contrast(guardrail.better, share)
-    lower, upper = bounds(measure, contrast, scores, lower_alpha=alphas[0], upper_alpha=alphas[1])
+    halvings = _HALVINGS if len(scores.spans) == 1 else _FEWER_HALVINGS
+    lower, upper = bounds(measure, contrast, scores, lower_alpha=alphas[0], upper_alpha=alphas[1], halvings=halvings)
+    total = scores.total
     allowed = contrast.ratio - 1.0 if isinstance(measure, Ratio) else contrast.shift
     return GuardrailResult(
         name=guardrail.name,
         outcome=outcome,
         dry_run=guardrail.dry_run,
-        estimate=measure.shown(measure.estimate(scores.canary.mean, scores.control.mean)),
+        estimate=measure.shown(measure.estimate(total.canary.mean, total.control.mean)),
         lower=measure.shown(lower),
         upper=measure.shown(upper),
         allowed=measure.shown(allowed),
-        num_canary=scores.canary.count,
-        num_control=scores.control.count,
+        num_canary=total.canary.count,
+        num_control=total.control.count,
         harm_evidence=harm,
         safety_evidence=safety,
     )
@@ -120,7 +123,7 @@ def evaluate(
 def bounds(
     measure: Measure,
     contrast: Contrast,
-    scores: ArmScores,
+    scores: Scores,
     *,
     lower_alpha: float,
     upper_alpha: float,

@@ -15,11 +15,32 @@ metric forbids it; no later stage is reached otherwise. So nothing is divided: e
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from prolepsis.core.json_value import JsonValue
-from prolepsis.statistics.arms import Arm, ArmScores, log_evidence_against
+from prolepsis.statistics.arms import Arm, ArmScores, Scores, log_evidence_against
 from prolepsis.statistics.guardrail import Guardrail, GuardrailResult, Outcome, decide, evaluate
+
+
+class Evidence(Protocol):
+    """What requests showed that finished: in a stage (`StageEvidence`), or lately (`window.WindowEvidence`)."""
+
+    @property
+    def num_canary(self) -> int: ...
+
+    @property
+    def num_control(self) -> int: ...
+
+    @property
+    def consecutive_errors(self) -> int: ...
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Requests of canary and control by span of time, oldest first."""
+
+    def scores_of(self, guardrail: Guardrail) -> Scores: ...
+
+    def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +60,13 @@ class StageEvidence(JsonValue):
 
     def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool:
         return (self.rollout_id, self.run, self.stage) == (rollout_id, run, stage)
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        return ((self.num_canary, self.num_control),)
+
+    def scores_of(self, guardrail: Guardrail) -> ArmScores:
+        return self.scores.get(guardrail.name, guardrail.empty())
 
     def observe(self, guardrails: Sequence[Guardrail], arm: Arm, values: Mapping[str, float]) -> Self:
         """Return the evidence with one more finished request, given its values by metric.
@@ -96,6 +124,17 @@ class Levels:
     promotion: float = 0.05
     num_stages: int = 1
     """Stages with verdicts in the whole rollout."""
+    num_starts: int = 1
+    """Spans with which bets begin in a stage, in the time for which the levels hold."""
+
+    def fail_alpha(self, guardrails: Sequence[Guardrail]) -> float:
+        """Return the level of each guardrail's test for harm."""
+        decisive = sum(not g.dry_run for g in guardrails)
+        return self.rollback / (max(1, decisive) * self.num_stages * self.num_starts)
+
+    @property
+    def pass_alpha(self) -> float:
+        return self.promotion / self.num_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +154,7 @@ class Verdict:
 
 def judge(
     guardrails: Sequence[Guardrail],
-    evidence: StageEvidence,
+    evidence: Evidence,
     *,
     share: float,
     levels: Levels | None = None,
@@ -123,18 +162,15 @@ def judge(
 ) -> Verdict:
     """Return the verdict on a stage whose requests went to the canary with probability `share` (ignored by limits)."""
     levels = levels or Levels()
-    fail_alpha = _fail_alpha(guardrails, levels)
-    results = tuple(
-        evaluate(g, evidence.scores.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)
-        for g in guardrails
-    )
-    unfit = _unfit(evidence, share, consecutive_error_limit)
-    return Verdict(*(unfit or _combined([one.outcome for one in results if not one.dry_run])), results)
+    alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
+    results = tuple(evaluate(g, evidence.scores_of(g), share, **alphas) for g in guardrails)
+    unfit = _unfit(evidence, share, levels, consecutive_error_limit)
+    return Verdict(*_combined(guardrails, [one.outcome for one in results], unfit), results)
 
 
 def outcome_of(
     guardrails: Sequence[Guardrail],
-    evidence: StageEvidence,
+    evidence: Evidence,
     *,
     share: float,
     levels: Levels | None = None,
@@ -142,40 +178,43 @@ def outcome_of(
 ) -> tuple[Outcome, Reason]:
     """Return the outcome and reason of `judge` without its numbers, in a tenth of the time."""
     levels = levels or Levels()
-    fail_alpha = _fail_alpha(guardrails, levels)
-    outcomes = [
-        decide(g, evidence.scores.get(g.name, g.empty()), share, fail_alpha=fail_alpha, pass_alpha=levels.promotion)[0]
-        for g in guardrails
-        if not g.dry_run
-    ]
-    return _unfit(evidence, share, consecutive_error_limit) or _combined(outcomes)
+    alphas = {"fail_alpha": levels.fail_alpha(guardrails), "pass_alpha": levels.pass_alpha}
+    outcomes = [decide(g, evidence.scores_of(g), share, **alphas)[0] for g in guardrails]
+    return _combined(guardrails, outcomes, _unfit(evidence, share, levels, consecutive_error_limit))
 
 
-def _fail_alpha(guardrails: Sequence[Guardrail], levels: Levels) -> float:
-    decisive = sum(not g.dry_run for g in guardrails)
-    return levels.rollback / (max(1, decisive) * levels.num_stages)
-
-
-def _unfit(evidence: StageEvidence, share: float, consecutive_error_limit: int) -> tuple[Outcome, Reason] | None:
-    """Return why no guardrail can lead to a verdict; None if one can."""
+def _unfit(evidence: Evidence, share: float, levels: Levels, consecutive_error_limit: int) -> Reason | None:
+    """Return why the arms cannot be compared; None if they can."""
     if evidence.consecutive_errors > consecutive_error_limit:
-        return "inconclusive", "measurement_errors"
-    return ("inconclusive", "uneven_arms") if _uneven(evidence, share) else None
+        return "measurement_errors"
+    return "uneven_arms" if _uneven(evidence.sizes, share, UNEVEN_ALPHA / levels.num_starts) else None
 
 
-def _combined(outcomes: Sequence[Outcome]) -> tuple[Outcome, Reason]:
-    if not outcomes:
+def _combined(
+    guardrails: Sequence[Guardrail], outcomes: Sequence[Outcome], unfit: Reason | None
+) -> tuple[Outcome, Reason]:
+    """Combine the outcomes of the guardrails that decide; uneven arms leave limits, which look at one arm only."""
+    decisive = [(g, outcome) for g, outcome in zip(guardrails, outcomes, strict=True) if not g.dry_run]
+    if unfit is not None:
+        harmed = any(outcome == "fail" and not g.measure.has_control for g, outcome in decisive)
+        return ("fail", "harm") if harmed and unfit == "uneven_arms" else ("inconclusive", unfit)
+    if not decisive:
         return "inconclusive", "nothing_decisive"
-    if "fail" in outcomes:
+    if any(outcome == "fail" for _, outcome in decisive):
         return "fail", "harm"
-    if all(outcome == "pass" for outcome in outcomes):
+    if all(outcome == "pass" for _, outcome in decisive):
         return "pass", "within_margins"
     return "inconclusive", "not_enough_evidence"
 
 
-def _uneven(evidence: StageEvidence, share: float) -> bool:
-    """Return whether the arms' sizes contradict the stated share, by a test valid at any time (level 0.001)."""
-    total = evidence.num_canary + evidence.num_control
+def _uneven(sizes: Sequence[tuple[int, int]], share: float, alpha: float) -> bool:
+    """Return whether the arms' sizes contradict the stated share, by a test valid at any time that begins each span."""
     if not 0.0 < share < 1.0:
         return False
-    return log_evidence_against(share, evidence.num_canary, total) >= -math.log(UNEVEN_ALPHA)
+    evidence: list[float] = []
+    num_canary = num_control = 0
+    for canary, control in reversed(sizes):
+        num_canary, num_control = num_canary + canary, num_control + control
+        evidence.append(log_evidence_against(share, num_canary, num_canary + num_control))
+    best = max(evidence, default=-math.inf)
+    return best + math.log(sum(math.exp(one - best) for one in evidence) or 1.0) >= -math.log(alpha)

@@ -19,10 +19,13 @@ Sources: betting on bounded means and fixed stakes in a mixture, Waudby-Smith an
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from operator import mul
 from typing import Literal, Self
 
-from prolepsis.statistics.arms import Arm, ArmScores, Histogram, ScoreHistogram
+from prolepsis.statistics.arms import Arm, ArmScores, Histogram, ScoreHistogram, Scores
 
 NUM_STAKES = 12
 """Each stake is half the one before: three orders of magnitude of effects, for at most log 12 of evidence."""
@@ -75,28 +78,44 @@ class Contrast:
             arms.control, 1.0 + back * self._centre, -back * self.ratio
         )
 
-    def log_evidence(self, arms: ArmScores, stakes: tuple[float, ...]) -> float:
-        """Return the logarithm of the mean wealth over `stakes`: an e-process, compared with log(1 / alpha)."""
-        wealths = [self.log_wealth(arms, stake) for stake in stakes]
+    def log_evidence(self, scores: Scores, stakes: tuple[float, ...]) -> float:
+        """Return the logarithm of the wealth of bets that begin with each span, summed, as the mean over `stakes`.
+
+        Of a single span: an e-process, compared with log(1 / alpha). Of several: an e-detector of the Shiryaev-Roberts
+        kind (Shin, Ramdas and Rinaldo, arXiv 2203.03532); spans before a change do not hide it.
+        """
+        spans = scores.spans
+        wealths = [self._log_sum(spans, stake) for stake in stakes]
         best = max(wealths)
         if best == -math.inf:
             return best
         return best + math.log(sum(math.exp(wealth - best) for wealth in wealths) / len(stakes))
+
+    def _log_sum(self, spans: Sequence[ArmScores], stake: float) -> float:
+        """Return the log of the summed wealth of one bet a span: each begins with 1 and goes on to the end."""
+        total = -math.inf
+        for arms in spans:
+            begun = max(total, 0.0) + math.log1p(math.exp(-abs(total)))
+            total = begun + self.log_wealth(arms, stake)
+        return total
+
+
+_RUIN = -1e300  # in place of log 0, as it may be multiplied by a weight of 0
 
 
 def _log_growth(histogram: ScoreHistogram, intercept: float, slope: float) -> float:
     """Return the sum of log(intercept + slope * score); -inf if a score in [0, 1] could make a factor negative."""
     if intercept < 0.0 or intercept + slope < 0.0:
         return -math.inf
-    top = len(histogram.weights) - 1
-    total = 0.0
-    for i, weight in enumerate(histogram.weights):
-        if weight:
-            factor = intercept + slope * i / top
-            if factor <= 0.0:
-                return -math.inf
-            total += weight * math.log(factor)
-    return total
+    weights = histogram.weights
+    total = sum(map(mul, weights, _log_factors(intercept, slope, len(weights))))
+    return total if total > _RUIN / 1e200 else -math.inf
+
+
+@lru_cache(maxsize=2048)
+def _log_factors(intercept: float, slope: float, num_points: int) -> tuple[float, ...]:
+    factors = (intercept + slope * i / (num_points - 1) for i in range(num_points))
+    return tuple(math.log(factor) if factor > 0.0 else _RUIN for factor in factors)
 
 
 Better = Literal["lower", "higher"]
@@ -117,6 +136,8 @@ class Measure(ABC):
     __slots__ = ()
     num_points: int
     """Points of the histograms of its scores."""
+    has_control = True
+    """The canary is compared with the control; a limit looks at the canary alone."""
 
     @property
     def ready(self) -> bool:
@@ -231,6 +252,7 @@ class Limit(Measure):
     low: float = 0.0
     high: float = 1.0
     num_points: int = 2
+    has_control = False
 
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))

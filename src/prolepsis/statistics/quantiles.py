@@ -48,6 +48,7 @@ class QuantileLimit(Measure):
     level: float
     limit: float
     num_points = 2
+    has_control = False
 
     def score(self, _arm: Arm, value: float) -> float:
         return float(value > self.limit)
