@@ -56,7 +56,7 @@ def served(
     keys: Keys | None = None,
     linger_s: float = GatewayProtocol.linger_s,
 ) -> Iterator[Served]:
-    metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536)
+    metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536, start_drafts=0)
     app = build(
         config,
         engine,
@@ -104,7 +104,7 @@ async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
     clients: list[httpx.AsyncClient] = []
 
     def connect(engine: FakeEngine) -> httpx.AsyncClient:
-        app = build(ServerConfig(max_body_bytes=65536), engine, ByteTokenizer(), Metrics())
+        app = build(ServerConfig(max_body_bytes=65536, start_drafts=0), engine, ByteTokenizer(), Metrics())
         clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
         return clients[-1]
 

@@ -55,6 +55,7 @@ def test_auto_takes_the_general_forward_where_the_lean_ones_cannot_go(mixtral: P
     assert loaded.model.info.forward.startswith("transformers")
     assert loaded.fallback is not None
     assert "mixtral" in loaded.fallback
+    assert loaded.model.info.num_experts == 4
 
 
 @pytest.mark.parametrize("forward", ["native", "lean"])

@@ -12,6 +12,7 @@ KNOWN = Known(
     roles=("client", "operator"),
     route=("/v1/completions",),
     model=("tiny",),
+    bills_time=False,
 )
 
 
@@ -36,6 +37,15 @@ def found(rule: str) -> list[str]:
         ("proposers: [draft_head], mode: on", "warning proposers is draft_head, of which none is loaded here"),
         ("proposers: [suffix, suffix], mode: on", "warning proposers names 'suffix' twice"),
         ("shadow_percentage: 5", "warning shadow_percentage is 5 with mode off"),
+        ("start: {}", "warning start is given with mode off"),
+        (
+            "mode: shadow, eligible_while: {acceptance_rate: {min: 0.5}}",
+            "warning eligible_while is given with mode shadow",
+        ),
+        (
+            "mode: on, eligible_while: {saving_per_million_tokens: {min: 1}}",
+            "warning eligible_while.saving_per_million_tokens is not asked for: no device time is billed here",
+        ),
         ("mode: on, rollout: {step_weights: [5, 1, 50]}", "error rollout.step_weights is 5, 1, 50; allowed"),
         ("mode: on, rollout: {step_weights: [5, 5, 50]}", "error rollout.step_weights is 5, 5, 50; allowed"),
         ("mode: on, rollout: {step_weights: [0, 50]}", "error rollout.step_weights is 0, 50; allowed"),

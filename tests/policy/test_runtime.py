@@ -61,7 +61,7 @@ class PolicyApp:
         rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
         app = build(
-            ServerConfig(),
+            ServerConfig(start_drafts=0),
             self.engine,
             ByteTokenizer(),
             metrics,

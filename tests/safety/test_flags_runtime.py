@@ -41,7 +41,7 @@ class FlagApp:
             (folder / "policy.yaml").write_text(policy)
             rollouts = Rollouts(memory_store(), self.engine.stop_run, self.metrics.registry, model="tiny")
             policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
-        config = ServerConfig(kill_file=folder / "kill.json")
+        config = ServerConfig(kill_file=folder / "kill.json", start_drafts=0)
         self.app: FastAPI = build(
             config,
             self.engine,

@@ -25,6 +25,8 @@ from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
 from prolepsis.engine.client import EngineClient
+from prolepsis.policy.eligibility import Eligibility, StartTerms
+from prolepsis.policy.eligibility_runtime import EligibilityFeature
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.routes import rollout_routes
@@ -64,6 +66,7 @@ class Features:
 
     all: Sequence[Feature]
     admission: AdmissionController
+    eligibility: EligibilityFeature
     output: OutputPolicies
     safety: Safety
     policies: Policies | None
@@ -90,6 +93,7 @@ def features_of(
     version_of = partial(_version_of, client, policies)
     safety = safety_features(config, client, plan, registry, flags=sources.flags, version_of=version_of, emit=emit)
     costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
+    eligibility = _eligibility(config, client, costs, registry, emit)
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
     listed = (
@@ -102,6 +106,7 @@ def features_of(
         costs,
         policies,
         sources.rollouts,
+        eligibility,
         ShadowFeature(partial(version_of, DRAFT_HEAD)),
         replays,
         DeliveryFeature(registry, output),
@@ -117,6 +122,7 @@ def features_of(
     return Features(
         all=features,
         admission=admission,
+        eligibility=eligibility,
         output=output,
         safety=safety,
         policies=policies,
@@ -141,10 +147,27 @@ def _audit(
     return AuditFeature(store, decode, lambda: client.info, replays.replay_now, emit, sample=sample, content=content)
 
 
+def _eligibility(
+    config: ServerConfig, client: EngineClient, costs: CostFeature, registry: CollectorRegistry, emit: Emit
+) -> EligibilityFeature:
+    eligibility = Eligibility(
+        partial(_weights_of, client),
+        has_experts=client.info.num_experts > 0,
+        price_per_s=lambda: costs.billed_per_second,
+        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+    )
+    return EligibilityFeature(eligibility, registry, emit=emit)
+
+
+def _weights_of(client: EngineClient, proposer: str) -> str:
+    """Return the version of what a proposer drafts with."""
+    info = client.info
+    return info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+
+
 def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
     """Return the version that a proposer's figures belong to; a new head, model or policy is another one."""
-    info = client.info
-    weights = info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    weights = _weights_of(client, proposer)
     return f"{weights} {policies.version}" if policies else weights
 
 

@@ -34,7 +34,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
+from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flags import flag_provider
@@ -92,7 +92,15 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             policies, rollouts = None, None
             if source and kept:
                 rollouts = _rollouts(kept, engine.client, metrics, emit)
-                policies = _policies(source, rollouts, config, engine.client, emit, asks_flags=flags is not None)
+                policies = Policies(
+                    source,
+                    engine.client.info.proposers,
+                    rollouts,
+                    emit=emit,
+                    flags=flags is not None,
+                    replays=config.replay_sample > 0.0,
+                    bills_time=prices is not None and prices.price.is_billed_by_time,
+                )
             door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
             sources = Sources(
                 policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output
@@ -103,19 +111,6 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             with _signals_end_quietly():
                 _run(server, listener, server_config)
             emit(AuditEvent(actor=SERVER, action="server.stopped"))
-
-
-def _policies(
-    source: PolicySource,
-    rollouts: Rollouts,
-    config: ServerConfig,
-    client: EngineClient,
-    emit: Emit,
-    *,
-    asks_flags: bool,
-) -> Policies:
-    replays = config.replay_sample > 0.0
-    return Policies(source, client.info.proposers, rollouts, emit=emit, flags=asks_flags, replays=replays)
 
 
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:

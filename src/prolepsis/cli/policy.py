@@ -172,6 +172,15 @@ add_verbs(
             note=_NOTE,
         ),
         Verb(
+            "eligibility",
+            "GET /admin/eligibility",
+            "Show which traffic classes may verify drafts, and the figures that decide it.",
+            columns={
+                "conditions": ("traffic_class", "proposers", "condition", "min", "until", "value", "eligible"),
+                "figures": ("traffic_class", "proposer", "version", "num_drafts", "acceptance_rate"),
+            },
+        ),
+        Verb(
             "history",
             "GET /admin/policy/versions",
             "List the versions of the policy, the newest first, with author and reason.",

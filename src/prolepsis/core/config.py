@@ -107,6 +107,11 @@ class ServerConfig(BaseModel):
         description="policy file: which requests may speculate and how; read again when it changes; default: the "
         "version in the store, if there is one",
     )
+    start_drafts: int = Field(
+        default=64,
+        ge=0,
+        description="first drafts of a traffic class that have at most 4 tokens; 0: none; a policy may override it",
+    )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
         description="where request records, rollouts, versions of the policy and the audit log are kept: auto (SQLite "

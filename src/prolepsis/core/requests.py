@@ -132,7 +132,7 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 
 
 SpecMode = Literal["auto", "off", "on", "shadow"]
-OffReason = Literal["requested_off", "policy_off", "flag_off"]
+OffReason = Literal["requested_off", "policy_off", "not_eligible", "flag_off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class SpeculationChoice:
     """off: plain decoding. auto: verify the drafts that pay by the cost curve. on: verify every draft. shadow: decode
     plainly, and make drafts only to compare them with the tokens that are emitted."""
     off_reason: OffReason = "requested_off"
-    """Who turned speculation off, in mode off: the caller, the policy or a feature flag."""
+    """Who turned speculation off, in mode off: the caller, the policy, what drafts showed so far, or a feature flag."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None

@@ -119,6 +119,7 @@ EffectiveReason = Literal[
     "shadow_budget",
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
+    "not_eligible",  # drafts of its traffic class have not shown what the policy's rule asks for
     "flag_off",  # a feature flag turned it off
     "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
     "plan_off",  # the plan's ceiling is 0

@@ -40,6 +40,11 @@ class Price(Part):
         return self.per_device_hour + sum(self.overheads.values())
 
     @property
+    def is_billed_by_time(self) -> bool:
+        """Device time that is saved is not paid."""
+        return self.term == "on_demand"
+
+    @property
     def per_second(self) -> float:
         return self.per_hour / 3600.0
 

@@ -98,6 +98,12 @@ class CostFeature(Feature):
         return PriceInUse(self._prices.price, book.currency, book.full_version)
 
     @property
+    def billed_per_second(self) -> float | None:
+        """The price of a device second, None where none is billed: without prices, or if it is reserved."""
+        used = self.price
+        return used.price.per_second if used is not None and used.price.is_billed_by_time else None
+
+    @property
     def memory(self) -> Sequence[ProposerMemory]:
         return self._memory()
 

@@ -252,6 +252,7 @@ def _described(
         exactness_reason=exactness.reason,
         proposers=proposers.names,
         draft_head=slot.label,
+        num_experts=info.num_experts,
         default_sampling=target.default_sampling,
     )
 

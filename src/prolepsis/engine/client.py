@@ -26,6 +26,8 @@ class EngineInfo:
     proposers: tuple[str, ...]
     draft_head: str | None = None
     """NAME@VERSION of the draft head in use."""
+    num_experts: int = 0
+    """Of each layer of a mixture-of-experts target, 0 for others."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Of requests that leave sampling parameters out."""
 

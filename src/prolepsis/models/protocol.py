@@ -109,6 +109,8 @@ class ModelInfo:
     """Memory that a pass takes for each of its tokens, at most: activations and logits, in bytes."""
     device: str = "cpu"
     """Where weights and KV pages are, e.g. 'cpu', 'cuda:0'."""
+    num_experts: int = 0
+    """Of each layer of a mixture of experts, 0 for others."""
     computation: str = ""
     """What is rounded, e.g. 'q4_1 weights, int8 activations'; empty where nothing is but to the forward's dtype."""
 

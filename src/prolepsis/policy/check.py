@@ -49,6 +49,8 @@ class Known:
     """Feature flags are asked there."""
     replays: bool = True
     """Requests are decoded again, so there is something to say of correctness."""
+    bills_time: bool = True
+    """Device time is billed there, so drafts can save money."""
 
 
 NOTHING_KNOWN = Known()
@@ -122,9 +124,22 @@ def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> It
         yield _error((*path, "guardrails"), "is given without a rollout, which is what guardrails watch")
     if terms.rollout is not None:
         yield from _rollout((*path, "rollout"), terms.rollout, terms)
-    if "shadow_percentage" in given and terms.mode != "shadow" and terms.rollout is None:
-        message = f"is {terms.shadow_percentage:g} with mode {terms.mode}; it counts in mode shadow and in rollouts"
+    yield from _eligibility(path, terms, known)
+    drafts_in_shadow = terms.mode == "shadow" or terms.rollout is not None or terms.eligible_while is not None
+    if "shadow_percentage" in given and not drafts_in_shadow:
+        where = "in mode shadow, in rollouts and with eligible_while"
+        message = f"is {terms.shadow_percentage:g} with mode {terms.mode}; it counts {where}"
         yield _warning((*path, "shadow_percentage"), message)
+
+
+def _eligibility(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
+    for name in ("eligible_while", "start"):
+        if getattr(terms, name) is not None and terms.mode != "on":
+            yield _warning((*path, name), f"is given with mode {terms.mode}; it counts with mode on")
+    asked = terms.eligible_while
+    if asked is not None and asked.saving_per_million_tokens is not None and not known.bills_time:
+        message = "is not asked for: no device time is billed here, as there is no price, or a reserved one"
+        yield _warning((*path, "eligible_while", "saving_per_million_tokens"), message)
 
 
 def _proposers(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:

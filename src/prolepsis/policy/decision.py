@@ -6,10 +6,11 @@ from typing import Literal
 
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
-from prolepsis.core.requests import SpecMode, SpeculationChoice
+from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
+from prolepsis.policy.eligibility import UNLIMITED, LimitReason, Limits
 from prolepsis.policy.model import Emit, Mode, Terms
 
-Source = Literal["policy", "caller", "shadow_percentage"]
+Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class Decision:
     terms: Terms | None = None
     assignment: Assignment | None = None
     """If the rule is rolled out."""
+    limits: Limits = UNLIMITED
+    """What earlier drafts leave of the terms."""
+    limited_by: tuple[LimitReason, ...] = ()
+    """What of that took effect."""
     rule_flags: tuple[FlagDecision, ...] = ()
     """Decisions of the flags that rules name."""
     flag: FlagDecision | None = None
@@ -63,10 +68,13 @@ class Decision:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether the request counts for its rule's rollout: neither caller nor flag narrows what it was assigned."""
+        """Whether the request counts for its rule's rollout: neither caller nor flag narrows what it was assigned.
+
+        Nor does eligibility, in any arm: those of a traffic class count together, or not at all.
+        """
         requested = self.requested
         as_assigned = requested.mode == "auto" and requested.max_depth is None and requested.proposer is None
-        return as_assigned and self.choice.off_reason != "flag_off"
+        return as_assigned and self.limits.verifies and self.choice.off_reason != "flag_off"
 
     def under_flag(self, flag: FlagDecision) -> "Decision":
         """Return the decision with that of the flag, which may turn off what caller and policy left on."""
@@ -75,14 +83,14 @@ class Decision:
         return replace(self, choice=replace(self.choice, mode="off", off_reason="flag_off"), flag=flag)
 
 
-def decide_alone(requested: SpeculationRequest) -> Decision:
-    """Return the decision where there is no policy."""
-    choice = SpeculationChoice(
-        mode="off" if requested.max_depth == 0 else requested.mode,
-        num_speculative_tokens=requested.max_depth,
-        proposers=None if requested.proposer is None else (requested.proposer,),
-    )
-    return Decision(requested=requested, choice=choice, emit=requested.emit or "block")
+ALONE = Terms(mode="on")
+"""Terms of a server without a policy."""
+
+
+def decide_alone(requested: SpeculationRequest, limits: Limits = UNLIMITED) -> Decision:
+    """Return the decision where there is no policy; `limits` are those of the terms `ALONE`."""
+    decision = decide("", ALONE, requested, limits=limits)
+    return replace(decision, rule=None, terms=None, sources={})
 
 
 def conflict(rule: str, terms: Terms, requested: SpeculationRequest) -> Conflict | None:
@@ -109,28 +117,30 @@ def decide(
     terms: Terms,
     requested: SpeculationRequest,
     targeting_key: str | None = None,
+    *,
     assignment: Assignment | None = None,
+    limits: Limits = UNLIMITED,
 ) -> Decision:
     """Return the decision on a request that has no `conflict` with the terms.
 
     Mode: any caller may ask for `off`, an operator for `on` and `shadow`; `auto` leaves it to the policy, or to the
     assignment of the rule's rollout. Proposers and ceiling: a caller narrows them and never widens them. Emit: the
     caller's if one is given. `targeting_key` draws the share that drafts in shadow; without one every request does.
+    `limits` hold for all but requests that an operator asked to be `on`.
     """
     given = (
         terms if assignment is None else terms.model_copy(update={"mode": assignment.mode, "shadow_percentage": 100.0})
     )
-    mode, source = _mode(rule, given, requested, targeting_key)
-    ceiling, depth = terms.num_speculative_tokens, requested.max_depth
-    narrower = depth is not None and (ceiling is None or depth < ceiling)
-    by_rollout = assignment is not None and source == "policy" and mode != "off"
     forced = requested.mode == "on"
+    mode, source = _mode(rule, given, requested, targeting_key, limits)
+    ceiling, ceiling_source = _ceiling(terms, requested, UNLIMITED if forced or mode != "on" else limits)
+    by_rollout = assignment is not None and source in ("policy", "eligibility") and mode != "off"
     return Decision(
         requested=requested,
         choice=SpeculationChoice(
             mode="auto" if mode == "on" and not forced else mode,
-            off_reason="policy_off" if mode == "off" and source != "caller" else "requested_off",
-            num_speculative_tokens=depth if narrower else ceiling,
+            off_reason=_OFF_REASONS[source] if mode == "off" else "requested_off",
+            num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
             rollout_run=assignment.rollout_run if assignment is not None and by_rollout else "",
         ),
@@ -138,25 +148,47 @@ def decide(
         sources={
             "mode": source,
             "proposers": "policy" if requested.proposer is None else "caller",
-            "num_speculative_tokens": "caller" if narrower else "policy",
+            "num_speculative_tokens": ceiling_source,
             "emit": "policy" if requested.emit is None else "caller",
         },
         rule=rule,
         terms=terms,
         assignment=assignment,
+        limits=limits,
+        limited_by=limits.reasons if source == "eligibility" or (mode == "on" and ceiling_source == "start") else (),
     )
 
 
-def _mode(rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None) -> tuple[Mode, Source]:
+_OFF_REASONS: Mapping[Source, OffReason] = {
+    "policy": "policy_off",
+    "caller": "requested_off",
+    "shadow_percentage": "policy_off",
+    "eligibility": "not_eligible",
+}
+
+
+def _ceiling(terms: Terms, requested: SpeculationRequest, limits: Limits) -> tuple[int | None, Source]:
+    """Return the lowest of the ceilings that are given, None without any; of equal ones the policy's."""
+    given: list[tuple[int | None, Source]] = [
+        (terms.num_speculative_tokens, "policy"),
+        (requested.max_depth, "caller"),
+        (limits.num_speculative_tokens, "start"),
+    ]
+    return min((one for one in given if one[0] is not None), key=lambda one: one[0] or 0, default=(None, "policy"))
+
+
+def _mode(
+    rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None, limits: Limits
+) -> tuple[Mode, Source]:
     mode = terms.mode if requested.mode == "auto" else requested.mode
     if requested.max_depth == 0 and mode != "off":
         return "off", "caller"
     if requested.mode != "auto":
         return mode, "caller"
-    if (
-        terms.mode == "shadow"
-        and targeting_key is not None
-        and position(rule, targeting_key) >= terms.shadow_percentage
-    ):
-        return "off", "shadow_percentage"
-    return terms.mode, "policy"
+    is_eligible = terms.mode != "on" or limits.verifies
+    if is_eligible and terms.mode != "shadow":
+        return terms.mode, "policy"
+    is_drawn = targeting_key is None or position(rule, targeting_key) < terms.shadow_percentage
+    if not is_eligible:
+        return "shadow" if is_drawn else "off", "eligibility"
+    return ("shadow", "policy") if is_drawn else ("off", "shadow_percentage")

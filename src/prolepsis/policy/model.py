@@ -23,6 +23,7 @@ from prolepsis.policy.conditions import (
     TrueFlags,
     Windows,
 )
+from prolepsis.policy.eligibility import EligibilityTerms, StartTerms
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 
 
@@ -133,6 +134,14 @@ class Terms(Part):
     rollout: RolloutTerms | None = None
     audit: AuditTerms | None = None
     """What the audit log keeps of the requests; None leaves it to the server's settings."""
+    eligible_while: EligibilityTerms | None = None
+    """Mode on is shadow for traffic classes whose drafts have not shown this."""
+    start: StartTerms | None = None
+    """Short drafts for a traffic class of which few drafts were seen; None leaves it to the server's settings."""
+
+
+_OPTIONAL = ("audit", "eligible_while", "start")
+"""Terms that are no part of a policy's content where they are not given."""
 
 
 class GivenTerms(Terms):
@@ -217,6 +226,6 @@ def plain_match(match: Match) -> dict[str, object]:
 
 def plain_terms(terms: Terms) -> dict[str, object]:
     """Return the terms as plain values."""
-    plain = terms.model_dump(mode="json", exclude={"audit"} if terms.audit is None else None)
+    plain = terms.model_dump(mode="json", exclude={name for name in _OPTIONAL if getattr(terms, name) is None})
     plain["guardrails"] = [guardrail.model_dump(mode="json", exclude_none=True) for guardrail in terms.guardrails]
     return plain

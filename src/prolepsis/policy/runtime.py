@@ -10,9 +10,10 @@ import structlog
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
-from prolepsis.core.facts import FlagDecision, RequestFacts
+from prolepsis.core.facts import FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.policy.check import Known, check
-from prolepsis.policy.decision import Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
+from prolepsis.policy.decision import ALONE, Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
+from prolepsis.policy.eligibility_runtime import LimitsOf, unlimited
 from prolepsis.policy.model import DEFAULT_RULE, Policy
 from prolepsis.policy.source import PolicySource
 from prolepsis.web.feature import Feature
@@ -48,15 +49,18 @@ class Policies(Feature):
         emit: Emit = discard,
         flags: bool | None = None,
         replays: bool = True,
+        bills_time: bool = True,
     ) -> None:
         """`loaded`: proposers of the engine; `flags`, `replays`: whether flags are asked, requests decoded again.
+
+        `bills_time`: device time is billed.
 
         `emit` takes events for the audit log. The log of the server warns of rules that wait for something absent.
         """
         self.now = now
         self.source = source
         self.policy: Policy | None = None
-        self.known = Known(loaded=loaded, flags=flags, replays=replays)
+        self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
         """The names and features of this server."""
         self._rollouts = rollouts
         self._emit = emit
@@ -77,15 +81,20 @@ class Policies(Feature):
         return self.policy.flag_names if self.policy else ()
 
     def decide(
-        self, requested: SpeculationRequest, facts: RequestFacts, flags: tuple[FlagDecision, ...] = ()
+        self,
+        requested: SpeculationRequest,
+        facts: RequestFacts,
+        flags: tuple[FlagDecision, ...] = (),
+        limits_of: LimitsOf = unlimited,
     ) -> Decision | Conflict:
         """Return the decision by the first rule that matches; if there is no policy, the caller decides alone.
 
-        `flags`: decisions of the flags that rules name; a flag without one is false.
+        `flags`: decisions of the flags that rules name; a flag without one is false. `limits_of` says what earlier
+        drafts leave of a rule's terms.
         """
-        policy = self.policy
+        policy, traffic_class = self.policy, traffic_class_of(facts)
         if policy is None:
-            return decide_alone(requested)
+            return decide_alone(requested, limits_of(ALONE, traffic_class))
         facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
@@ -96,7 +105,8 @@ class Policies(Feature):
         against = conflict(name, terms, requested)
         if against is not None:
             return against
-        decision = decide(name, terms, requested, facts.targeting_key, assignment)
+        limits = limits_of(terms, traffic_class)
+        decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
         return replace(decision, policy_version=policy.full_version, rule_flags=flags)
 
     async def tick(self) -> None:

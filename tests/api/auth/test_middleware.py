@@ -69,6 +69,7 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/delivery": READERS,
     "GET /admin/drift": READERS,
     "GET /admin/shadow": READERS,
+    "GET /admin/eligibility": READERS,
     "POST /admin/drift/reset": OPERATORS,
 }
 """Who may use which route: a change here is a change of the product."""

@@ -18,7 +18,7 @@ from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
-from prolepsis.policy.decision import Decision, SpeculationRequest, decide_alone
+from prolepsis.policy.decision import ALONE, Decision, SpeculationRequest, decide_alone
 from prolepsis.web.fields import MAX_SAMPLES
 
 
@@ -174,13 +174,14 @@ async def _decided(
 
 async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
     """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
-    policies, flags = services.features.policies, services.features.safety.flags
+    features = services.features
+    policies, flags, limits_of = features.policies, features.safety.flags, features.eligibility.limits
     if policies is None:
-        decision = decide_alone(requested)
+        decision = decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
     else:
         names = policies.flag_names
         evaluated = await flags.named(names, facts) if names and flags is not None else ()
-        decision = check_allowed(policies.decide(requested, facts, evaluated))
+        decision = check_allowed(policies.decide(requested, facts, evaluated, limits_of))
     return decision if flags is None else decision.under_flag(await flags.enabled(facts))
 
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from prolepsis.core.facts import FlagDecision
+from prolepsis.policy.eligibility import LimitReason
 from prolepsis.web.fields import JsonObject, Reply
 
 
@@ -46,6 +47,8 @@ class Effective(Reply):
     rollout: str | None = None
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "unassigned", "holdout"] | None = None
+    limits: list[LimitReason] | None = None
+    """What earlier drafts took away from the terms, where they did."""
     policy_flags: list[FlagDecision] | None = None
     """Those that rules of the policy ask, there where they do."""
     flag: FlagDecision | None = None

@@ -27,6 +27,8 @@ def decided_by(decision: Decision) -> str:
     text = f";rule={decision.rule};policy={decision.policy_version}" if decision.rule is not None else ""
     if decision.assignment is not None:
         text += f";rollout={decision.assignment.rollout_id};arm={decision.assignment.arm}"
+    if decision.limited_by:
+        text += f";limit={','.join(decision.limited_by)}"
     return text + "".join(f";flag={flag.shown}" for flag in decision.flags)
 
 

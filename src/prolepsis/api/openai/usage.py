@@ -249,6 +249,8 @@ def _decided_by(decision: Decision) -> Json:
         shown |= {"policy_rule": decision.rule, "policy_version": decision.policy_version}
     if decision.assignment is not None:
         shown |= {"rollout": decision.assignment.rollout_id, "arm": decision.assignment.arm}
+    if decision.limited_by:
+        shown["limits"] = list(decision.limited_by)
     if decision.rule_flags:
         shown["policy_flags"] = [asdict(one) for one in decision.rule_flags]
     return shown if decision.flag is None else {**shown, "flag": asdict(decision.flag)}

@@ -83,6 +83,16 @@ class Router:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names that configurations of mixtures of experts have for their number."""
+
+
+def _num_experts(config: object) -> int:
+    """Return the experts of a layer, 0 for models without a choice of them."""
+    named = (getattr(config, name, None) for name in _EXPERTS)
+    return next((number for number in named if isinstance(number, int) and number > 1), 0)
+
+
 def _scoring(module: nn.Module, query: Tensor, options: Mapping[str, object]) -> Scoring:
     scale, window, softcap, sinks = (options.get(name) for name in ("scaling", "sliding_window", "softcap", "s_aux"))
     return Scoring(
@@ -130,6 +140,7 @@ class GeneralModel:
             eos_token_ids=checkpoint.eos_token_ids,
             token_bytes=4 * (20 * getattr(config, "hidden_size", 0) + 2 * config.vocab_size),
             device=str(device),
+            num_experts=_num_experts(config),
         )
 
     @property
