@@ -79,3 +79,9 @@ def test_documents_in_one_batch_do_not_see_each_other() -> None:
     alone = list(unroll(head, lay_flat([second], ends, 3).flat, 3))
     for joint, own in zip(together, alone, strict=True):
         torch.testing.assert_close(joint.out[-len(own.out) :], own.out)
+
+
+def test_steps_end_with_the_longest_document() -> None:
+    head = tiny_head()
+    batch = lay_flat([random_document(6, 5)], tiny_ends(head), 3)
+    assert len(list(unroll(head, batch.flat, 6))) == 2

@@ -40,12 +40,12 @@ def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
         if step > 0:
             alive = survivors(batch.spans, step, slots.device)
             slots = slots[alive] + 1
+            if not len(slots):
+                return
             g = g[alive]
             x = head.enter(batch.embeddings[slots], g)
             simulated = [(k[alive], v[alive]) for k, v in simulated]
             simulated.append(head.keys_values(x, rotary[:, slots]))
-        if not len(slots):
-            return
         queries = head.queries(x, rotary[:, slots])
         mixed = attend(queries, keys, values, simulated, batch.spans)
         hidden = head.leave(g, mixed)
