@@ -3,7 +3,7 @@
 import pytest
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
-from prolepsis.models.files.tokenizer import ChatTemplate
+from prolepsis.models.files.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "<hi> é"}]
 

@@ -230,6 +230,8 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     """Variables for the model's chat template, such as enable_thinking."""
+    parse_special: bool | None = None
+    """What reads like a control token in the conversation becomes one; default: it stays text."""
 
 
 class CompletionBody(GenerationBody):

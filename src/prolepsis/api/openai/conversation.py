@@ -1,4 +1,7 @@
-"""A conversation as the model's prompt: messages, tools and reasoning in the form that its chat template takes."""
+"""A conversation as the model's prompt: messages, tools and reasoning in the form that its chat template takes.
+
+All that the client gave is marked as given, so that none of it becomes a control token of the model.
+"""
 
 import json
 import re
@@ -11,6 +14,7 @@ from pydantic_core import from_json
 from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.given_text import given, joined, plain
 
 MAX_DEPTH = 200
 """pydantic-core's own limit; it holds for the body itself too."""
@@ -69,15 +73,19 @@ def prompt_tokens(
     variables: Mapping[str, object] | None = None,
     *,
     add_generation_prompt: bool = True,
+    parse_special: bool = False,
 ) -> list[int]:
-    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
+    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it.
+
+    `parse_special`: what reads like a control token becomes one, also where the client gave it.
+    """
     knows_tools = _knows_tools(tokenizer.chat_template or "")
     shown = [_native(message, i) for i, message in enumerate(messages)] if knows_tools else _plain(messages, tools)
+    described = [_tool(tool) for tool in tools] if tools and knows_tools else None
+    values = [shown, described, given(variables)]
+    shown, described, variables = plain(values) if parse_special else values
     return tokenizer.apply_chat_template(
-        shown,
-        add_generation_prompt=add_generation_prompt,
-        tools=[_tool(tool) for tool in tools] if tools and knows_tools else None,
-        variables=variables,
+        shown, add_generation_prompt=add_generation_prompt, tools=described, variables=variables
     )
 
 
@@ -111,7 +119,7 @@ def _role(message: Message) -> str:
 
 def _native(message: Message, number: int) -> TemplateMessage:
     """For templates that write tool calls and results themselves; they want arguments as objects."""
-    shown: TemplateMessage = {"role": _role(message), "content": message.content or ""}
+    shown: TemplateMessage = {"role": _role(message), "content": given(message.content or "")}
     if message.tool_calls:
         shown["tool_calls"] = [
             _call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
@@ -119,13 +127,13 @@ def _native(message: Message, number: int) -> TemplateMessage:
     for name in ("tool_call_id", "name", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
-            shown[name] = value
+            shown[name] = given(value)
     return shown
 
 
 def _call(call: ToolCall, field: str) -> TemplateMessage:
-    function = {"name": call.function.name, "arguments": _arguments(call, field)}
-    return {"id": call.id, "type": "function", "function": function}
+    function = given({"name": call.function.name, "arguments": _arguments(call, field)})
+    return {"id": given(call.id), "type": "function", "function": function}
 
 
 def _arguments(call: ToolCall, field: str) -> object:
@@ -142,29 +150,30 @@ def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[T
     for i, message in enumerate(messages):
         follows_result = i > 0 and messages[i - 1].role == "tool"
         if message.role == "tool" and follows_result:
-            shown[-1]["content"] = f"{shown[-1]['content']}\n{_result(message)}"
+            shown[-1]["content"] = joined((shown[-1]["content"], _result(message)), "\n")
         elif message.role == "tool":
             shown.append({"role": "user", "content": _result(message)})
         else:
             calls = [_written(call) for call in message.tool_calls or ()]
-            content = "\n".join([*([message.content or ""] if message.content or not calls else []), *calls])
-            shown.append({"role": _role(message), "content": content})
+            content = [given(message.content or "")] if message.content or not calls else []
+            shown.append({"role": _role(message), "content": joined([*content, *calls], "\n")})
     return _with_explanation(shown, tools) if tools else shown
 
 
 def _with_explanation(messages: list[TemplateMessage], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": explanation(tools)}, *messages]
-    first: TemplateMessage = {"role": "system", "content": f"{messages[0]['content']}\n\n{explanation(tools)}"}
-    return [first, *messages[1:]]
+    content = joined((messages[0]["content"], explanation(tools)), "\n\n")
+    return [{"role": "system", "content": content}, *messages[1:]]
 
 
 def _result(message: Message) -> str:
-    return f"{RESULT}\n{message.content}\n{RESULT_END}"
+    return joined((RESULT, given(message.content), RESULT_END), "\n")
 
 
 def _written(call: ToolCall) -> str:
-    return f'{CALL}\n{{"name": "{call.function.name}", "arguments": {call.function.arguments}}}\n{CALL_END}'
+    function = given({"name": call.function.name, "arguments": call.function.arguments})
+    return joined((CALL, '\n{"name": "', function["name"], '", "arguments": ', function["arguments"], "}\n", CALL_END))
 
 
 def _tool(function: FunctionBody) -> TemplateMessage:
@@ -172,16 +181,17 @@ def _tool(function: FunctionBody) -> TemplateMessage:
     if function.description is not None:
         shown["description"] = function.description
     shown["parameters"] = function.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": shown}
+    return {"type": "function", "function": given(shown)}
 
 
 def explanation(tools: Sequence[FunctionBody]) -> str:
     """Return the system text for models whose template says nothing of tools."""
-    listed = "\n".join(json.dumps(_tool(tool), ensure_ascii=False) for tool in tools)
-    return (
-        "You can call functions. Each line describes one, with a JSON schema of its arguments:\n"
-        f"{listed}\n"
-        "To call a function, write its name and arguments as JSON between these marks:\n"
+    listed = joined([given(json.dumps(_tool(tool), ensure_ascii=False)) for tool in tools], "\n")
+    parts = (
+        "You can call functions. Each line describes one, with a JSON schema of its arguments:\n",
+        listed,
+        "\nTo call a function, write its name and arguments as JSON between these marks:\n"
         f'{CALL}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n{CALL_END}\n'
-        f"What it returns is given to you between {RESULT} and {RESULT_END}."
+        f"What it returns is given to you between {RESULT} and {RESULT_END}.",
     )
+    return joined(parts)

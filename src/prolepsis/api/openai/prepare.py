@@ -39,7 +39,13 @@ async def prepare_chat(
     characters = size(body.messages, body.chat_template_kwargs) if not tools.shown else INLINE_CHARACTERS + 1
     token_ids = await off_loop(
         characters,
-        lambda: prompt_tokens(body.messages, tools.shown, services.tokenizer, body.chat_template_kwargs),
+        lambda: prompt_tokens(
+            body.messages,
+            tools.shown,
+            services.tokenizer,
+            body.chat_template_kwargs,
+            parse_special=bool(body.parse_special),
+        ),
     )
     thinking = thinking_of(services.config.reasoning, token_ids, services.tokenizer)
     predicted = await _predicted_tokens(body, services)

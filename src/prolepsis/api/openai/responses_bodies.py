@@ -137,6 +137,7 @@ class ResponsesBody(SharedBody):
     top_logprobs: TopLogprobs | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    parse_special: bool | None = None
 
 
 _SHARED = frozenset(SharedBody.model_fields)
@@ -167,6 +168,7 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
         chat_template_kwargs=body.chat_template_kwargs,
+        parse_special=body.parse_special,
     )
 
 

@@ -13,6 +13,7 @@ from prolepsis.api.openai.usage import Json
 from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import in_thread
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.given_text import given
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import caller_of
 from prolepsis.web.fields import Body, Count, Reply
@@ -31,6 +32,8 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
     tools: Tools | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    parse_special: bool | None = None
+    """What reads like a control token becomes one; default: true for a text, false for a conversation."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -82,7 +85,8 @@ def tokenization_routes(services: Services) -> Sequence[Route]:
 
 def _tokenized(body: TokenizeBody, services: Services) -> Json:
     if body.prompt is not None:
-        tokens = services.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        text = given(body.prompt) if body.parse_special is False else body.prompt
+        tokens = services.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     else:
         if body.add_special_tokens:
             message = "add_special_tokens is true with messages; allowed: false, as the chat template has them"
@@ -93,6 +97,7 @@ def _tokenized(body: TokenizeBody, services: Services) -> Json:
             services.tokenizer,
             body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt,
+            parse_special=bool(body.parse_special),
         )
     texts = None
     if body.return_token_strs:

@@ -1,20 +1,12 @@
-"""Tokenizers: read from a model folder or a GGUF file, with the chat template.
-
-Templates are rendered in a sandbox, with the names that transformers offers to them.
-"""
+"""Tokenizers: read from a model folder or a GGUF file, with the chat template."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
-import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
@@ -22,52 +14,12 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.given_text import GivenText
+from prolepsis.models.files.chat_template import ChatTemplate, Message
+from prolepsis.models.files.control_tokens import ControlTokens
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
-
-Message = Mapping[str, object]
-
-
-class ChatTemplate:
-    """A compiled template and the special tokens it may name."""
-
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; raises `ModelLoadError` if it is not a Jinja template."""
-        self.source = source
-        self._special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelLoadError(f"the model's chat template is broken: {error}") from error
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        variables: Mapping[str, object] | None = None,
-    ) -> str:
-        """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
-        values: dict[str, object] = {**self._special_tokens, **(variables or {})}
-        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
-        try:
-            return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise InvalidParameter(f"the model's chat template refuses messages: {error}", param="messages") from error
-
-
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +41,17 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._backend = parts.backend
         self._template = ChatTemplate(parts.template, parts.special_tokens) if parts.template else None
+        self._control = ControlTokens(parts.backend, parts.template or "")
         self.eos_token_ids = parts.eos_token_ids
         self._digest = parts.digest
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`; `add_special_tokens` adds the model's tokens around a text, such as BOS."""
+        """Return the ids of `text`; `add_special_tokens` adds the model's tokens around a text, such as BOS.
+
+        Control tokens in a text are found as such, except where a `GivenText` says that a caller gave it.
+        """
+        if isinstance(text, GivenText):
+            return self._control.encode(text, add_special_tokens=add_special_tokens)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -110,7 +68,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False.
 
-        Raises `InvalidParameter` if the model has no chat template, or the template refuses the messages.
+        `GivenText` in messages, tools and variables never becomes control tokens. Raises `InvalidParameter` if the
+        model has no chat template, or the template refuses the messages.
         """
         if self._template is None:
             raise InvalidParameter(

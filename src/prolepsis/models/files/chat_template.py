@@ -1,0 +1,117 @@
+"""Chat templates: rendered in a sandbox, with the names that transformers offers to them.
+
+What messages hold is told apart from what the template writes, character by character, as far as they are `GivenText`.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import wraps
+from types import GeneratorType
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.given_text import joined, made_of
+
+Message = Mapping[str, object]
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile `source`; raises `ModelLoadError` if it is not a Jinja template."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _Environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelLoadError(f"the model's chat template is broken: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text of `messages`, a `GivenText` if they hold such.
+
+        Raises `InvalidParameter` if the template refuses them.
+        """
+        values: dict[str, object] = {**self._special_tokens, **(variables or {})}
+        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
+        try:
+            return self._template.render(values)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise InvalidParameter(f"the model's chat template refuses messages: {error}", param="messages") from error
+
+
+class _CodeGenerator(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802  # jinja2's name
+        """Join the parts of `a ~ b` as all other parts of a text are joined."""
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which no operation loses sight of given text: what cannot be told apart counts as given."""
+
+    code_generator_class = _CodeGenerator
+    concat = staticmethod(joined)
+    intercepted_binops = frozenset({"%", "*"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=lambda value: joined((value,))
+        )
+        self.filters = {name: _tracing(one) for name, one in {**self.filters, "tojson": _to_json}.items()}
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+    def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
+        result = super().call(context, called, *args, **kwargs)
+        if isinstance(called, Macro):  # its text was joined part by part
+            return result
+        owner = getattr(getattr(called, "__wrapped__", called), "__self__", None)
+        return _traced(result, owner, args, kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        return _traced(super().call_binop(context, operator, left, right), left, right)
+
+
+def _tracing(work: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(work)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(list(one) if isinstance(one, GeneratorType) else one for one in args)
+        return _traced(work(*args, **kwargs), args, kwargs)
+
+    return traced
+
+
+def _traced(result: Any, *sources: object) -> Any:
+    """Return a text, or a list of texts, that was made of `sources`."""
+    if isinstance(result, str):
+        return made_of(result, *sources)
+    if isinstance(result, list | tuple) and any(isinstance(one, str) for one in result):
+        return type(result)(made_of(one, *sources) if isinstance(one, str) else one for one in result)
+    return result
+
+
+def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
