@@ -126,7 +126,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(policies=policies, rollouts=rollouts))
     [view] = await rollouts.views()
     for what in ("start", "promote"):
-        await rollouts.command(view.id, what, "")  # out of shadow
+        await rollouts.command(view.id, what, "", force=what == "promote")  # out of shadow
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for _ in range(60):
             await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", **body})

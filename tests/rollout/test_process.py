@@ -53,7 +53,8 @@ def test_a_rollout_survives_kill_9(tmp_path: Path) -> None:
     with process(tmp_path) as (running, url):
         name = the_only(url)["id"]
         for command in ("start", "promote"):
-            assert httpx.post(f"{url}/{name}/{command}", json={"reason": "test"}).status_code == 200
+            body = {"reason": "test", "force": command == "promote"}
+            assert httpx.post(f"{url}/{name}/{command}", json=body).status_code == 200
         before = the_only(url)
         running.send_signal(signal.SIGKILL)
         running.wait()

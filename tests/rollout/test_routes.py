@@ -92,6 +92,7 @@ async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
         ("/destroy", {}, 404, "unknown_command"),
         ("/start", {"reason": "x" * 501}, 400, None),
         ("/start", {"why": "so"}, 400, None),
+        ("/start", {"force": True}, 400, "invalid_value"),
     ],
 )
 async def test_what_cannot_be_done_is_refused(
@@ -102,6 +103,20 @@ async def test_what_cannot_be_done_is_refused(
     reply = await http.post(f"/admin/rollouts/{name}{path}", json=body)
     assert reply.status_code == status, reply.text
     assert code is None or reply.json()["error"]["code"] == code
+
+
+async def test_promoting_without_evidence_says_what_is_missing_and_takes_force(connect: Any) -> None:
+    http = connect("operator", "client")
+    name = (await http.get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    await http.post(f"/admin/rollouts/{name}/start", json={})
+    refused = await http.post(f"/admin/rollouts/{name}/promote", json={"reason": "it will do"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (409, "force")
+    message = refused.json()["error"]["message"]
+    assert "errors has 0 of 20 requests of the canary and 0 of 20 requests of the control" in message
+    forced = await http.post(f"/admin/rollouts/{name}/promote", json={"reason": "it will do", "force": True})
+    assert read(RolloutView, forced.json()).phase == "on"
+    [*_, event] = read(RolloutHistory, (await http.get(f"/admin/rollouts/{name}")).json()).events
+    assert event.reason == f"by {http.headers['x-key']}, by force: it will do"
 
 
 async def test_without_a_policy_there_are_none() -> None:

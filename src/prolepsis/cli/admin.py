@@ -166,6 +166,7 @@ drift = add_verbs(
 
 _ROLLOUT_ID = _argument("rollout_id", "as `rollout list` shows it", "ID")
 _REASON = parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
+_FORCE = parameter("force", Annotated[bool, typer.Option("--force", help="without evidence")], False)
 _VERDICT = {
     "verdict.guardrails": (
         *("guardrail=name", "outcome", "dry_run", "estimate", "lower", "upper", "allowed"),
@@ -175,8 +176,9 @@ _VERDICT = {
 }
 
 
-def _steer(name: str, help_text: str) -> Verb:
-    return Verb(name, f"POST /admin/rollouts/{{rollout_id}}/{name}", help_text, (_ROLLOUT_ID, _REASON), _VERDICT)
+def _steer(name: str, help_text: str, *more: inspect.Parameter) -> Verb:
+    parameters = (_ROLLOUT_ID, *more, _REASON)
+    return Verb(name, f"POST /admin/rollouts/{{rollout_id}}/{name}", help_text, parameters, _VERDICT)
 
 
 rollout = add_verbs(
@@ -203,7 +205,7 @@ rollout = add_verbs(
         _steer("start", "Start a rollout, or start it again after it was rolled back."),
         _steer("hold", "Stop the clock of the stage and all promotion; harm still rolls the rollout back."),
         _steer("resume", "Continue a rollout that is held."),
-        _steer("promote", "Go to the next stage now, regardless of the verdict."),
+        _steer("promote", "Go to the next stage now, if the present one has passed.", _FORCE),
         _steer("rollback", "Roll back: new requests at once, requests in flight with their next step."),
     ],
 )

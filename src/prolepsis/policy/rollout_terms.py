@@ -28,9 +28,12 @@ Metric = Literal[
     "error_rate",
     "structured_validity",
     "time_to_first_token_p95_ms",
+    "time_to_first_token_p99_ms",
     "latency_per_token_p50_ms",
     "latency_per_token_p95_ms",
+    "latency_per_token_p99_ms",
     "latency_p95_ms",
+    "latency_p99_ms",
     "correctness",
     "cost_per_token",
 ]
@@ -85,13 +88,20 @@ METRICS: dict[Metric, MetricInfo] = {
     "time_to_first_token_p95_ms": MetricInfo(
         "95th percentile of the time to the first token", "first_token_ms", level=0.95
     ),
+    "time_to_first_token_p99_ms": MetricInfo(
+        "99th percentile of the time to the first token", "first_token_ms", level=0.99
+    ),
     "latency_per_token_p50_ms": MetricInfo(
         "median of a request's time between tokens", "latency_per_token_ms", level=0.5
     ),
     "latency_per_token_p95_ms": MetricInfo(
         "95th percentile of a request's time between tokens", "latency_per_token_ms", level=0.95
     ),
+    "latency_per_token_p99_ms": MetricInfo(
+        "99th percentile of a request's time between tokens", "latency_per_token_ms", level=0.99
+    ),
     "latency_p95_ms": MetricInfo("95th percentile of the time of a request", "latency_ms", level=0.95),
+    "latency_p99_ms": MetricInfo("99th percentile of the time of a request", "latency_ms", level=0.99),
     "correctness": MetricInfo(
         "requests with the tokens of plain decoding / requests replayed", "correctness", "higher", is_rate=True
     ),

@@ -247,8 +247,9 @@ def command(state: RolloutState, what: Command, now: float, settings: RolloutSet
     """Return the state after a command at `now` (seconds), with its event; `reason` names the operator and the cause.
 
     Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. If a stage
-    was held because no verdict came, resuming grants it its longest time again. Promoting needs no verdict. Starting a
-    rollout that was rolled back begins a new run. Raises `InvalidParameter` if the state's phase excludes the command.
+    was held because no verdict came, resuming grants it its longest time again. Promoting asks for no verdict here
+    (`promotion.check`). Starting a rollout that was rolled back begins a new run. Raises `InvalidParameter` if the
+    state's phase excludes the command.
     """
     if state.phase not in _ALLOWED[what]:
         allowed = ", ".join(_ALLOWED[what])

@@ -18,9 +18,11 @@ from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 
 class RolloutCommandBody(Body):
-    """The reason for a command; it is recorded with the event."""
+    """The reason for a command, which is recorded with the event, and whether it needs evidence."""
 
     reason: Annotated[str, Field(max_length=500)] = ""
+    force: bool = False
+    """Promote a stage that has not passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,13 @@ def rollout_routes(rollouts: Rollouts | None) -> Sequence[Route]:
         if command not in commands:
             message = f"command is {command[:64]!r}; allowed: {', '.join(commands)}"
             raise RequestRefused(message, code="unknown_command", param="command", status=404)
+        if body.force and command != "promote":
+            message = f"force is true with {command}; allowed: with promote"
+            raise RequestRefused(message, code="invalid_value", param="force")
         operator = caller.key_id or "the developer"
-        reason = f"by {operator}: {body.reason}" if body.reason else f"by {operator}"
-        return await _given(rollouts).command(rollout_id, cast(Command, command), reason)
+        by = f"by {operator}, by force" if body.force else f"by {operator}"
+        reason = f"{by}: {body.reason}" if body.reason else by
+        return await _given(rollouts).command(rollout_id, cast(Command, command), reason, force=body.force)
 
     return routes.all
 

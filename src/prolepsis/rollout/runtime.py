@@ -29,6 +29,7 @@ from prolepsis.rollout.machine import (
 )
 from prolepsis.rollout.metrics import RolloutMetrics
 from prolepsis.rollout.observation import observed
+from prolepsis.rollout.promotion import check
 from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
@@ -175,15 +176,21 @@ class Rollouts(Feature):
             for rule, live in list(self._live.items()):
                 await _contained("rollout_not_stepped", self._step(rule, live))
 
-    async def command(self, rollout_id: str, what: Command, reason: str) -> RolloutView:
-        """Carry out an operator's command; raises `RolloutNotFound`, and `RolloutConflict` if the state excludes it."""
+    async def command(self, rollout_id: str, what: Command, reason: str, *, force: bool = False) -> RolloutView:
+        """Carry out an operator's command; raises `RolloutNotFound`, and `RolloutConflict` if the state excludes it.
+
+        A stage that has not passed is promoted by force only.
+        """
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             live = self._find(rollout_id)
+            now = self._clock()
             try:
-                transition = _by_hand(live, live.state, what, self._clock(), reason)
+                transition = _by_hand(live, live.state, what, now, reason)
+                if what == "promote" and not force:
+                    await asyncio.to_thread(check, live.state, live.all_evidence(now), live.settings)
             except InvalidParameter as error:
-                raise RolloutConflict(str(error), param="command") from None
+                raise RolloutConflict(str(error), param=error.param) from None
             if not await self._change(live, transition):
                 message = f"rollout {rollout_id} was not changed: another server was first, or it cannot be stored"
                 raise RolloutConflict(message)

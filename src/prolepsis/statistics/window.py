@@ -76,7 +76,7 @@ class WindowEvidence(JsonValue):
         return [(span.evidence.num_canary, span.evidence.num_control) for span in self.spans]
 
     def scores_of(self, guardrail: Guardrail) -> WindowScores:
-        spans = tuple(span.evidence.scores_of(guardrail) for span in self.spans)
+        spans = tuple(span.evidence.scores_of(guardrail) for span in self.spans) or (guardrail.empty(),)
         return WindowScores(spans, sum(spans, guardrail.empty()))
 
     def observe(

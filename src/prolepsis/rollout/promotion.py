@@ -1,0 +1,40 @@
+"""What a stage lacks before an operator may promote it without force."""
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.rollout.machine import RolloutState, guardrails_of, verdict_on
+from prolepsis.rollout.settings import RolloutSettings
+from prolepsis.statistics.guardrail import Guardrail, GuardrailResult
+from prolepsis.statistics.judge import Evidence
+
+_UNFIT = {"uneven_arms": "the arms do not have the stated shares", "measurement_errors": "measuring failed"}
+
+
+def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) -> None:
+    """Raise `InvalidParameter` with what is missing if the stage has not passed; one that waits at a gate has."""
+    verdict = verdict_on(state, evidence, settings) if state.phase != "gate" else None
+    if state.phase == "gate" or (verdict is not None and verdict.outcome == "pass"):
+        return
+    results = {result.name: result for result in verdict.guardrails} if verdict else {}
+    guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run]
+    missing = [_missing(g, results[g.name]) for g in guardrails if results and results[g.name].outcome != "pass"]
+    if verdict is not None and verdict.reason in ("uneven_arms", "measurement_errors"):
+        missing.append(
+            {"uneven_arms": "the arms do not have the stated shares"}.get(verdict.reason, "measuring failed")
+        )
+    why = "; ".join(missing) or "no guardrail decides"
+    stage = settings.stages[state.stage].name
+    raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it all the same", param="force")
+
+
+def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
+    """Return what a guardrail waits for, in words."""
+    counts = {"canary": result.num_canary}
+    if guardrail.measure.has_control:
+        counts["control"] = result.num_control
+    few = [f"{n} of {guardrail.minimum_samples} requests of the {arm}" for arm, n in counts.items()]
+    if min(counts.values()) < guardrail.minimum_samples:
+        return f"{guardrail.name} has {' and '.join(few)}"
+    if not guardrail.measure.ready:
+        return f"{guardrail.name} waits for earlier figures of the control"
+    state = "shows harm" if result.outcome == "fail" else "is not shown to be within its bound"
+    return f"{guardrail.name} {state}: {result.estimate:.4g} seen, {result.allowed:.4g} allowed"
