@@ -42,6 +42,21 @@ def test_on_status_off(home: Path) -> None:
     assert not kill_file(home / "kill.json").read().on
 
 
+def test_one_scope(home: Path) -> None:
+    assert kill("on", "--scope", "tenant:bank", "--reason", "drill").exit_code == 0
+    kill("on", "--scope", "proposer:suffix")
+    lines = kill("status").stdout.splitlines()
+    assert lines[0] == "off"
+    assert lines[1].startswith("on for tenant:bank, since 20")
+    assert lines[1].endswith(": drill")
+    assert lines[2].startswith("on for proposer:suffix")
+    kill("off", "--scope", "tenant:bank")
+    assert kill_file(home / "kill.json").read().killed == {"proposer:suffix"}
+    refused = kill("on", "--scope", "team:x")
+    assert refused.exit_code == 2
+    assert "allowed: everything" in refused.stderr
+
+
 def test_the_configured_file_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_KILL_FILE", str(home / "other.json"))
     kill("on")

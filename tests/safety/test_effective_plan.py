@@ -1,4 +1,5 @@
 from prolepsis.api.admission.load_shedding import PLAIN, SHALLOW, plan_at
+from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.safety.effective_plan import EffectivePlan
 
@@ -11,10 +12,12 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
     plan = EffectivePlan(BASE, applied.append)
     plan.disable(OUT)
     plan.shed(plan_at(SHALLOW, BASE, 99))
-    plan.kill(on=True)
+    plan.kill(frozenset({EVERYTHING, "tenant:bank"}))
     plan.shed(plan_at(PLAIN, BASE, 99))
     plan.disable(())
-    plan.kill(on=False)
+    plan.kill(frozenset({"tenant:bank"}))
+    assert applied[-1].killed == {"tenant:bank"}
+    plan.kill(frozenset())
     assert [(p.version, p.num_speculative_tokens, p.reason, p.disabled) for p in applied] == [
         (4, 8, "default", OUT),
         (5, 2, "overload_shallow", OUT),
@@ -22,6 +25,7 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
         (7, 0, "killed", ()),
         (8, 0, "killed", ()),
         (9, 0, "overload_plain", ()),
+        (10, 0, "overload_plain", ()),
     ]
 
 
@@ -29,5 +33,5 @@ def test_what_changes_nothing_is_no_plan() -> None:
     applied: list[SpecPlan] = []
     plan = EffectivePlan(BASE, applied.append)
     plan.disable(())
-    plan.kill(on=False)
+    plan.kill(frozenset())
     assert applied == []

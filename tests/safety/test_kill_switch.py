@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.core.errors import ConfigError
-from prolepsis.safety.kill_switch import NEVER_SET, KillState, kill_file
+from prolepsis.core.errors import ConfigError, InvalidParameter
+from prolepsis.core.kill_scope import EVERYTHING
+from prolepsis.safety.kill_switch import MAX_SCOPES, NEVER_SET, KilledScope, KillState, kill_file
 
 STATE = KillState(on=True, by="kim", reason="bad drafts", at=datetime(2026, 11, 21, 9, tzinfo=UTC))
 
@@ -15,6 +16,32 @@ def test_what_is_written_is_read_and_nothing_else_is_left(tmp_path: Path) -> Non
     file.write(STATE)
     assert file.read() == STATE
     assert [path.name for path in file.path.parent.iterdir()] == ["kill.json"]
+
+
+def entry(scope: str, by: str = "ann", hour: int = 10) -> KilledScope:
+    return KilledScope(scope=scope, by=by, reason="drill", at=datetime(2026, 11, 21, hour, tzinfo=UTC))
+
+
+def test_scopes_are_turned_one_by_one() -> None:
+    state = NEVER_SET.turned(entry("tenant:bank"), on=True).turned(entry("rule:fast", "bob", 11), on=True)
+    assert (state.on, state.last_by) == (False, "bob")
+    assert state.killed == {"tenant:bank", "rule:fast"}
+    state = state.turned(entry(EVERYTHING, "eve", 12), on=True).turned(entry("tenant:bank"), on=False)
+    assert state.killed == {EVERYTHING, "rule:fast"}
+    assert state.last_by == "eve"
+    assert state.turned(entry(EVERYTHING), on=False).killed == {"rule:fast"}
+    assert KillState.model_validate_json(state.model_dump_json()) == state
+
+
+def test_a_file_never_gets_more_scopes_than_it_may_hold() -> None:
+    state = NEVER_SET
+    for number in range(MAX_SCOPES):
+        state = state.turned(entry(f"tenant:{number}"), on=True)
+    assert KillState.model_validate_json(state.model_dump_json()) == state
+    with pytest.raises(InvalidParameter, match=f"{MAX_SCOPES} scopes are stopped already"):
+        state.turned(entry("tenant:more"), on=True)
+    assert EVERYTHING in state.turned(entry(EVERYTHING), on=True).killed
+    assert state.turned(entry("tenant:7", "bob"), on=True).killed == state.killed
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"on": true}', '{"on": "perhaps", "at": "2026-11-21T09:00:00Z"}', "\x00"])

@@ -125,6 +125,29 @@ def test_the_kill_switch_stops_a_request_in_flight_and_changes_no_token(tmp_path
         assert after["metrics"]["effective"]["reason"] == "speculating"
 
 
+def test_the_kill_switch_stops_one_scope_and_leaves_others(tmp_path: Path) -> None:
+    with server_with(tmp_path, Named("first")) as server:
+        said = kill(server, on=True, scope="route:/v1/completions", reason="drill")
+        assert (said["on"], said["killed"]) == (False, ["route:/v1/completions"])
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        assert server.sample("speculation_killed_scopes") == 1.0
+        body = {"messages": [{"role": "user", "content": "bcd"}], "max_tokens": 12, "speculation": {"metrics": True}}
+        chat = httpx.post(f"{server.url}/v1/chat/completions", json={**BODY, **body}, timeout=30).json()
+        assert chat["metrics"]["effective"]["reason"] == "speculating"
+    with server_with(tmp_path, Named("first")) as server:  # after a restart
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
+        assert kill(server, on=False, scope="route:/v1/completions")["killed"] == []
+        assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
+
+
+def test_a_scope_that_nothing_belongs_to_is_refused(tmp_path: Path) -> None:
+    with server_with(tmp_path, Named("first")) as server:
+        body = {"on": True, "scope": "proposer:sufix"}
+        reply = httpx.put(f"{server.url}/admin/kill", json=body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "scope")
+        assert httpx.get(f"{server.url}/admin/kill").json()["killed"] == []
+
+
 def test_the_file_is_followed_while_serving(tmp_path: Path) -> None:
     with server_with(tmp_path, Named("first")) as server:
         file = kill_file(tmp_path / "kill.json")

@@ -1,4 +1,4 @@
-"""`prolepsis kill`: the kill switch of all servers on this machine, or of one server."""
+"""`prolepsis kill`: the kill switch of all servers on this machine, or of one server; of everything or of one scope."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,26 +13,45 @@ from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
-from prolepsis.safety.kill_switch import NEVER_SET, KillState
+from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
+from prolepsis.safety.kill_switch import NEVER_SET, KilledScope, KillState
 from prolepsis.safety.kill_switch import kill_file as kill_file_at
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
 File = Annotated[Path | None, typer.Option("--kill-file", help="default: kill.json in the user's data directory")]
 Url = Annotated[str | None, typer.Option(help="address of one server; default: the kill file, for all servers here")]
+_SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
+Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVERYTHING}, {_SCOPES}")]
 Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
 
 
 @app.command(epilog=EPILOG)
-def on(reason: Reason = "", kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+def on(
+    *,
+    reason: Reason = "",
+    scope: Scope = EVERYTHING,
+    kill_file: File = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
     """Stop speculation from the next step on, also after a restart, until the switch is turned off."""
-    _turn(_where(kill_file, url), key, as_json, on=True, reason=reason)
+    _turn(_where(kill_file, url), key, as_json, on=True, scope=scope, reason=reason)
 
 
 @app.command(epilog=EPILOG)
-def off(reason: Reason = "", kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Allow speculation again, as far as policies and flags allow it."""
-    _turn(_where(kill_file, url), key, as_json, on=False, reason=reason)
+def off(
+    *,
+    reason: Reason = "",
+    scope: Scope = EVERYTHING,
+    kill_file: File = None,
+    url: Url = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Allow speculation again, as far as policies, flags and other scopes that are stopped allow it."""
+    _turn(_where(kill_file, url), key, as_json, on=False, scope=scope, reason=reason)
 
 
 @app.command(epilog=EPILOG)
@@ -45,11 +64,16 @@ def status(kill_file: File = None, url: Url = None, key: Key = None, as_json: As
         _show(where, where.read(), as_json)
 
 
-def _turn(where: JsonFile[KillState] | str, key: str | None, as_json: bool, *, on: bool, reason: str) -> None:
+def _turn(
+    where: JsonFile[KillState] | str, key: str | None, as_json: bool, *, on: bool, scope: str, reason: str
+) -> None:
+    check_scope(scope)
     if isinstance(where, str):
-        _show_served(ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason}), as_json)
+        body = {"on": on, "reason": reason, "scope": scope}
+        _show_served(ask(where, key, "PUT", "/admin/kill", body), as_json)
         return
-    state = KillState(on=on, by=user(), reason=reason, at=datetime.now(UTC))
+    entry = KilledScope(scope=scope, by=user(), reason=reason, at=datetime.now(UTC))
+    state = where.read().turned(entry, on=on)
     where.write(state)
     _show(where, state, as_json)
     after = state.model_dump(mode="json")
@@ -79,9 +103,15 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
 
 
 def _print(state: KillState, *, on: bool) -> None:
-    since = "" if state == NEVER_SET else f", since {state.at:%Y-%m-%d %H:%M:%S %Z} by {state.by or 'unknown'}"
-    why = f": {state.reason}" if state.reason else ""
-    stdout().print(f"{'on' if on else 'off'}{since}{why}", soft_wrap=True, markup=False)
+    _line("on" if on else "off", state, known=state.at != NEVER_SET.at)
+    for entry in state.scopes:
+        _line(f"on for {entry.scope}", entry, known=True)
+
+
+def _line(text: str, entry: KillState | KilledScope, *, known: bool) -> None:
+    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if known else ""
+    why = f": {entry.reason}" if entry.reason else ""
+    stdout().print(f"{text}{since}{why}", soft_wrap=True, markup=False)
 
 
 def _where(file: Path | None, url: str | None) -> JsonFile[KillState] | str:

@@ -6,6 +6,10 @@ MAX_STOPPED_RUNS = 256
 """Stopped runs that an engine remembers; by then no request of an older one is left."""
 
 
+KILLED = "killed"
+"""The plan's reason while the kill switch stops everything."""
+
+
 @dataclass(frozen=True, slots=True)
 class DisabledProposer:
     """A proposer that may not draft for one traffic class, requests in flight included."""
@@ -33,6 +37,9 @@ class SpecPlan:
     """Runs of rollouts that were rolled back: their requests decode plainly, in flight too. The engine keeps the last
     ones over later plans (`AppliedPlan`)."""
     disabled: tuple[DisabledProposer, ...] = ()
+    killed: frozenset[str] = frozenset()
+    """Scopes that the kill switch stops besides everything (`core.kill_scope`): their requests decode plainly, in
+    flight too, and their proposers draft for no request."""
 
     @property
     def ceiling(self) -> int:
@@ -42,6 +49,10 @@ class SpecPlan:
             if self.fixed_depth is None
             else min(self.fixed_depth, self.num_speculative_tokens)
         )
+
+    def kills(self, scopes: frozenset[str]) -> bool:
+        """Return whether the kill switch stops a request that belongs to `scopes`."""
+        return self.reason == KILLED or not self.killed.isdisjoint(scopes)
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")

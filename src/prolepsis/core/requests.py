@@ -174,6 +174,8 @@ class GenerateRequest:
     """Of tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
     traffic_class: str = ""
     """The class by which proposers are counted and judged (`core.facts`)."""
+    kill_scopes: frozenset[str] = frozenset()
+    """By which the kill switch may name it (`core.kill_scope`)."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
     grammar: GrammarSpec | None = None

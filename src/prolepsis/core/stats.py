@@ -103,6 +103,7 @@ PlainReason = Literal[
     "too_costly",  # asking proposers would not pay: the costly ones, where no free one had a draft, or any
     "backoff",  # the proposers back off after failures
     "breaker_open",  # the plan disables all proposers for the traffic class
+    "killed",  # the kill switch stops the proposers
     "shadow_budget",  # in shadow, the request was not admitted: the share of time for drafts in shadow is spent
     "no_capacity",  # no room for a draft token in the pass, its pages, or the sequence, which ends with this step
 ]

@@ -102,10 +102,8 @@ def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
         device.propose += part
 
 
-_OFF_BY_PLAN: tuple[EffectiveReason, ...] = ("killed", "overload_plain", "overload_batch_waits", "overload_low_refused")
+_OFF_BY_PLAN: tuple[EffectiveReason, ...] = ("overload_plain", "overload_batch_waits", "overload_low_refused")
 """Reasons of plans that turn speculation off, which requests report."""
-_STOPPED_OR_CUT: tuple[EffectiveReason, ...] = ("killed", "overload_shallow")
-"""Those that requests report whose drafts were verified before, or in part."""
 
 
 def count_started(sequence: SequenceState, now: float) -> None:
@@ -183,11 +181,12 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
 
 
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
-    choice = request.source.speculation
-    if request.stats.num_drafts:
-        return next((reason for reason in _STOPPED_OR_CUT if reason == plan.reason), "speculating")
-    if request.stats.shadow:
-        return "killed" if plan.reason == "killed" else "compared"
+    choice, stats = request.source.speculation, request.stats
+    if choice.enabled and plan.kills(request.source.kill_scopes):
+        return "killed"
+    if stats.num_drafts or stats.shadow:
+        is_cut = stats.num_drafts and plan.reason == "overload_shallow"
+        return "overload_shallow" if is_cut else "speculating" if stats.num_drafts else "compared"
     if choice.rollout_run in plan.stopped:
         return "rolled_back"
     if not choice.enabled or choice.num_speculative_tokens == 0:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import PlainReason
@@ -56,6 +57,8 @@ class Speculation:
             return False
         if proposer is None:
             return True
+        if kill_scope("proposer", proposer) in plan.killed:
+            return False
         named = (names for names in (choice.proposers, plan.proposers) if names is not None)
         return choice.num_speculative_tokens != 0 and all(proposer in names for names in named)
 
@@ -180,7 +183,7 @@ class Speculation:
             sequence = row.sequence
             limit = min(self._limit(sequence, choice), load.max_draft_tokens)
             allowed = sequence.request.source.speculation.proposers
-            if plan.disabled:
+            if plan.disabled or plan.killed:
                 names = plan.proposers or self.proposers.names
                 allowed = self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
             if self.payback is not None and choice.mode == "auto" and self.payback.is_cheap(sequence.key):
@@ -210,8 +213,13 @@ class Speculation:
         chosen = self.proposers.propose(wanted, plan, load, verify=verify)
         if not verify:
             self._shadow_budget.spend(self._clock() - began)
+        names = plan.proposers or self.proposers.names
+
+        def barred(row: Row) -> PlainReason:
+            return self._disabled.reason(row.sequence.request.source.speculation.proposers, names)
+
         return [
-            _with_draft(row, request, choice, verify=verify) if is_due else row
+            _with_draft(row, request, choice, barred, verify=verify) if is_due else row
             for row, request, choice, is_due in zip(rows, requests, chosen, due, strict=True)
         ]
 
@@ -220,7 +228,8 @@ class Speculation:
         """Return what the request may do now: nothing if it is a replay, not admitted to shadow, or stopped."""
         choice = sequence.request.source.speculation
         is_not_admitted = sequence.request.shadow_admitted is False
-        is_off = sequence.replays is not None or is_not_admitted or choice.rollout_run in plan.stopped
+        is_stopped = choice.rollout_run in plan.stopped or plan.kills(sequence.request.source.kill_scopes)
+        is_off = sequence.replays is not None or is_not_admitted or is_stopped
         return _OFF if is_off else choice
 
     def _limit(self, sequence: SequenceState, choice: SpeculationChoice) -> int:
@@ -253,12 +262,14 @@ def _is_due(row: Row, choice: SpeculationChoice, *, verify: bool) -> bool:
     return choice.mode in ("auto", "on") if verify else choice.mode == "shadow" and row.sequence.shadow is None
 
 
-def _with_draft(row: Row, request: DraftRequest, choice: ChosenDraft, *, verify: bool) -> Row:
-    """Return the row with its draft, or why it has none: the breaker, if no proposer may draft for it."""
+def _with_draft(
+    row: Row, request: DraftRequest, choice: ChosenDraft, barred: Callable[[Row], PlainReason], *, verify: bool
+) -> Row:
+    """Return the row with its draft, or why it has none: what `barred` says, if no proposer may draft for it."""
     draft = None if choice.draft is None else cut_after_end(choice.draft, row.sequence.end_ids)
     plain: PlainReason | None = choice.plain
     if request.allowed == () and plain == "no_draft":
-        plain = "breaker_open"
+        plain = barred(row)
     if verify:
         return Row(row.sequence, row.start, row.num_tokens, draft, plain)  # `replace` takes five times as long
     return replace(row, shadow=draft, plain=plain, shadow_cost=choice.shadow_cost)

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from prolepsis.core.plan import PANIC_PLAN, DisabledProposer, SpecPlan
-
-KILLED = "killed"
-"""The plan's reason while the kill switch is on."""
+from prolepsis.core.kill_scope import EVERYTHING
+from prolepsis.core.plan import KILLED, PANIC_PLAN, DisabledProposer, SpecPlan
 
 
 class EffectivePlan:
@@ -16,7 +14,7 @@ class EffectivePlan:
         self.version = base.version
         self._shed = base
         self._disabled: tuple[DisabledProposer, ...] = ()
-        self._killed = False
+        self._killed: frozenset[str] = frozenset()
         self._apply = apply
 
     def shed(self, plan: SpecPlan) -> None:
@@ -30,13 +28,16 @@ class EffectivePlan:
             self._disabled = disabled
             self._change()
 
-    def kill(self, *, on: bool) -> None:
-        """Stop all speculation between two steps, or continue with the other parts' plan."""
-        if on != self._killed:
-            self._killed = on
+    def kill(self, killed: frozenset[str]) -> None:
+        """Stop speculation in these scopes between two steps and in no others; the rest follows the other parts."""
+        if killed != self._killed:
+            self._killed = killed
             self._change()
 
     def _change(self) -> None:
         self.version += 1
-        plan = replace(PANIC_PLAN, reason=KILLED) if self._killed else replace(self._shed, disabled=self._disabled)
+        if EVERYTHING in self._killed:
+            plan = replace(PANIC_PLAN, reason=KILLED)
+        else:
+            plan = replace(self._shed, disabled=self._disabled, killed=self._killed)
         self._apply(replace(plan, version=self.version))

@@ -42,7 +42,7 @@ def safety_features(
     emit: Emit,
 ) -> Safety:
     """Return them for an engine; `version_of` names what a proposer drafts with."""
-    kill_switch = KillSwitch(kill_file(config.kill_file), lambda on: plan.kill(on=on), registry, emit=emit)
+    kill_switch = KillSwitch(kill_file(config.kill_file), plan.kill, registry, emit=emit)
     breaker = _breaker(config, client, plan, registry, emit)
     streams = DriftStreams() if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None

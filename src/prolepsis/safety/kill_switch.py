@@ -1,15 +1,33 @@
-"""The kill switch: no speculation while its file, an operator or a flag says so."""
+"""The kill switch: no speculation in a scope while its file, an operator or a flag says so."""
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, computed_field
 
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile, data_directory
+from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 
 Source = Literal["operator", "flag"]
+By = Annotated[str, Field(max_length=256)]
+Reason = Annotated[str, Field(max_length=1024)]
+Scope = Annotated[str, Field(pattern=SCOPE, max_length=300)]
+MAX_SCOPES = 256
+"""Scopes that are stopped one by one, besides everything."""
+
+
+class KilledScope(BaseModel):
+    """A scope that an operator stopped: who, when and why."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scope: Scope
+    by: By = ""
+    reason: Reason = ""
+    at: AwareDatetime
 
 
 class KillState(BaseModel):
@@ -18,9 +36,35 @@ class KillState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     on: bool
-    by: Annotated[str, Field(max_length=256)] = ""
-    reason: Annotated[str, Field(max_length=1024)] = ""
+    """Whether everything is stopped."""
+    by: By = ""
+    reason: Reason = ""
     at: AwareDatetime
+    scopes: Annotated[tuple[KilledScope, ...], Field(max_length=MAX_SCOPES)] = ()
+    """What else is stopped, in order of time."""
+
+    @property
+    def killed(self) -> frozenset[str]:
+        """All scopes that are stopped."""
+        return frozenset([*([EVERYTHING] if self.on else []), *(entry.scope for entry in self.scopes)])
+
+    @property
+    def last_by(self) -> str:
+        """Who set what was set last."""
+        entries = [(self.at, self.by), *((entry.at, entry.by) for entry in self.scopes)]
+        return max(entries)[1]
+
+    def turned(self, entry: KilledScope, *, on: bool) -> Self:
+        """Return the state after the entry's scope was turned on or off; other scopes stay as they are.
+
+        Raises `InvalidParameter` if too many are stopped.
+        """
+        if entry.scope == EVERYTHING:
+            return self.model_copy(update={"on": on, "by": entry.by, "reason": entry.reason, "at": entry.at})
+        others = tuple(other for other in self.scopes if other.scope != entry.scope)
+        if on and len(others) >= MAX_SCOPES:
+            raise InvalidParameter(f"{MAX_SCOPES} scopes are stopped already; allowed: {EVERYTHING}", param="scope")
+        return self.model_copy(update={"scopes": (*others, entry) if on else others})
 
 
 NEVER_SET = KillState(on=False, at=datetime(1970, 1, 1, tzinfo=UTC))
@@ -34,7 +78,7 @@ def kill_file(path: Path | None = None) -> JsonFile[KillState]:
 
 
 class KillStatus(BaseModel):
-    """The kill switch: on while the operator or the flag says so."""
+    """The kill switch: a scope is stopped while the operator or the flag says so."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -49,11 +93,24 @@ class KillStatus(BaseModel):
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Those that keep it on."""
+        """Those that stop everything."""
         says: dict[Source, bool] = {"operator": self.operator.on, "flag": self.flag is not None and self.flag.value}
         return tuple(source for source, on in says.items() if on)
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def on(self) -> bool:
+        """Whether everything is stopped."""
         return bool(self.sources)
+
+    def explained(self, scope: str) -> dict[str, object]:
+        """Return who stops a scope, for the log."""
+        sources = self.sources if scope == EVERYTHING else ("operator",)
+        last = next((one for one in self.operator.scopes if one.scope == scope), self.operator)
+        return {"scope": scope, "sources": sources, "by": last.by, "reason": last.reason}
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def killed(self) -> tuple[str, ...]:
+        """All scopes that are stopped, by name."""
+        return tuple(sorted(self.operator.killed | ({EVERYTHING} if self.on else set())))

@@ -12,7 +12,8 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
-from prolepsis.safety.kill_switch import KillState, KillStatus
+from prolepsis.core.kill_scope import EVERYTHING, check_scope
+from prolepsis.safety.kill_switch import KilledScope, KillState, KillStatus
 from prolepsis.telemetry.declare import gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class KillSwitch(Feature):
-    """Calls `kill` whenever the switch turns. Belongs to one event loop."""
+    """Calls `kill` with all scopes that are stopped, whenever they change. Belongs to one event loop."""
 
     name = "kill_switch"
     period_s = 0.2
@@ -36,7 +37,7 @@ class KillSwitch(Feature):
     def __init__(
         self,
         file: JsonFile[KillState],
-        kill: Callable[[bool], None],
+        kill: Callable[[frozenset[str]], None],
         registry: CollectorRegistry,
         *,
         emit: Emit = discard,
@@ -49,6 +50,7 @@ class KillSwitch(Feature):
         self._emit = emit
         self._now = now
         self._killed = gauge(registry, "speculation_killed", "1 while the kill switch is on, by source", "source")
+        self._scopes = gauge(registry, "speculation_killed_scopes", "Scopes that the kill switch stops one by one")
         self._read(at_start=True)
 
     async def tick(self) -> None:
@@ -56,17 +58,20 @@ class KillSwitch(Feature):
         if self._file.changed():
             self._read(at_start=False)
 
-    def turn(self, *, on: bool, by: str, reason: str) -> None:
-        """Turn the operator's switch at once; the status says if the state could not be saved."""
+    def turn(self, *, on: bool, by: str, reason: str, scope: str = EVERYTHING) -> None:
+        """Turn the operator's switch of a scope at once; the status says if the state could not be saved.
+
+        Raises `InvalidParameter` if too many scopes are stopped.
+        """
         before = self.status
-        state = KillState(on=on, by=by, reason=reason, at=self._now())
+        state = before.operator.turned(KilledScope(scope=scope, by=by, reason=reason, at=self._now()), on=on)
         self._become(KillStatus(operator=state, flag=before.flag))
         try:
             self._file.write(state)
         except ConfigError as error:
             log.error("kill_switch_not_saved", error=str(error))
             self.status = self.status.model_copy(update={"not_saved": str(error)})
-        self._record(before, on=on, actor=by)
+        self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope)
 
     def follow(self, flag: FlagDecision) -> None:
         """Follow the flag; an evaluation that failed changes nothing."""
@@ -88,8 +93,9 @@ class KillSwitch(Feature):
             unknown = KillState(on=True, reason=fault[:1024], at=self._now())
             operator = unknown if at_start else before.operator
         self._become(KillStatus(operator=operator, flag=before.flag, fault=fault))
-        if operator.on if at_start else operator != before.operator:
-            self._record(before, on=operator.on, actor=operator.by or SERVER, subject=str(self._file.path))
+        if operator.killed if at_start else operator != before.operator:
+            on = operator.on or bool(operator.killed - before.operator.killed)
+            self._record(before, on=on, actor=operator.last_by or SERVER, subject=str(self._file.path))
 
     def _record(self, before: KillStatus, *, on: bool, actor: str, subject: str = "") -> None:
         """Record an act; `subject` is the file or the flag that it came by, empty for a request."""
@@ -101,12 +107,13 @@ class KillSwitch(Feature):
         before, self.status = self.status, status
         for source in ("operator", "flag"):
             self._killed.labels(source).set(source in status.sources)
-        if status.on == before.on:
+        self._scopes.set(len(status.operator.scopes))
+        if status.killed == before.killed:
             return
-        self._kill(status.on)
-        operator = status.operator
-        write = log.warning if status.on else log.info
-        write("kill_switch", on=status.on, sources=status.sources, by=operator.by, reason=operator.reason)
+        self._kill(frozenset(status.killed))
+        for scope in sorted({*status.killed} ^ {*before.killed}):
+            on = scope in status.killed
+            (log.warning if on else log.info)("kill_switch", on=on, **status.explained(scope))
 
 
 class KillBody(Body):
@@ -114,19 +121,22 @@ class KillBody(Body):
 
     on: bool
     reason: Annotated[str, Field(max_length=1024)] = ""
+    scope: Annotated[str, Field(max_length=300)] = EVERYTHING
+    """everything, or route:, rule:, tenant:, traffic_class: or proposer: and a name."""
 
 
 def kill_routes(switch: KillSwitch) -> Sequence[Route]:
     """Return the routes that show and turn the kill switch."""
     routes = Routes()
 
-    @routes.get("/admin/kill", roles=WATCHERS, summary="The kill switch, and the sources that keep it on")
+    @routes.get("/admin/kill", roles=WATCHERS, summary="The kill switch: what it stops, and by which sources")
     async def kill_status() -> KillStatus:
         return switch.status
 
-    @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch")
+    @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch, for one scope or all")
     async def kill(body: Annotated[KillBody, read_body(KillBody)], caller: SignedIn) -> KillStatus:
-        switch.turn(on=body.on, by=caller.actor, reason=body.reason)
+        check_scope(body.scope)
+        switch.turn(on=body.on, by=caller.actor, reason=body.reason, scope=body.scope)
         return switch.status
 
     return routes.all

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import PlainReason, TrafficClassCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import MarginalCost
 
@@ -123,7 +124,7 @@ Grant = tuple[str, str, int]
 
 
 class DisabledProposers:
-    """Says who may draft under a plan that disables proposers, and counts the probes that plans grant.
+    """Says who may draft under a plan that disables or kills proposers, and counts the probes that plans grant.
 
     A grant goes on over plans that repeat it.
     """
@@ -133,6 +134,7 @@ class DisabledProposers:
         self._granted_at: dict[Grant, int] = {}
         self._plan: SpecPlan | None = None
         self._by_traffic_class: dict[str, list[DisabledProposer]] = {}
+        self._killed: frozenset[str] = frozenset()
 
     def allowed(
         self, traffic_class: str, asked: tuple[str, ...] | None, plan: SpecPlan, names: Sequence[str]
@@ -141,13 +143,19 @@ class DisabledProposers:
         if plan is not self._plan:
             self._take(plan)
         entries = self._by_traffic_class.get(traffic_class)
-        disabled = {entry.proposer for entry in entries if not self._probes(entry)} if entries else None
+        disabled = {entry.proposer for entry in entries if not self._probes(entry)} if entries else set()
+        disabled |= self._killed
         if not disabled:
             return asked
         return tuple(name for name in (names if asked is None else asked) if name not in disabled)
 
+    def reason(self, asked: tuple[str, ...] | None, names: Sequence[str]) -> PlainReason:
+        """Return why none of `asked` (None: all of `names`) is allowed under the plan that was asked about last."""
+        return "killed" if self._killed.issuperset(names if asked is None else asked) else "breaker_open"
+
     def _take(self, plan: SpecPlan) -> None:
         self._plan, self._by_traffic_class = plan, {}
+        self._killed = killed_proposers(plan.killed)
         granted: dict[Grant, int] = {}
         for entry in plan.disabled:
             self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)

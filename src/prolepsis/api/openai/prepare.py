@@ -16,6 +16,7 @@ from prolepsis.api.services import Services
 from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
 from prolepsis.policy.decision import ALONE, Decision, SpeculationRequest, decide_alone
@@ -164,12 +165,14 @@ async def _decided(
     now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
     facts = request_facts(body, requests[0].params, context, prompt_tokens=longest, time=now, targeting_key=own)
     decision = await _decision(requested, facts, services)
+    traffic_class = traffic_class_of(facts)
     decided = tuple(
         replace(
             request,
             request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
             cache_salt=scope(context.caller.tenant, body.cache_salt),
-            traffic_class=traffic_class_of(facts),
+            traffic_class=traffic_class,
+            kill_scopes=request_scopes(facts, traffic_class, decision.rule),
             speculation=decision.choice,
         )
         for i, request in enumerate(requests)

@@ -1,0 +1,56 @@
+"""The scopes of the kill switch: everything, or what a route, rule, tenant, traffic class or proposer does.
+
+A scope is a text such as `tenant:bank`: plans carry those that are stopped, requests carry those that they belong to.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from prolepsis.core.config import PROPOSER_NAMES
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.facts import TRAFFIC_CLASS, RequestFacts
+
+EVERYTHING = "everything"
+Kind = Literal["route", "rule", "tenant", "traffic_class", "proposer"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SCOPE = rf"^({EVERYTHING}|({'|'.join(KINDS)}):.+)$"
+"""What scopes look like."""
+
+
+def kill_scope(kind: Kind, name: str) -> str:
+    """Return the scope of what is called `name`."""
+    return f"{kind}:{name}"
+
+
+def killed_proposers(scopes: Iterable[str]) -> frozenset[str]:
+    """Return the names of the proposers among scopes."""
+    prefix = kill_scope("proposer", "")
+    return frozenset(scope.removeprefix(prefix) for scope in scopes if scope.startswith(prefix))
+
+
+def check_scope(scope: str) -> None:
+    """Raise `InvalidParameter` for a scope that nothing can belong to."""
+    kind, _, name = scope.partition(":")
+    allowed = ""
+    if not re.match(SCOPE, scope):
+        allowed = f"{EVERYTHING}, or {', '.join(f'{kind}:NAME' for kind in KINDS)}"
+    elif kind == "proposer" and name not in PROPOSER_NAMES:
+        allowed = f"for a proposer: {', '.join(PROPOSER_NAMES)}"
+    elif kind == "traffic_class" and not re.match(TRAFFIC_CLASS, name):
+        allowed = "for a traffic class: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short"
+    elif kind == "route" and not name.startswith("/"):
+        allowed = "for a route: the path of an endpoint, such as /v1/chat/completions"
+    if allowed:
+        raise InvalidParameter(f"scope is {scope[:300]!r}; allowed: {allowed}", param="scope")
+
+
+def request_scopes(facts: RequestFacts, traffic_class: str, rule: str | None) -> frozenset[str]:
+    """Return the scopes that a request belongs to; no tenant (development mode) and no rule are none."""
+    names: dict[Kind, str | None] = {
+        "route": facts.route,
+        "rule": rule,
+        "tenant": facts.tenant,
+        "traffic_class": traffic_class,
+    }
+    return frozenset(kill_scope(kind, name) for kind, name in names.items() if name)
