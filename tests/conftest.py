@@ -42,9 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that a test starts, in processes of their own too, keep their store out of the user's directory."""
+    """Servers that a test starts, in processes of their own too, keep store and keys out of the user's directories."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROLEPSIS_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 
 

@@ -7,7 +7,7 @@ from sqlalchemy import delete, select, update
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
-from prolepsis.audit.verify import Anchor, Verified, parse_anchor, verify
+from prolepsis.audit.verify import Anchor, Evidence, Verified, parse_anchor, verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
@@ -54,7 +54,8 @@ def written(database: Database) -> Database:
 
 def verified(database: Database, anchor: Anchor | None = None) -> Verified:
     with database.read() as connection:
-        return verify(chain.entries(connection), head=Anchor(*chain.head(connection)), anchor=anchor)
+        evidence = Evidence(head=Anchor(*chain.head(connection)), anchors=[] if anchor is None else [anchor])
+        return verify(chain.entries(connection), evidence)
 
 
 def test_a_chain_as_it_was_written_verifies(written: Database) -> None:

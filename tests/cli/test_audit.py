@@ -4,12 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import update
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
+from prolepsis.audit.anchors import AnchorFeature, AnchorFile, default_file
+from prolepsis.audit.signing import key_file
 from prolepsis.cli.main import app
+from prolepsis.cli.output import UNPROVEN
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.config import ServerConfig
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.tables import audit_entries
@@ -19,6 +24,7 @@ from tests.store.fakes import record
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -41,9 +47,9 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def plain(*arguments: str) -> dict[str, object]:
+def plain(*arguments: str, status: int = 0) -> dict[str, object]:
     done = run(*arguments, "--json")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == status, done.output
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
     return document
@@ -68,9 +74,11 @@ def test_the_store_says_what_it_holds_and_grows_up(home: Path) -> None:
 
 
 def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -> None:
-    head = str(plain("audit", "verify")["head"])
+    first = plain("audit", "verify", status=UNPROVEN)
+    head = str(first["head"])
     assert head.startswith("3:")
-    assert plain("audit", "verify", "--anchor", head)["faults"] == []
+    assert "without an anchor" in str(first["unproven"])
+    assert plain("audit", "verify", "--anchor", head, status=UNPROVEN)["faults"] == []
     assert run("audit", "verify", "--anchor", "soon").exit_code == 2
     with database.write() as connection:
         connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(actor="eve"))
@@ -79,13 +87,32 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
     assert "entry 2 has other details" in done.stderr
 
 
+async def test_what_signatures_and_anchors_prove_is_said(database: Database, home: Path) -> None:
+    assert plain("store", "prune", "--days", "1")
+    assert "before 4" in str(plain("audit", "verify", status=UNPROVEN)["unproven"])
+    place = AnchorFile(default_file(key_file(ServerConfig()), database))
+    await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
+    anchored = plain("audit", "verify", status=UNPROVEN)
+    assert (anchored["faults"], anchored["anchored"], anchored["entries"]) == ([], 5, 5)
+    assert len(anchored["unproven"]) == 1  # type: ignore[arg-type]
+    assert plain("store", "prune", "--days", "1")
+    assert "newer than the last anchor" in run("audit", "verify").stderr
+    text = place.path.read_text()
+    place.path.write_text(text.replace('"seq": 5', '"seq": 4'))
+    forged = run("audit", "verify")
+    assert (forged.exit_code, "the anchor of entry 4 has a signature" in forged.stderr) == (1, True)
+    place.path.write_text("{}\nno JSON\n")
+    assert (run("audit", "verify").exit_code, run("audit", "verify").stderr.count("line 2")) == (2, 1)
+    assert run("audit", "verify", "--public-key", "prolepsis.yaml").exit_code == 2
+
+
 @pytest.mark.usefixtures("database")
 def test_an_export_is_verified_without_the_store(home: Path) -> None:
-    head = str(plain("audit", "verify")["head"])
+    head = str(plain("audit", "verify", status=UNPROVEN)["head"])
     assert run("audit", "export", "-o", "audit.jsonl").exit_code == 0
     whole = (home / "audit.jsonl").read_text()
     assert run("audit", "export").stdout == whole
-    assert plain("audit", "verify", "--file", "audit.jsonl")["head"] == head
+    assert plain("audit", "verify", "--file", "audit.jsonl", status=UNPROVEN)["head"] == head
     (home / "audit.jsonl").write_text(whole.replace("ann", "eve", 1))
     assert run("audit", "verify", "--file", "audit.jsonl").exit_code == 1
     (home / "audit.jsonl").write_text("{}\n")
@@ -104,8 +131,8 @@ def test_the_newest_entries_are_shown() -> None:
 @pytest.mark.usefixtures("database")
 def test_a_tenant_is_forgotten() -> None:
     forgotten = plain("store", "forget-tenant", "acme")
-    assert forgotten == {"request_records_deleted": 1, "audit_entries_erased": 2, "by_audit_entry": 4}
-    verified = plain("audit", "verify")
+    assert forgotten == {"request_records_deleted": 1, "audit_entries_erased": 2, "by_audit_entry": 5}
+    verified = plain("audit", "verify", status=UNPROVEN)
     assert (verified["erased"], verified["faults"]) == (2, [])
     assert "acme" not in run("audit", "export").stdout
     assert run("store", "forget-tenant", "").exit_code == 2

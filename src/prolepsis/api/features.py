@@ -15,8 +15,10 @@ from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
 from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
+from prolepsis.audit.signing import key_file
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
@@ -103,6 +105,7 @@ def features_of(
         KeyChanges(key_file, emit) if key_file is not None else None,
         recorder,
         _audit(config, client, tokenizer, store, replays, emit=emit),
+        _anchors(config, store, registry),
         costs,
         policies,
         sources.rollouts,
@@ -163,6 +166,13 @@ def _weights_of(client: EngineClient, proposer: str) -> str:
     """Return the version of what a proposer drafts with."""
     info = client.info
     return info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+
+
+def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:
+    if store is None:
+        return None
+    kept = places(config.audit_anchor, default_file(key_file(config), store.database))
+    return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
 
 
 def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:

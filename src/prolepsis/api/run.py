@@ -26,6 +26,7 @@ from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.services import Gateway
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
+from prolepsis.audit.signing import OPTION, usable_keys
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -83,7 +84,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
-        with opened_store(config, metrics.registry) as store:
+        with opened_store(config, metrics.registry, options={OPTION: usable_keys(config)}) as store:
             source = file or (StoredPolicy(store.database, KNOWN) if store else None)
             kept = _rollout_store(store) if source else None
             engine = start_engine(engine_config, metrics)

@@ -7,8 +7,18 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Details, RedactedEvent, canonical, redact
-from prolepsis.core.audit_event import AuditEvent
+from prolepsis.audit.entry import (
+    HEAD_INVALID,
+    HEAD_UNSIGNED,
+    START_OF_CHAIN,
+    AuditEntry,
+    Details,
+    RedactedEvent,
+    canonical,
+    redact,
+)
+from prolepsis.audit.signing import SignedHead, keys_of
+from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.store.tables import audit_entries, audit_head
 
 _PAGE = 500
@@ -22,23 +32,52 @@ def append(
 ) -> list[AuditEntry]:
     """Append events, redacted, and return the entry of each; an event whose uid is in the chain already has its entry.
 
-    Other writers wait until the transaction ends. The entries are durable afterwards.
+    Other writers wait until the transaction ends. The entries are durable afterwards. The head is signed if the
+    connection has keys; raises `ConfigError` if they cannot be used.
     """
     redacted = [redact(event) if isinstance(event, AuditEvent) else event for event in events]
     seq, digest = head(connection, hold=True)
     known = select(audit_entries).where(audit_entries.c.uid.in_([event.uid for event in redacted]))
     found = {row["uid"]: _read(row) for row in connection.execute(known).mappings()}
-    added = []
+    added: list[AuditEntry] = []
+    if any(event.uid not in found for event in redacted) and (notice := _notice(connection)) is not None:
+        added.append(_entry(redact(notice), seq + 1, digest, ()))
     for event in redacted:
         if event.uid not in found:
-            seq += 1
-            found[event.uid] = _entry(event, seq, digest, tuple(erases))
+            last = (added[-1].seq, added[-1].digest) if added else (seq, digest)
+            found[event.uid] = _entry(event, last[0] + 1, last[1], tuple(erases))
             added.append(found[event.uid])
-            digest = found[event.uid].digest
     if added:
         connection.execute(insert(audit_entries), [_row(entry) for entry in added])
-        connection.execute(update(audit_head).values(seq=seq, digest=digest))
+        _set_head(connection, added[-1])
     return [found[event.uid] for event in redacted]
+
+
+def _set_head(connection: Connection, last: AuditEntry) -> None:
+    keys = keys_of(connection)
+    signed = keys.sign("audit", last.seq, last.digest) if keys is not None else None
+    connection.execute(
+        update(audit_head).values(
+            seq=last.seq,
+            digest=last.digest,
+            signed_at=signed and signed.at,
+            key_id=signed and signed.key_id,
+            signature=signed and signed.signature,
+        )
+    )
+
+
+def _notice(connection: Connection) -> AuditEvent | None:
+    """Return what the next entry has to say about the present head, so that no signature follows a forged one."""
+    keys, last = keys_of(connection), head(connection)
+    if keys is None or not last[0]:
+        return None
+    signed = signed_head(connection)
+    after = {"seq": last[0], "digest": last[1]}
+    if signed is None:
+        return AuditEvent(actor=SERVER, action=HEAD_UNSIGNED, after=after)
+    fault = keys.public.fault(signed)
+    return None if fault is None else AuditEvent(actor=SERVER, action=HEAD_INVALID, after={**after, "head": fault})
 
 
 def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
@@ -49,6 +88,27 @@ def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
     query = select(audit_head.c.seq, audit_head.c.digest)
     row = connection.execute(query.with_for_update() if hold else query).first()  # SQLite's writers are alone anyway
     return (0, START_OF_CHAIN) if row is None else (row.seq, row.digest)
+
+
+def signed_head(connection: Connection) -> SignedHead | None:
+    """Return the head with its signature, None if it has none."""
+    row = connection.execute(select(audit_head)).first()
+    if row is None or row.signature is None:
+        return None
+    return SignedHead(
+        chain="audit",
+        seq=row.seq,
+        digest=row.digest,
+        at=row.signed_at or "",
+        key_id=row.key_id or "",
+        signature=row.signature,
+    )
+
+
+def digest_at(connection: Connection, seq: int) -> str | None:
+    """Return the digest of an entry, None if there is no such entry."""
+    digest: str | None = connection.scalar(select(audit_entries.c.digest).where(audit_entries.c.seq == seq))
+    return digest
 
 
 def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:

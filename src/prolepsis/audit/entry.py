@@ -18,6 +18,10 @@ SERVED = "request.served"
 """Action of the entries of served requests."""
 RECORDING = "recording"
 """Field of such an entry with everything that is needed to decode the request again."""
+HEAD_UNSIGNED = "audit.head_unsigned"
+"""Action of an entry that was signed after others had been written without a signature."""
+HEAD_INVALID = "audit.head_invalid"
+"""Action of an entry whose writer found a head that no known key had signed."""
 START_OF_CHAIN = "0" * 64
 """The previous digest of the first entry."""
 

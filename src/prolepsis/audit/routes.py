@@ -11,6 +11,7 @@ from pydantic import Field
 from prolepsis.audit import chain
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.redaction import storable
+from prolepsis.audit.signing import SignedHead
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
@@ -42,6 +43,8 @@ class AuditQuery(Body):
 class AuditReply:
     head: str
     """NUMBER:DIGEST of the chain's last entry."""
+    signed_head: SignedHead | None
+    """The same with its signature; null if its writer had no key."""
     entries: list[AuditEntry]
     """In their order."""
 
@@ -67,8 +70,9 @@ def audit_routes(
 
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
-        head, entries = await _reading(lambda: _entries(store, query))
-        return JSONResponse({"head": head, "entries": [entry.plain() for entry in entries]})
+        head, signed, entries = await _reading(lambda: _entries(store, query))
+        shown = {"head": head, "signed_head": signed and signed.plain()}
+        return JSONResponse({**shown, "entries": [entry.plain() for entry in entries]})
 
     @routes.get(
         "/admin/audit/{entry}",
@@ -103,14 +107,14 @@ async def _reading(read: Callable[[], _Read]) -> _Read:
         raise RequestRefused("The store cannot be read now.", code="store_unavailable", status=503) from None
 
 
-def _entries(store: Store | None, query: AuditQuery) -> tuple[str, list[AuditEntry]]:
+def _entries(store: Store | None, query: AuditQuery) -> tuple[str, SignedHead | None, list[AuditEntry]]:
     if store is None:
-        return str(Anchor(0, START_OF_CHAIN)), []
+        return str(Anchor(0, START_OF_CHAIN)), None, []
     with store.database.read() as connection:
-        head = str(Anchor(*chain.head(connection)))
+        head, signed = str(Anchor(*chain.head(connection))), chain.signed_head(connection)
         if query.after is not None:
-            return head, chain.page(connection, query.after, query.last)
-        return head, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
+            return head, signed, chain.page(connection, query.after, query.last)
+        return head, signed, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
 
 
 def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:

@@ -1,9 +1,10 @@
 """Verification: is the chain as it was written?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry
+from prolepsis.audit.entry import HEAD_INVALID, HEAD_UNSIGNED, START_OF_CHAIN, AuditEntry
+from prolepsis.audit.signing import PublicKeys, SignedHead
 from prolepsis.core.errors import InvalidParameter
 
 
@@ -25,36 +26,58 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of the chain besides its entries."""
+
+    head: Anchor | None = None
+    """The last entry according to the store."""
+    signed: SignedHead | None = None
+    """The store's head with its signature."""
+    keys: PublicKeys | None = None
+    """Those whose signatures count; None: signatures cannot be checked."""
+    anchors: Sequence[Anchor] = ()
+    """Kept outside the store by earlier runs, or by the server."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     head: Anchor
     """The last entry that was read; (0, `START_OF_CHAIN`) if there is none."""
     num_entries: int
     num_erased: int
+    anchored: int
+    """Number of the last entry that an anchor vouches for; 0: none."""
     faults: tuple[Fault, ...]
+    unproven: tuple[str, ...]
+    """What the evidence does not suffice for."""
 
 
-def verify(entries: Iterable[AuditEntry], *, head: Anchor | None = None, anchor: Anchor | None = None) -> Verified:
-    """Check all entries from the first on: every digest, every link, every erasure.
+NO_EVIDENCE = Evidence()
 
-    `head`: the last entry according to the store. `anchor`: kept from an earlier run; without one, a writer of the
-    whole store could replace the chain, or cut off its end.
-    """
+
+def verify(entries: Iterable[AuditEntry], evidence: Evidence = NO_EVIDENCE) -> Verified:
+    """Check all entries from the first on: every digest, every link, every erasure, and the evidence."""
     faults: list[Fault] = []
-    last, num_entries, num_erased = Anchor(0, START_OF_CHAIN), 0, 0
+    last, num_entries, num_erased, anchored = Anchor(0, START_OF_CHAIN), 0, 0, 0
     unexplained: set[int] = set()
+    anchors = _by_seq(evidence.anchors)
+    unsigned: list[int] = []
     for entry in entries:
-        faults += [Fault(entry.seq, what) for what in _faults(entry, last)]
+        faults += [Fault(entry.seq, what) for what in (*_faults(entry, last), *_anchor_faults(entry, anchors))]
         unexplained -= set(entry.erases)
         if entry.details is None:
             unexplained.add(entry.seq)
             num_erased += 1
+        if entry.action == HEAD_UNSIGNED:
+            unsigned.append(entry.seq)
+        anchored = entry.seq if entry.seq in anchors else anchored
         last = Anchor(entry.seq, entry.digest)
         num_entries += 1
-        if anchor is not None and entry.seq == anchor.seq and entry.digest != anchor.digest:
-            faults.append(Fault(entry.seq, "is not the entry of the anchor: the chain has been rewritten"))
     faults += [Fault(seq, "has no details, and no later entry lists it as erased") for seq in sorted(unexplained)]
-    faults += _end_faults(last, head, anchor)
-    return Verified(last, num_entries, num_erased, tuple(faults))
+    faults += _unsigned_faults(unsigned, anchors)
+    faults += _end_faults(last, evidence.head, anchors)
+    faults += _signature_faults(last, evidence)
+    return Verified(last, num_entries, num_erased, anchored, tuple(faults), tuple(_unproven(evidence, unsigned)))
 
 
 def parse_anchor(text: str) -> Anchor:
@@ -74,15 +97,60 @@ def _faults(entry: AuditEntry, last: Anchor) -> list[str]:
         faults.append("does not follow the entry before it")
     if entry.details is not None and entry.details.digest() != entry.details_digest:
         faults.append("has other details than were written")
+    if entry.action == HEAD_INVALID:
+        faults.append("says that the entries before it were not signed by a known key")
     if entry.expected_digest() != entry.digest:
         faults.append("has been changed")
     return faults
 
 
-def _end_faults(last: Anchor, head: Anchor | None, anchor: Anchor | None) -> list[Fault]:
+def _by_seq(anchors: Iterable[Anchor]) -> Mapping[int, frozenset[str]]:
+    by_seq: dict[int, frozenset[str]] = {}
+    for anchor in anchors:
+        by_seq[anchor.seq] = by_seq.get(anchor.seq, frozenset()) | {anchor.digest}
+    return by_seq
+
+
+def _anchor_faults(entry: AuditEntry, anchors: Mapping[int, frozenset[str]]) -> list[str]:
+    wrong = anchors.get(entry.seq, frozenset()) - {entry.digest}
+    return ["is not the entry of the anchor: the chain has been rewritten"] if wrong else []
+
+
+def _end_faults(last: Anchor, head: Anchor | None, anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
     faults = []
     if head is not None and head != last:
         faults.append(Fault(last.seq, f"is the last, but the store's chain ends with {head.seq}"))
-    if anchor is not None and anchor.seq > last.seq:
-        faults.append(Fault(last.seq, f"is the last, but the anchor is entry {anchor.seq}: the end is cut off"))
+    newest = max(anchors, default=0)
+    if newest > last.seq:
+        faults.append(Fault(last.seq, f"is the last, but the anchor is entry {newest}: the end is cut off"))
     return faults
+
+
+def _unsigned_faults(unsigned: Sequence[int], anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
+    """A chain may begin without signatures, written by an earlier version; it does not go back to that."""
+    first = min(anchors, default=None)
+    return [
+        Fault(seq, "says that entries before it were not signed, as those before them had been")
+        for i, seq in enumerate(unsigned)
+        if i > 0 or (first is not None and first < seq)
+    ]
+
+
+def _signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
+    if evidence.head is None or evidence.keys is None or not evidence.head.seq:
+        return []
+    if evidence.signed is None:
+        return [Fault(last.seq, "is the end of a chain that is not signed")]
+    fault = evidence.keys.fault(evidence.signed)
+    return [] if fault is None else [Fault(last.seq, f"is the end of a chain that {fault}")]
+
+
+def _unproven(evidence: Evidence, unsigned: Sequence[int]) -> Iterator[str]:
+    if not evidence.anchors:
+        yield "without an anchor, that nobody replaced the whole chain or cut off its end"
+    if evidence.keys is None:
+        yield "without a public key, that the chain's end was signed by its writer"
+    elif evidence.head is None:
+        yield "in an export, that its end is the signed one"
+    if unsigned and not any(anchor.seq < unsigned[0] for anchor in evidence.anchors):
+        yield f"for entries before {unsigned[0]}, which were written without a signature, that nobody replaced them"

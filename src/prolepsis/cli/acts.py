@@ -28,12 +28,14 @@ def record_act(event: AuditEvent) -> None:
     Without a store nothing is recorded: a server records at its start what it finds.
     """
     from prolepsis.audit import chain
+    from prolepsis.audit.signing import OPTION, AuditKeys, key_file
     from prolepsis.store.database import Database, store_url
     from prolepsis.store.migrate import NEWEST, revision
 
     try:
-        url = store_url(settings_here().server.store)
-        database = Database(url) if url is not None else None
+        config = settings_here().server
+        url = store_url(config.store)
+        database = Database(url, options={OPTION: AuditKeys(key_file(config))}) if url is not None else None
         found = revision(database) if database is not None else None
         if database is None or found is None:
             return

@@ -35,6 +35,7 @@ BAD_INPUT = 2
 NO_MODEL = 3
 NOT_SERVED = 4
 NO_MEMORY = 5
+UNPROVEN = 6
 INTERRUPTED = 130
 
 EXIT_STATUSES: dict[int, str] = {
@@ -44,6 +45,7 @@ EXIT_STATUSES: dict[int, str] = {
     NO_MODEL: "the model is not available or not usable",
     NOT_SERVED: "the address is not available, or the server failed",
     NO_MEMORY: "the memory budget is too small, or the machine has less",
+    UNPROVEN: "nothing is wrong, but something is not proven",
     INTERRUPTED: "interrupted",
 }
 

@@ -9,6 +9,7 @@ import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
+from prolepsis.audit.signing import OPTION, AuditKeys, key_file
 from prolepsis.cli.acts import actor
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
@@ -30,10 +31,11 @@ StoreOption = Annotated[
 @contextmanager
 def configured_database(given: str | None) -> Iterator[Database]:
     """Open the database with any schema; raises `ConfigError` if none is configured."""
-    url = store_url(settings_here(store=given).server.store)
+    config = settings_here(store=given).server
+    url = store_url(config.store)
     if url is None:
         raise ConfigError("no store is configured (store is none); name one with --store", param="store")
-    database = Database(url)
+    database = Database(url, options={OPTION: AuditKeys(key_file(config))})
     try:
         yield database
     finally:

@@ -131,6 +131,17 @@ class ServerConfig(BaseModel):
         description="form of prompts and answers in the audit log: salted digests, redacted text, or tokens too if "
         "redaction finds nothing, so that `prolepsis audit replay` can replay them",
     )
+    audit_key: Path | None = Field(
+        default=None,
+        description="private key that signs the end of the audit log; made if it is missing; default: audit-key.pem "
+        "beside the key file",
+    )
+    audit_anchor: tuple[str, ...] = Field(
+        default=("auto",),
+        description="places outside the store that get the signed end of the audit log: a file, log (a line of the "
+        "server's log), an http(s) URL, auto (a file beside the audit key) or none",
+    )
+    audit_anchor_s: float = Field(default=60.0, gt=0, description="seconds between two anchors of the audit log")
     replay_sample: float = Field(
         default=0.01,
         ge=0,

@@ -27,6 +27,11 @@ def data_directory() -> Path:
     return _directory("PROLEPSIS_DATA", "XDG_DATA_HOME", ".local/share")
 
 
+def config_directory() -> Path:
+    """Return the user's configuration directory of Prolepsis (XDG)."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "prolepsis"
+
+
 def _directory(own: str, base: str, default: str) -> Path:
     if directory := os.environ.get(own):
         return Path(directory)

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,14 +50,17 @@ _WRITES = "prolepsis_writes"
 class Database:
     """Opens a connection when one is needed; safe to share between threads."""
 
-    def __init__(self, url: URL) -> None:
-        """Nothing is opened yet. Raises `ConfigError` if the PostgreSQL driver is not installed."""
+    def __init__(self, url: URL, *, options: Mapping[str, object] | None = None) -> None:
+        """Nothing is opened yet. Raises `ConfigError` if the PostgreSQL driver is not installed.
+
+        `options`: execution options of the connections that write, for code that gets the connection only.
+        """
         is_sqlite = url.get_backend_name() == "sqlite"
         self.file = Path(url.database) if is_sqlite and url.database else None
         """Of SQLite; None: PostgreSQL, or SQLite in memory."""
         self.name = url.render_as_string(hide_password=True)
         self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
-        self._writing = self._engine.execution_options(**{_WRITES: True})
+        self._writing = self._engine.execution_options(**(options or {}), **{_WRITES: True})
         self._reading = self._engine if is_sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @contextmanager

@@ -1,6 +1,6 @@
 """The store of one process: its database and the writer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,8 +29,16 @@ class Store:
         self.database.close()
 
 
-def open_store(setting: str, registry: CollectorRegistry, settings: WriterSettings | None = None) -> Store | None:
+def open_store(
+    setting: str,
+    registry: CollectorRegistry,
+    settings: WriterSettings | None = None,
+    *,
+    options: Mapping[str, object] | None = None,
+) -> Store | None:
     """Open the store that a `store` setting names, None for none, and bring its schema up to date.
+
+    `options`: as `Database` takes them.
 
     An unavailable database does not delay serving: the writer retries until it is there. Raises `ConfigError` for an
     invalid setting, and for the schema of another version.
@@ -38,7 +46,7 @@ def open_store(setting: str, registry: CollectorRegistry, settings: WriterSettin
     url = store_url(setting)
     if url is None:
         return None
-    database = Database(url)
+    database = Database(url, options=options)
     try:
         upgrade(database)
     except StoreUnavailable as error:
@@ -47,9 +55,12 @@ def open_store(setting: str, registry: CollectorRegistry, settings: WriterSettin
 
 
 @contextmanager
-def opened_store(config: ServerConfig, registry: CollectorRegistry) -> Iterator[Store | None]:
+def opened_store(
+    config: ServerConfig, registry: CollectorRegistry, *, options: Mapping[str, object] | None = None
+) -> Iterator[Store | None]:
     """Hold the store that the configuration names, None for none; raises `ConfigError` if it cannot be used."""
-    store = open_store(config.store, registry, WriterSettings(retention_s=_DAY_S * config.store_retention_days or None))
+    settings = WriterSettings(retention_s=_DAY_S * config.store_retention_days or None)
+    store = open_store(config.store, registry, settings, options=options)
     try:
         yield store
     finally:

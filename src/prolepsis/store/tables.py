@@ -54,8 +54,11 @@ audit_head = Table(
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),
+    Column("signed_at", String(32)),
+    Column("key_id", String(16)),
+    Column("signature", String(88)),
 )
-"""One row: the end of the chain; a writer locks it while it appends."""
+"""One row: the end of the chain; a writer locks it while it appends. It is not signed if its writer has no key."""
 
 policy_versions = Table(
     "policy_versions",

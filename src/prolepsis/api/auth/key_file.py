@@ -15,7 +15,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, V
 
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import JsonFile
+from prolepsis.core.files import JsonFile, config_directory
 from prolepsis.core.validation import first_problem
 from prolepsis.web.caller import Caller, Role
 
@@ -165,4 +165,4 @@ def new_key(
 
 def default_key_file() -> Path:
     """Return where keys are kept where nothing else is said (XDG)."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "prolepsis" / "keys.json"
+    return config_directory() / "keys.json"

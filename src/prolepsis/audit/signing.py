@@ -1,0 +1,202 @@
+"""Signatures of the ends of chains: one Ed25519 key signs, public keys check.
+
+The private key is a file beside the public ones, which may be those of several replicas. Whoever writes the store
+without the private key cannot sign a chain of his own.
+"""
+
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+from sqlalchemy import Connection
+
+from prolepsis.audit.entry import canonical
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import config_directory, exclusive, write_whole
+
+if TYPE_CHECKING:  # imported where a key is used: commands that read no log start without it
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+OPTION = "prolepsis_audit_keys"
+"""Execution option of connections whose appends are signed: their `AuditKeys`."""
+FILE_NAME = "audit-key.pem"
+_BEGIN = "-----BEGIN PUBLIC KEY-----"
+_OTHERS = 0o077
+
+log = structlog.get_logger(__name__)
+
+ChainName = Literal["audit", "requests"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedHead:
+    """The end of a chain when it was written."""
+
+    chain: ChainName
+    seq: int
+    digest: str
+    at: str
+    """UTC, ISO 8601 with microseconds."""
+    key_id: str
+    signature: str
+    """Of the other fields but `key_id`; base64."""
+
+    def statement(self) -> bytes:
+        """Return the bytes that are signed."""
+        signed = {"prolepsis": "head", "chain": self.chain, "seq": self.seq, "digest": self.digest, "at": self.at}
+        return canonical(signed).encode()
+
+    def plain(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class PublicKeys:
+    """The keys whose signatures count."""
+
+    def __init__(self, keys: "Mapping[str, Ed25519PublicKey]") -> None:
+        self._keys = keys
+
+    @classmethod
+    def read(cls, path: Path) -> "PublicKeys":
+        """Read one or more keys (PEM, one after another); raises `ConfigError` for a file without one."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"public key {path} cannot be read: {error}", param="public_key") from None
+        keys = [_public_key(_BEGIN + part, path) for part in text.split(_BEGIN)[1:]]
+        if not keys:
+            raise ConfigError(f"public key {path} has no {_BEGIN}", param="public_key")
+        return cls({key_id(key): key for key in keys})
+
+    def fault(self, head: SignedHead) -> str | None:
+        """Return why a signed head proves nothing, None for one that does."""
+        from cryptography.exceptions import InvalidSignature
+
+        known = self._keys.get(head.key_id)
+        if known is None:
+            return f"is signed with the unknown key {head.key_id}"
+        try:
+            known.verify(b64decode(head.signature, validate=True), head.statement())
+        except (InvalidSignature, ValueError):
+            return "has a signature that is not its own"
+        return None
+
+
+class AuditKeys:
+    """The key of this process and the public keys beside it; they are read, or made, when they are first used."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of the private key; the public ones are in the file of the same name that ends in .pub."""
+        self.path = path
+
+    @property
+    def public_path(self) -> Path:
+        return self.path.with_suffix(".pub")
+
+    @cached_property
+    def public(self) -> PublicKeys:
+        """The keys of the public file and this one; raises `ConfigError`."""
+        own = self._private.public_key()
+        others = PublicKeys.read(self.public_path)._keys if self.public_path.exists() else {}
+        return PublicKeys({**others, key_id(own): own})
+
+    def sign(self, chain: ChainName, seq: int, digest: str) -> SignedHead:
+        """Return the signed end of a chain; raises `ConfigError` for a key that cannot be used."""
+        at = datetime.now(UTC).isoformat(timespec="microseconds")
+        own = key_id(self._private.public_key())
+        head = SignedHead(chain=chain, seq=seq, digest=digest, at=at, key_id=own, signature="")
+        signature = b64encode(self._private.sign(head.statement())).decode()
+        return SignedHead(chain=chain, seq=seq, digest=digest, at=at, key_id=own, signature=signature)
+
+    @cached_property
+    def _private(self) -> "Ed25519PrivateKey":
+        try:
+            if not self.path.exists():
+                self._make()
+            return _private_key(self.path)
+        except OSError as error:
+            message = f"audit key {self.path} cannot be used: {error.strerror}; name another with --audit-key"
+            raise ConfigError(message, param="audit_key") from None
+
+    def _make(self) -> None:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with exclusive(self.path.with_name(f"{self.path.name}.lock")):
+            if self.path.exists():  # another process was first
+                return
+            key, pem = Ed25519PrivateKey.generate(), serialization.Encoding.PEM
+            public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+            plain = serialization.NoEncryption()
+            write_whole(self.public_path, public)
+            write_whole(self.path, key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+
+
+def key_file(config: ServerConfig) -> Path:
+    """Return the file of the private key: the configured one, else beside the file of API keys."""
+    folder = config.keys_file.parent if config.keys_file is not None else config_directory()
+    return config.audit_key or folder / FILE_NAME
+
+
+def usable_keys(config: ServerConfig) -> AuditKeys | None:
+    """Return the keys of a server, made if they are missing; None, with an error in the log, if there can be none.
+
+    Raises `ConfigError` if a key that was named cannot be used.
+    """
+    keys = AuditKeys(key_file(config))
+    try:
+        _ = keys.public
+    except ConfigError as error:
+        if config.audit_key is not None:
+            raise
+        log.error("audit_log_not_signed", error=str(error))
+        return None
+    return keys
+
+
+def keys_of(connection: Connection) -> AuditKeys | None:
+    """Return the keys that sign what is appended through a connection; None: nothing is signed."""
+    keys = connection.get_execution_options().get(OPTION)
+    return keys if isinstance(keys, AuditKeys) else None
+
+
+def key_id(key: "Ed25519PublicKey") -> str:
+    """Return the name of a key: the first 16 digits of its SHA-256."""
+    return sha256(key.public_bytes_raw()).hexdigest()[:16]
+
+
+def _private_key(path: Path) -> "Ed25519PrivateKey":
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    if path.stat().st_mode & _OTHERS and os.name == "posix":
+        raise ConfigError(f"audit key {path} can be read by others; allowed: mode 600", param="audit_key")
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"audit key {path} holds no Ed25519 private key (PEM)", param="audit_key")
+    return key
+
+
+def _public_key(pem: str, path: Path) -> "Ed25519PublicKey":
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(pem.encode())
+    except ValueError:
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise ConfigError(f"public key {path} holds a key that is not Ed25519", param="public_key")
+    return key

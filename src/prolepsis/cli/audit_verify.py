@@ -1,0 +1,152 @@
+"""`prolepsis audit verify`: checks a chain against signatures and anchors, and says what they do not prove."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prolepsis.audit.anchors import AnchorFile, default_file, places, read_anchors
+from prolepsis.audit.signing import PublicKeys, SignedHead, key_file
+from prolepsis.audit.verify import Anchor, Evidence, Verified, parse_anchor
+from prolepsis.audit.verify import verify as verify_entries
+from prolepsis.cli.admin import Key
+from prolepsis.cli.audit_log import ServerUrl, exported, opened_log
+from prolepsis.cli.flags import settings_here
+from prolepsis.cli.output import FAILED, UNPROVEN, AsJson, note, print_error, print_facts, print_json, warn
+from prolepsis.cli.store import StoreOption
+from prolepsis.store.database import Database, store_url
+
+_FAULTS_SHOWN = 20
+
+AnchorFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--anchors",
+        metavar="FILE",
+        help="anchors that a server wrote: a file, or its log with --log-json; may be repeated; default for the store: "
+        "the configured files",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+PublicKey = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="public keys (PEM) that signatures are checked with; default for the store: beside the audit key",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What signatures and anchors are checked with."""
+
+    keys: PublicKeys | None
+    heads: Sequence[SignedHead]
+    anchors: Sequence[Anchor]
+    """Given by hand."""
+
+    @property
+    def forged(self) -> list[str]:
+        """What is wrong with anchors: those that no known key signed."""
+        if self.keys is None:
+            return []
+        found = ((head.seq, self.keys.fault(head)) for head in self.heads)
+        return [f"the anchor of entry {seq} {fault}" for seq, fault in found if fault is not None]
+
+    def evidence(self, head: Anchor | None = None, signed: SignedHead | None = None) -> Evidence:
+        anchors = [Anchor(one.seq, one.digest) for one in self.heads if one.chain == "audit"]
+        return Evidence(head, signed, self.keys, [*anchors, *self.anchors])
+
+
+def verify(
+    *,
+    anchor: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NUMBER:DIGEST",
+            help="a head that was printed earlier: the chain must still contain it; may be repeated",
+        ),
+    ] = None,
+    anchors: AnchorFiles = None,
+    public_key: PublicKey = None,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="an export, instead of the store", exists=True, dir_okay=False)
+    ] = None,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify every entry of the chain, its signed end and its anchors.
+
+    Exit status 1 if anything was changed, 6 if nothing was found but the evidence does not suffice: without an anchor
+    nobody can say whether the whole chain was replaced or its end cut off.
+    """
+    noted = [parse_anchor(one) for one in anchor or ()]
+    local = file is None and url is None
+    known = Known(_keys(public_key, local=local), _heads(anchors, store, local=local), noted)
+    if file is not None:
+        with file.open(encoding="utf-8") as lines:
+            verified = verify_entries(exported(lines), known.evidence())
+    else:
+        with opened_log(store, url, key) as log:
+            verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
+    _show(verified, known.forged, as_json=as_json)
+
+
+def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
+    beside = key_file(settings_here().server).with_suffix(".pub")
+    path = beside if given is None and local and beside.exists() else given
+    return None if path is None else PublicKeys.read(path)
+
+
+def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:
+    files = given if given or not local else _configured(store)
+    heads: list[SignedHead] = []
+    for path in files or ():
+        with path.open(encoding="utf-8") as lines:
+            heads += read_anchors(lines, str(path))
+    return heads
+
+
+def _configured(store: str | None) -> list[Path]:
+    """Return the files that the server of this configuration writes anchors to, as far as they exist."""
+    config = settings_here(store=store).server
+    url = store_url(config.store)
+    if url is None:
+        return []
+    kept = places(config.audit_anchor, default_file(key_file(config), Database(url)))
+    return [place.path for place in kept if isinstance(place, AnchorFile) and place.path.exists()]
+
+
+def _show(verified: Verified, forged: Sequence[str], *, as_json: bool) -> None:
+    num_faults = len(verified.faults) + len(forged)
+    facts: list[tuple[str, object]] = [
+        ("entries", verified.num_entries),
+        ("erased", verified.num_erased),
+        ("anchored", verified.anchored),
+        ("faults", num_faults),
+        ("head", verified.head),
+    ]
+    if as_json:
+        faults = [{"seq": fault.seq, "what": fault.what} for fault in verified.faults]
+        found = {"faults": faults, "forged_anchors": forged, "unproven": verified.unproven}
+        print_json({**dict(facts), **found, "head": str(verified.head)})
+    else:
+        print_facts(facts)
+        for line in (*forged, *(f"entry {fault.seq} {fault.what}" for fault in verified.faults[:_FAULTS_SHOWN])):
+            print_error(line)
+        for what in verified.unproven:
+            warn(f"not proven: {what}")
+        if 0 < verified.anchored < verified.head.seq:
+            note(f"entries after {verified.anchored} are newer than the last anchor")
+    if num_faults:
+        raise typer.Exit(FAILED)
+    if verified.unproven:
+        raise typer.Exit(UNPROVEN)

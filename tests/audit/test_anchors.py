@@ -1,0 +1,120 @@
+"""Anchors: what each place gets, what happens when it does not take it, and a chain that lost one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from prometheus_client import CollectorRegistry
+from sqlalchemy import delete, update
+from structlog.testing import capture_logs
+
+from prolepsis.audit import chain
+from prolepsis.audit.anchors import AnchorFeature, AnchorFile, AnchorLog, AnchorWebhook, places, read_anchors
+from prolepsis.audit.signing import AuditKeys
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import ConfigError
+from prolepsis.store.database import Database
+from prolepsis.store.tables import audit_entries, audit_head
+from tests.audit.test_tampering import in_memory
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> AuditKeys:
+    return AuditKeys(tmp_path / "audit-key.pem")
+
+
+@pytest.fixture
+def database(keys: AuditKeys) -> Database:
+    made = in_memory(keys)
+    append(made)
+    return made
+
+
+def append(database: Database) -> None:
+    with database.write() as connection:
+        chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
+
+
+async def test_a_file_gets_each_new_head_once(tmp_path: Path, keys: AuditKeys, database: Database) -> None:
+    place = AnchorFile(tmp_path / "elsewhere" / "anchors.jsonl")
+    feature = AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0)
+    await feature.tick()
+    await feature.tick()
+    append(database)
+    await feature.close()
+    with place.path.open() as lines:
+        heads = list(read_anchors(lines, "anchors"))
+    assert [head.seq for head in heads] == [1, 2]
+    assert [keys.public.fault(head) for head in heads] == [None, None]
+
+
+async def test_a_log_line_is_an_anchor(keys: AuditKeys, database: Database) -> None:
+    with capture_logs() as logs:
+        await AnchorFeature(database, [AnchorLog()], CollectorRegistry(), period_s=1.0).tick()
+    [line] = [json.dumps(entry) for entry in logs if entry["event"] == "audit_anchor"]
+    [head] = read_anchors(["", json.dumps({"event": "listening"}), line][1:], "log")
+    assert keys.public.fault(head) is None
+
+
+@contextmanager
+def webhook(status: list[int], bodies: list[object]) -> Iterator[str]:
+    """Serve a URL that takes anchors with the present status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(status[0])
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/anchors?token=secret"
+        server.shutdown()
+        thread.join()
+
+
+async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> None:
+    status, bodies, registry = [500], list[object](), CollectorRegistry()
+    with webhook(status, bodies) as url:
+        feature = AnchorFeature(database, [AnchorWebhook(url)], registry, period_s=1.0)
+        with capture_logs() as logs:
+            await feature.tick()
+        status[0] = 200
+        await feature.tick()
+        await feature.tick()
+    assert [body["seq"] for body in bodies if isinstance(body, dict)] == [1, 1]
+    assert "secret" not in str(logs)
+    assert registry.get_sample_value("prolepsis_audit_anchor_failures_total", {"place": "127.0.0.1"}) == 1.0
+    assert registry.get_sample_value("prolepsis_audit_anchored_entries", {"place": "127.0.0.1"}) == 1.0
+
+
+async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_path: Path, database: Database) -> None:
+    place, registry = AnchorFile(tmp_path / "anchors.jsonl"), CollectorRegistry()
+    append(database)
+    await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
+    with database.write() as connection:
+        first = chain.digest_at(connection, 1)
+        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 2))
+        connection.execute(update(audit_head).values(seq=1, digest=first))
+    restarted = AnchorFeature(database, [place], registry, period_s=1.0)
+    with capture_logs() as logs:
+        await restarted.tick()
+    assert registry.get_sample_value("prolepsis_audit_chain_broken") == 1.0
+    assert [(line["event"], line["seq"]) for line in logs] == [("audit_chain_broken", 2)]
+
+
+def test_places_are_named_by_the_setting(tmp_path: Path) -> None:
+    kinds = places(["auto", "log", "https://example.org/hook", "anchors.jsonl", "none"], tmp_path / "default")
+    assert [type(one) for one in kinds] == [AnchorFile, AnchorLog, AnchorWebhook, AnchorFile]
+    assert [one.name for one in kinds] == [str(tmp_path / "default"), "log", "example.org", "anchors.jsonl"]
+    for wrong in ("", "ftp://example.org"):
+        with pytest.raises(ConfigError, match="allowed: auto, log"):
+            places([wrong], tmp_path)
