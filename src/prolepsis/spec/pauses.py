@@ -20,6 +20,7 @@ _NEW_DECAY = 0.995
 _NEW_WEIGHT = 64.0  # steps that it counts for at most: as many as sequences are alike
 _NEW_LOSS, _NEW_GAIN = -1.0, 4.0  # tokens that it counts for at most
 _PATIENCE = 0.3  # tokens that a sequence may lose before it pauses: chance alone pauses fewer that gain little
+_PATIENCE_ALONE = 2.0  # where nobody waits for it, and drafts pay for most: noise of times pauses fewer
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
 _LONGEST_LIGHT = 64  # steps of a pause in which proposers go on learning, where drafts pay for most sequences
@@ -38,6 +39,10 @@ class Evidence:
     steps: float = 0.0
     gained: float = 0.0
     cost: float = 0.0
+
+    @property
+    def net(self) -> float:
+        return self.gained - self.cost
 
     def add(self, gained: float, cost: float, decay: float) -> None:
         self.steps = decay * self.steps + 1.0
@@ -175,7 +180,8 @@ class Pauses:
         history = self._histories.get(key)
         if history is None or history.paused:
             return
-        load, net = self._loads[load_band(num_sequences)], gained - cost
+        band = load_band(num_sequences)
+        load, net = self._loads[band], gained - cost
         if history.last is not None and (history.num_new or history.trial):
             load.new.add(net, history.last)
         history.num_new, history.last = max(0, history.num_new - 1), net
@@ -183,7 +189,8 @@ class Pauses:
         if history.trial:
             history.trial -= 1
             history.reserved += net
-        if history.trial <= _TRIAL - _LEAST_STEPS and not self._pays(history, load):
+        patience = _PATIENCE_ALONE if band == 0 and load.new.net > 0.0 else _PATIENCE
+        if history.trial <= _TRIAL - _LEAST_STEPS and history.evidence.net + load.new.prior < -patience:
             self._settle(history)
             self._pause(history, load)
             history.pause = min(_LONGEST_PAUSE, 2 * history.pause)
@@ -218,10 +225,6 @@ class Pauses:
             load.credit += history.reserved
             load.num_trials -= 1
             history.lender = None
-
-    @staticmethod
-    def _pays(history: _History, load: _Load) -> bool:
-        return history.evidence.gained - history.evidence.cost + load.new.prior >= -_PATIENCE
 
     def _pause(self, history: _History, load: _Load) -> None:
         """Pause; pauses end together, as steps without any drafts are the cheapest."""
