@@ -190,7 +190,7 @@ rollout = add_verbs(
             "List the rollouts of the policy in use.",
             columns={
                 "rollouts": (
-                    *("id", "phase", "stage", "share", "canary=num_canary", "control=num_control"),
+                    *("id", "phase", "stage", "share", "counted by=unit", "canary=num_canary", "control=num_control"),
                     *("verdict=verdict.outcome", "reason=verdict.reason"),
                 )
             },

@@ -46,7 +46,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
     requests_per_s: Annotated[
         float,
-        typer.Option(min=0.001, help="requests a second that match a rule, for the forecasts"),
+        typer.Option(min=0.001, help="requests (with assign_by: keys) a second that match a rule, for the forecasts"),
     ] = 1.0,
     as_json: AsJson = False,
 ) -> None:

@@ -49,6 +49,8 @@ class Assignment:
     mode: Mode
     share: float = 0.0
     """Probability with which the request was assigned to a canary that verifies; 0 if there is none."""
+    unit: str = ""
+    """Hash of the key that it was assigned by, with others; empty: it was assigned by itself."""
 
     @property
     def rollout_run(self) -> str:

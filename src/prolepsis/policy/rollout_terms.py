@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from prolepsis.core.validation import Name, Number, Part, one_or_more
+from prolepsis.core.facts import RequestFacts
+from prolepsis.core.validation import Name, Number, Part, one_or_more, spelt
 from prolepsis.statistics.means import FINE, HEADROOM, Better, Difference, Limit, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
@@ -132,6 +133,15 @@ class GuardrailTerms(Part):
         return self
 
 
+class HeaderKey(Part):
+    """A header whose value names what belongs together, such as a conversation."""
+
+    header: Annotated[str, spelt(r"[a-z0-9-]{1,64}", "the name of a header, in lower case")]
+
+
+AssignBy = Literal["request", "tenant", "key"] | HeaderKey
+
+
 class RolloutTerms(Part):
     """Shares of the matched requests that get the rule's mode, step by step; the others are decoded plainly."""
 
@@ -149,3 +159,17 @@ class RolloutTerms(Part):
     on_inconclusive: Literal["hold", "rollback"] = "hold"
     on_harm: OnHarm = "plain"
     """Once it is on: where harm takes it. last_stage: to the last step, which it has to pass again."""
+    assign_by: AssignBy = "request"
+    """What is assigned to an arm as a whole, and counts as one observation. key: an API key, by its public part."""
+
+    @property
+    def unit(self) -> str:
+        """What is assigned and counted, in one word."""
+        return self.assign_by if isinstance(self.assign_by, str) else self.assign_by.header
+
+    def sticky_key(self, facts: RequestFacts) -> str | None:
+        """Return the key that the request is assigned by; None: by itself, as is one that does not have the key."""
+        if isinstance(self.assign_by, HeaderKey):
+            value = facts.headers.get(self.assign_by.header, "")
+            return f"{len(facts.tenant)}:{facts.tenant}:{value}" if value else None
+        return {"request": None, "tenant": facts.tenant, "key": facts.key}[self.assign_by] or None

@@ -29,8 +29,8 @@ class Assigner(Protocol):
     def adopt(self, policy: Policy) -> None:
         """Roll out the rules of this policy that ask for it, and no others."""
 
-    def assign(self, rule: str, key: str) -> Assignment:
-        """Return the assignment of the request with `key`; the adopted policy rolls out `rule`."""
+    def assign(self, rule: str, key: str, sticky: str | None = None) -> Assignment:
+        """Return the assignment of the request with `key`, or of all that share `sticky`; `rule` is rolled out."""
 
 
 class Policies(Feature):
@@ -101,7 +101,7 @@ class Policies(Feature):
         assignment = None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
-            assignment = self._rollouts.assign(name, facts.targeting_key)
+            assignment = self._rollouts.assign(name, facts.targeting_key, terms.rollout.sticky_key(facts))
         against = conflict(name, terms, requested)
         if against is not None:
             return against

@@ -23,6 +23,7 @@ from prolepsis.rollout.machine import (
     step,
 )
 from prolepsis.rollout.settings import RolloutSettings, settings_of
+from prolepsis.rollout.units import unit_of
 from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.judge import Evidence, StageEvidence
 from prolepsis.statistics.window import WindowEvidence
@@ -40,8 +41,7 @@ def arm_of(key: str, rollout_id: str, canary: float, holdout: float = 0.05) -> A
 
     The canary grows from below and the holdout stands at the top, so a key that is on the canary at 1 % stays on it at
     5 %, and the holdout never gets it. Another rollout draws independently. Unassigned requests are compared as
-    control. Verdicts are exact with one key for each request; with one for each conversation they are wrong somewhat
-    more often, and with one for each tenant they do not hold.
+    control. Verdicts count by key (`rollout.units`).
     """
     assert min(canary, holdout) >= 0.0, "shares are in [0, 1]"
     assert canary + holdout <= 1.0 + 1e-9, "shares are together at most 1"
@@ -61,6 +61,8 @@ class RolloutTarget:
     rule: str
     settings: RolloutSettings
     starts_itself: bool
+    unit: str = "request"
+    """What is assigned as a whole and counted once."""
 
 
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
@@ -72,6 +74,7 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
             rule=name,
             settings=settings_of(terms),
             starts_itself=terms.rollout.gate == "automatic",
+            unit=terms.rollout.unit,
         )
         for name, terms in policy.named_terms()
         if terms.rollout is not None
@@ -81,8 +84,10 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
 def _drafting(terms: Terms) -> dict[str, object]:
     """Return the terms that change how requests are served: not those of the audit log, nor what harm leads to."""
     plain = plain_terms(terms.model_copy(update={"audit": None}))
-    rollout = terms.rollout.model_dump(mode="json", exclude={"on_harm"}) if terms.rollout is not None else None
-    return {**plain, "rollout": rollout}
+    if terms.rollout is None:
+        return plain
+    left_out = {"on_harm"} if terms.rollout.assign_by != "request" else {"on_harm", "assign_by"}
+    return {**plain, "rollout": terms.rollout.model_dump(mode="json", exclude=left_out)}
 
 
 def _digest(content: object) -> str:
@@ -119,15 +124,16 @@ class LiveRollout:
         )
         self._histories: dict[str, Histogram] = {}
 
-    def assign(self, key: str) -> Assignment:
-        """Return the assignment of a request with `key` now."""
+    def assign(self, key: str, sticky: str | None = None) -> Assignment:
+        """Return the assignment now: of a request with `key` alone, or of all requests that share the key `sticky`."""
         state, settings = self.state, self.settings
         shadow = state.phase in ACTIVE and settings.stages[state.stage].kind == "shadow"
         verifying = canary_share(state, settings)
         share = settings.stages[state.stage].share if shadow else verifying
-        arm = arm_of(key, state.rollout_id, share, settings.holdout)
+        arm = arm_of(sticky or key, state.rollout_id, share, settings.holdout)
+        unit = unit_of(sticky) if sticky else ""
         mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
-        return Assignment(state.rollout_id, state.run, evidence_stage(state, settings), arm, mode, verifying)
+        return Assignment(state.rollout_id, state.run, evidence_stage(state, settings), arm, mode, verifying, unit)
 
     def observe(
         self, assignment: Assignment, values: Mapping[str, float], *, now: float = 0.0, late: bool = False

@@ -10,6 +10,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.rollout.live import LiveRollout
 from prolepsis.rollout.machine import JUDGED, RolloutEvent, RolloutState
 from prolepsis.rollout.store import RolloutStore
+from prolepsis.rollout.units import UnitKey
 
 KEEP_EVERY_S = 10.0
 """Least time between two writes of evidence, for other replicas and the next start."""
@@ -78,6 +79,10 @@ class ReplicaExchange:
         seen = [evidence for evidence in seen if evidence.num_canary + evidence.num_control]
         if seen:
             await asyncio.to_thread(self._store.keep_evidence, seen)
+
+    async def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:
+        """Return those of a stage's units that are to be counted here; raises `StoreUnavailable`."""
+        return await asyncio.to_thread(self._store.claim, keys, again_before, now)
 
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:
         """Return the events of a rollout, oldest first; raises `StoreUnavailable`."""

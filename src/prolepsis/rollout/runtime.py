@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,8 +33,10 @@ from prolepsis.rollout.observation import observed
 from prolepsis.rollout.promotion import check
 from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
+from prolepsis.rollout.units import UnitKey, Units
 from prolepsis.statistics.guardrail import GuardrailResult, Outcome
 from prolepsis.statistics.judge import Evidence, Verdict
+from prolepsis.statistics.window import MINUTE_S, WINDOW_MINUTES
 from prolepsis.web.feature import Feature
 
 MAX_LEFT = 32
@@ -73,8 +76,10 @@ class RolloutView:
     version: int
     since: float
     """When the stage began (Unix time), moved on by the time that it was held."""
+    unit: str
+    """What is assigned as a whole and counted once: request, tenant, key, or the name of a header."""
     num_canary: int
-    """Requests of the stage that finished, by arm."""
+    """Units of the stage that finished, by arm."""
     num_control: int
     verdict: Verdict | None
 
@@ -121,6 +126,7 @@ class Rollouts(Feature):
         """The last rollouts whose rules the policy lost: if a rule returns, its rollout goes on with its evidence."""
         self._exchange = ReplicaExchange(store, self._clock)
         self._policy_version = ""
+        self._units = Units()
         self._lock = asyncio.Lock()
 
     def adopt(self, policy: Policy) -> None:
@@ -139,9 +145,9 @@ class Rollouts(Feature):
             self._show(rule, live)
         self._left = tuple(known.values())[-MAX_LEFT:]
 
-    def assign(self, rule: str, key: str) -> Assignment:
-        """Return the assignment of the request with `key`; the adopted policy rolls out `rule`."""
-        assignment = self._live[rule].assign(key)
+    def assign(self, rule: str, key: str, sticky: str | None = None) -> Assignment:
+        """Return the assignment of the request with `key`, or of all that share `sticky`; `rule` is rolled out."""
+        assignment = self._live[rule].assign(key, sticky)
         self._metrics.assigned(rule, assignment.arm, assignment.mode)
         return assignment
 
@@ -158,9 +164,14 @@ class Rollouts(Feature):
 
         `late`: the request is counted already, and these values of it were measured afterwards.
         """
+        now = self._clock()
         for live in self._live.values():
-            if live.target.rollout_id == assignment.rollout_id:
-                live.observe(assignment, values, now=self._clock(), late=late)
+            if live.target.rollout_id != assignment.rollout_id:
+                continue
+            if assignment.unit:
+                self._units.add(assignment, values, now, late=late, again_s=_counts_again_s(live))
+            else:
+                live.observe(assignment, values, now=now, late=late)
 
     async def close(self) -> None:
         """Store the evidence for the next start."""
@@ -173,6 +184,7 @@ class Rollouts(Feature):
             return
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
+            await _contained("units_not_counted", self._count_units())
             for rule, live in list(self._live.items()):
                 await _contained("rollout_not_stepped", self._step(rule, live))
 
@@ -214,6 +226,7 @@ class Rollouts(Feature):
             run=state.run,
             version=state.version,
             since=state.stage_since,
+            unit=live.target.unit,
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
             verdict=await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None,
@@ -246,6 +259,22 @@ class Rollouts(Feature):
         for live in lives:
             self._follow(live)
         await self._exchange.evidence(lives)
+
+    async def _count_units(self) -> None:
+        """Count the units whose time is over, and that no replica has counted in the stage; what fails is tried again.
+
+        Raises `StoreUnavailable`.
+        """
+        now = self._clock()
+        lives = {live.target.rollout_id: live for live in self._live.values()}
+        for (rollout_id, run, stage), keys in self._units.due(now).items():
+            live = lives.get(rollout_id)
+            fresh: frozenset[UnitKey] = frozenset()
+            if live is not None and live.evidence.belongs_to(rollout_id, run, stage):
+                fresh = await self._exchange.claim(keys, now - _counts_again_s(live), now)
+            for key, unit in self._units.take(keys, now):
+                if live is not None and key in fresh:
+                    live.observe(unit.assignment, unit.means, now=now, late=key.late)
 
     def _follow(self, live: LiveRollout) -> None:
         """Go on from a state that another replica stored."""
@@ -308,6 +337,11 @@ class Rollouts(Feature):
         state = live.state
         stage = len(live.settings.stages) if state.phase == "on" else state.stage
         self._metrics.show(rule, state.phase, stage, canary_share(state, live.settings))
+
+
+def _counts_again_s(live: LiveRollout) -> float:
+    """Return after how many seconds a unit counts again: in a stage never, in the moving window once a window."""
+    return MINUTE_S * WINDOW_MINUTES if live.state.phase == "on" else math.inf
 
 
 def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Transition:

@@ -1,5 +1,6 @@
 """Rollouts in the store: states that are exchanged by compare-and-swap, their events, and the evidence of replicas."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -11,10 +12,13 @@ from sqlalchemy.exc import IntegrityError
 
 from prolepsis.core.errors import StoreConflict
 from prolepsis.rollout.machine import RolloutEvent, RolloutState
+from prolepsis.rollout.units import UnitKey
 from prolepsis.statistics.judge import StageEvidence
 from prolepsis.statistics.window import MINUTE_S, WINDOW_MINUTES, WindowEvidence
 from prolepsis.store.database import Database
-from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states
+from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states, rollout_units
+
+_CLAIMED_AT_ONCE = 500
 
 
 class RolloutStore:
@@ -52,6 +56,7 @@ class RolloutStore:
                 _add_events(connection, events)
                 if before is not None and state.has_ended(before):
                     connection.execute(delete(rollout_evidence).where(_evidence.rollout_id == state.rollout_id))
+                    connection.execute(delete(rollout_units).where(rollout_units.c.rollout_id == state.rollout_id))
         except StoreConflict:
             return False
         return True
@@ -85,6 +90,24 @@ class RolloutStore:
             connection.execute(delete(rollout_evidence).where(ours | old))
             if rows:
                 connection.execute(insert(rollout_evidence), rows)
+
+    def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:
+        """Mark units of one stage as counted; return those that no replica has counted since `again_before`."""
+        rollout_id, run, stage = keys[0][:3]
+        of = rollout_units.c
+        in_stage = (of.rollout_id == rollout_id) & (of.run == run) & (of.stage == stage)
+        with self._database.write() as connection:
+            if math.isfinite(again_before):
+                connection.execute(delete(rollout_units).where(in_stage & (of.counted_at < again_before)))
+            counted: set[tuple[str, bool]] = set()
+            for start in range(0, len(keys), _CLAIMED_AT_ONCE):
+                units = [key.unit for key in keys[start : start + _CLAIMED_AT_ONCE]]
+                known = select(of.unit, of.late).where(in_stage & of.unit.in_(units))
+                counted.update((unit, late) for unit, late in connection.execute(known))
+            fresh = [key for key in keys if (key.unit, key.late) not in counted]
+            if fresh:
+                connection.execute(insert(rollout_units), [{**key._asdict(), "counted_at": now} for key in fresh])
+        return frozenset(fresh)
 
     def other_evidence(self) -> Sequence[StageEvidence | WindowEvidence]:
         """Return the evidence of other replicas, and of earlier starts of this one; of any rollout and any stage."""

@@ -5,7 +5,7 @@ Times are seconds of Unix time, but for audit entries, whose time is hashed and 
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Double, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Integer, MetaData, String, Table, Text
 
 metadata = MetaData()
 
@@ -113,3 +113,15 @@ rollout_evidence = Table(
     Column("kept_at", Double, nullable=False),
 )
 """Evidence of each replica for a rollout's stage, until the stage is over."""
+
+rollout_units = Table(
+    "rollout_units",
+    metadata,
+    Column("rollout_id", String(128), primary_key=True),
+    Column("run", Integer, primary_key=True, autoincrement=False),
+    Column("stage", Integer, primary_key=True, autoincrement=False),
+    Column("unit", String(16), primary_key=True),
+    Column("late", Boolean, primary_key=True),
+    Column("counted_at", Double, nullable=False),
+)
+"""Hashes of the keys that some replica has counted for a stage, until the stage is over."""
