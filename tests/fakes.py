@@ -31,6 +31,7 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.call_watch import CallWatch
 from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import ROOT, Draft, chain
@@ -181,6 +182,8 @@ class EngineSetup:
     clock: Callable[[], float] | None = None
     grammars: Grammars | None = None
     consumers: Sequence[HiddenStateConsumer] = ()
+    watch: CallWatch | None = None
+    stuck_after_s: float | None = None
 
 
 E = TypeVar("E", bound=Engine)
@@ -199,7 +202,8 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
     limits = SchedulerLimits(
         setup.max_sequences, setup.max_step_tokens, setup.max_model_len, VOCAB, model.info.eos_token_ids
     )
-    proposers = ProposerSet(setup.proposers, DraftWindow(flat_cost()), AcceptanceEstimator(), VOCAB)
+    window = DraftWindow(flat_cost())
+    proposers = ProposerSet(setup.proposers, window, AcceptanceEstimator(), VOCAB, watch=setup.watch)
     info = EngineInfo("table", "table", VOCAB, setup.max_model_len, "fp", "strict", "table", proposers.names)
     plan = AppliedPlan()
     parts = EngineParts(
@@ -211,6 +215,7 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
         verifier=setup.verifier,
         observer=setup.observer,
         hidden_states=HiddenStateRouter(setup.consumers),
+        stuck_after_s=setup.stuck_after_s,
     )
     return kind(parts, setup.clock) if setup.clock else kind(parts)
 

@@ -162,6 +162,14 @@ def test_errors_and_late_calls_in_a_row_open_it() -> None:
         assert event.reason == reason
 
 
+def test_one_call_that_was_not_waited_for_opens_it() -> None:
+    for watched in (Watched(), half_open()):
+        watched.draft(20, 0.6)
+        watched.counts = replace(watched.counts, num_overdue=watched.counts.num_overdue + 1)
+        [event] = watched.poll()
+        assert (event.after, event.reason) == ("open", "overdue")
+
+
 def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     watched = tripped()
     assert watched.poll(SETTINGS.open_s - 0.1) == []

@@ -68,6 +68,18 @@ class EngineConfig(BaseModel):
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="most draft tokens of a step; 0 turns speculation off"
     )
+    propose_limit_ms: float = Field(
+        default=150.0,
+        ge=0,
+        description="time that a call of a proposer may take besides that of a pass; a later draft is not waited for, "
+        "and the breaker opens; 0: no limit",
+    )
+    stuck_after_s: float = Field(
+        default=60.0,
+        ge=0,
+        description="seconds after which a step counts as stuck: its requests fail, and the server is not alive; not "
+        "ready after a third; 0: never",
+    )
     shadow_cost: float = Field(
         default=0.01,
         ge=0,

@@ -78,6 +78,8 @@ class TrafficClassCounts:
     num_late: int = 0
     """Calls that took too long."""
     late_in_row: int = 0
+    num_overdue: int = 0
+    """Calls that were not waited for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.call_watch import CallWatch
 from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.payback import Payback
@@ -134,6 +135,7 @@ def assemble(
         observer=observer,
         hidden_states=hidden_states,
         draft_head=slot if config.num_speculative_tokens else None,
+        stuck_after_s=config.stuck_after_s or None,
     )
     return Engine(parts)
 
@@ -166,7 +168,11 @@ def _speculation(
     cost = cost_curve(target.model, file) if proposers else flat_cost()
     return Speculation(
         ProposerSet(
-            proposers, DraftWindow(cost, token_overhead_ms=0.01), AcceptanceEstimator(), target.model.info.vocab_size
+            proposers,
+            DraftWindow(cost, token_overhead_ms=0.01),
+            AcceptanceEstimator(),
+            target.model.info.vocab_size,
+            watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
         ),
         max_step_tokens=config.max_step_tokens,
         max_model_len=max_model_len,

@@ -1,6 +1,7 @@
 """The engine: one step over all requests, and what happens when a step fails."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -22,11 +23,14 @@ from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, Reporter
+from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import Timings, timed
+from prolepsis.engine.watchdog import StepWatch
+from prolepsis.spec.call_watch import WatchedCall
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +60,8 @@ class EngineParts:
     hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
     draft_head: DraftHeadSlot | None = None
     """None if the engine takes no draft head."""
+    stuck_after_s: float | None = None
+    """Seconds after which a step is given up by a watchdog; None: never."""
 
 
 class Engine:
@@ -85,6 +91,9 @@ class Engine:
         self._refused: list[Event] = []
         self._rows: list[Row] = []
         self._num_failed_steps = 0
+        self._forgetting: deque[SequenceState] = deque()
+        """Ended sequences that proposers have not been told of."""
+        self.watch = StepWatch(parts.stuck_after_s, clock=clock)
 
     def step(self) -> list[Event]:
         """Run one step over all requests and return its events."""
@@ -141,7 +150,7 @@ class Engine:
     def health(self) -> EngineHealth:
         """Return the state of the engine, from any thread."""
         scheduler, dead = self.scheduler, self.dead
-        detail = str(dead) if dead else ""
+        detail = str(dead) if dead else self.watch.detail
         return EngineHealth(
             alive=dead is None,
             ready=not detail,
@@ -157,6 +166,13 @@ class Engine:
         for request_id in list(self.scheduler.requests):
             self.scheduler.abort(request_id, reason, self.clock())
         return self._take_events()
+
+    def resume(self, call: WatchedCall) -> None:
+        """Go on in another thread, with the next step, after a call of a proposer that did not come back in time.
+
+        The step that the call belongs to had changed no sequence, or had committed its tokens already.
+        """
+        self.speculation.proposers.lose(call)
 
     def close_heads(self) -> None:
         """Take no further draft head: callers that wait for one get an error."""
@@ -255,16 +271,19 @@ class Engine:
         self._learn(rows, sampled)
         self._num_failed_steps = 0
         timing = self.timings.finish(sum(row.num_scheduled_tokens for row in rows), len(rows))
+        self.speculation.proposers.watch.passed(timing.forward)
         self.speculation.observe(rows, timing)
         charge(rows, timing, self.speculation.proposers.cost)
         scheduler = self.scheduler
         self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))
 
     def _take_events(self) -> list[Event]:
+        self._forgetting += self.scheduler.take_ended()
+        while self._forgetting:  # first: where a proposer is overdue here, the events are still to be taken
+            ended = [self._forgetting.popleft()]
+            self.speculation.forget(ended)
+            self.hidden_states.forget(ended)
         events = self.scheduler.take_events()
-        ended = self.scheduler.take_ended()
-        self.speculation.forget(ended)
-        self.hidden_states.forget(ended)
         self._reporter.ended(events)
         if self._refused:
             events += self._refused
@@ -275,11 +294,13 @@ class Engine:
     def _contained(self) -> Iterator[None]:
         self._rows = []
         self.timings.begin()
+        self.watch.began = self.clock()
         try:
             yield
         except Exception as error:  # contained: one bad step must not take other requests, or the server, with it
             log.exception("step_failed", rows=len(self._rows))
             self._fail_step(error)
+        self.watch.began = None
 
     def _fail_step(self, error: Exception) -> None:
         """Fail the requests that the step was for; if it had no rows yet, all of them."""

@@ -4,15 +4,44 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from prolepsis.core.errors import EngineDead, InvalidParameter
-from prolepsis.core.events import Aborted, Event, Terminal
+from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
+from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
 from prolepsis.engine.step import Engine
+from prolepsis.engine.watchdog import Watchdog
+from prolepsis.spec.call_watch import Superseded, WatchedCall
+
+_DEADLINE_GRACE_S = 0.03
+"""The engine ends a request at its deadline between two steps, with all its figures; later it is ended without them."""
+
+
+class _Stream:
+    """The events of one request on their way to its reader."""
+
+    def __init__(self, request: GenerateRequest, arrival: float) -> None:
+        self.arrival = arrival
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._num_prompt_tokens = len(request.prompt_token_ids)
+        self._num_output_tokens = 0
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self._num_output_tokens += len(event.token_ids)
+        self.events.put_nowait(event)
+
+    def stats(self, now: float) -> RequestStats:
+        """Return what is known here."""
+        return RequestStats(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            total_s=now - self.arrival,
+        )
 
 
 class ThreadEngineClient:
@@ -23,10 +52,14 @@ class ThreadEngineClient:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._streams: dict[str, asyncio.Queue[Event]] = {}
+        self._streams: dict[str, _Stream] = {}
         """Of requests whose terminal event is still to come, also those whose reader is gone."""
+        self._left: set[str] = set()
+        """Requests that got their terminal event here, and may still get one of the engine."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._run, name="prolepsis-engine", daemon=True)
+        self.thread = self._new_thread()
+        take_overdue = engine.speculation.proposers.watch.take_overdue
+        self.watchdog = Watchdog(take_overdue, engine.watch, replace=self._replace_thread, give_up=self._give_up)
         self._closing = threading.Event()
         self._stopped = asyncio.Event()
         self._swapping = asyncio.Lock()
@@ -43,20 +76,23 @@ class ThreadEngineClient:
         compiled = await self._compile(request)
         if self._closing.is_set():  # meanwhile
             raise EngineDead("the engine is closed")
-        if request.request_id in self._streams:
+        if request.request_id in self._streams or request.request_id in self._left:
             raise InvalidParameter(
                 f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
             )
         self._start()
-        stream = self._streams[request.request_id] = asyncio.Queue()
-        self.engine.send(Submit(request, self.engine.clock()))
+        stream = self._streams[request.request_id] = _Stream(request, self.engine.clock())
+        self.engine.send(Submit(request, stream.arrival))
+        timer = self._deadline_timer(request)
         event: Event | None = None
         try:
             while not isinstance(event, Terminal):
-                event = await stream.get()
+                event = await stream.events.get()
                 yield event
         finally:
             del compiled  # held until here: the engine must not compile
+            if timer is not None:
+                timer.cancel()
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
 
@@ -104,23 +140,67 @@ class ThreadEngineClient:
         self._closing.set()
         self.engine.send(None)
         self._compilers.shutdown(wait=False, cancel_futures=True)
-        if self._thread.is_alive():
+        if self._loop is not None:
             await self._stopped.wait()
-            self._thread.join()  # it has nothing left to do
+            if not self.watchdog.gave_up:
+                self.thread.join()  # it has nothing left to do
+        self.watchdog.stop()
+
+    def _deadline_timer(self, request: GenerateRequest) -> asyncio.TimerHandle | None:
+        """End the request at its deadline whatever the engine's thread does; between steps the engine does it."""
+        if request.deadline_s is None:
+            return None
+        error = DeadlineExceeded(f"not finished {request.deadline_s} s after its arrival")
+        loop = asyncio.get_running_loop()
+        return loop.call_later(request.deadline_s + _DEADLINE_GRACE_S, self._leave, request.request_id, error)
+
+    def _leave(self, request_id: str, error: ProlepsisError) -> None:
+        """End a request here, without the engine; what still comes for it is dropped."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._left.add(request_id)
+            self.engine.send(Abort(request_id, error.code))
+            stream.events.put_nowait(Failed(request_id, error, stream.stats(self.engine.clock())))
 
     def _start(self) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._thread.start()
+            self.thread.start()
+            threading.Thread(target=self.watchdog.watch, name="prolepsis-watchdog", daemon=True).start()
         assert self._loop is asyncio.get_running_loop(), "one client serves one event loop"
 
-    def _run(self) -> None:
-        engine = self.engine
+    def _new_thread(self, call: WatchedCall | None = None) -> threading.Thread:
+        return threading.Thread(target=self._run, args=(call,), name="prolepsis-engine", daemon=True)
+
+    def _replace_thread(self, call: WatchedCall) -> None:
+        """Go on in another thread: the engine's is in an overdue call."""
+        self.thread = self._new_thread(call)
+        self.thread.start()
+
+    def _give_up(self, error: EngineDead) -> None:
+        """The engine's thread will not come back: end all requests from here."""
+        self.engine.dead = error
+        self._call(partial(self._leave_all, error))
+
+    def _leave_all(self, error: EngineDead) -> None:
+        for request_id in list(self._streams):
+            self._leave(request_id, error)
+        self._stopped.set()
+
+    def _run(self, overdue: WatchedCall | None) -> None:
+        engine, watchdog = self.engine, self.watchdog
         try:
+            if overdue is not None:
+                engine.resume(overdue)
+            watchdog.set_busy(busy=True)
             while not self._closing.is_set():
                 if not engine.has_work:
+                    watchdog.set_busy(busy=False)
                     engine.wait()
+                    watchdog.set_busy(busy=True)
                 self._hand_over(engine.step())
+        except Superseded:
+            return
         except BaseException as error:  # contained: waiting callers must learn that nothing comes
             engine.die(error)
         self._hand_over(engine.abort_all("shutdown"))
@@ -131,7 +211,7 @@ class ThreadEngineClient:
         if events:
             self._call(lambda: self._deliver(events))
 
-    def _call(self, callback: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[[], object]) -> None:
         assert self._loop is not None, "the thread runs after start"
         try:
             self._loop.call_soon_threadsafe(callback)
@@ -140,12 +220,15 @@ class ThreadEngineClient:
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
-            self._streams[event.request_id].put_nowait(event)
+            stream = self._streams.get(event.request_id)
+            if stream is not None:
+                stream.put(event)
             if isinstance(event, Terminal):
-                del self._streams[event.request_id]
+                self._streams.pop(event.request_id, None)
+                self._left.discard(event.request_id)
 
     def _end(self) -> None:
         """The thread ends: end the requests that were sent too late for the engine."""
         for request_id, stream in self._streams.items():
-            stream.put_nowait(Aborted(request_id, RequestStats(), "shutdown"))
+            stream.put(Aborted(request_id, RequestStats(), "shutdown"))
         self._stopped.set()

@@ -92,12 +92,11 @@ def timed(phase: Phase) -> Callable[[_Method[_Owner, *_Args, _Result]], _Method[
 
     def decorate(method: _Method[_Owner, *_Args, _Result]) -> _Method[_Owner, *_Args, _Result]:
         def run(self: _Owner, *args: *_Args) -> _Result:
-            clock = self.timings.clock
+            clock, step = self.timings.clock, self.timings.step
             start = clock()
             try:
                 return method(self, *args)
             finally:
-                step = self.timings.step
                 setattr(step, phase, getattr(step, phase) + clock() - start)
 
         return run

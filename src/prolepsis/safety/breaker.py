@@ -23,6 +23,7 @@ TripReason = Literal[
     "cost",  # drafts cost more than they gain
     "errors",  # several calls in a row raised, or returned invalid drafts
     "late",  # several calls in a row took too long
+    "overdue",  # a call took so long that it was not waited for
     "cliff",  # acceptance suddenly fell to nearly nothing (`safety.drift`)
 ]
 Reason = (
@@ -260,8 +261,10 @@ def _why_open(breaker: Breaker, settings: BreakerSettings) -> TripReason | None:
 
 
 def _in_row(breaker: Breaker, errors: int, late: int) -> TripReason | None:
-    """Return which failure came this often in a row, at least once since the state began."""
+    """Return which failure came this often in a row, at least once since the state began; overdue calls at once."""
     seen, began = breaker.seen, breaker.began
+    if seen.num_overdue > began.num_overdue:
+        return "overdue"
     if seen.num_errors > began.num_errors and seen.errors_in_row >= errors:
         return "errors"
     return "late" if seen.num_late > began.num_late and seen.late_in_row >= late else None

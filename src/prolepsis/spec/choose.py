@@ -9,6 +9,7 @@ from functools import partial
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import PlainReason, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard
+from prolepsis.spec.call_watch import CallWatch, WatchedCall
 from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, levels
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
@@ -56,14 +57,20 @@ class ProposerSet:
         acceptance: AcceptanceEstimator,
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        watch: CallWatch | None = None,
     ) -> None:
+        """`watch`: what bounds the calls of proposers; None: nothing does."""
+        self.watch = watch or CallWatch()
         self.names = tuple(p.name for p in proposers)
         assert len(set(self.names)) == len(self.names), "proposers have different names"
         self.counts = {name: ProposerCounts() for name in self.names}
         """Verified drafts of each proposer."""
         self.ledger = Ledger(self.names)
         """What each proposer costs and gains, by traffic class."""
-        self._contain = partial(ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger)
+        self._contain = partial(
+            ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger, watch=self.watch
+        )
         self._window = window
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
@@ -93,6 +100,12 @@ class ProposerSet:
     def seconds(self) -> dict[str, float]:
         """Time spent inside each proposer."""
         return {drafter.name: drafter.proposer.seconds for drafter in self._drafters}
+
+    def lose(self, call: WatchedCall) -> None:
+        """Do without the proposer of an overdue call until it comes back."""
+        for drafter in self._drafters:
+            if drafter.proposer is call.proposer:
+                drafter.proposer.lose(call)
 
     def memory(self) -> tuple[ProposerMemory, ...]:
         """Return the memory that each proposer takes besides the target's, from any thread."""

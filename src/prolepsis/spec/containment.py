@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from prolepsis.core.stats import ProposerMemory
+from prolepsis.spec.call_watch import CallWatch, WatchedCall
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import Proposer, SequenceView
 
 log = structlog.get_logger(__name__)
 
+_OVERDUE_BACKOFF = 256  # steps after a call that was overdue; by then its breaker has opened
+_MOST_FORGOTTEN = 4096  # sequences that a proposer may miss the end of while a call of it is overdue
 _TOLERATED = 3  # failed calls in a row before the proposer backs off
 _FIRST_BACKOFF = 16  # steps; doubles with every further failure
 _LONGEST_BACKOFF = 1024
@@ -29,6 +32,7 @@ class ContainedProposer:
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
         ledger: Ledger | None = None,
+        watch: CallWatch | None = None,
     ) -> None:
         self.name = proposer.name
         self.free = proposer.free
@@ -41,6 +45,10 @@ class ContainedProposer:
         self._ledger = ledger or Ledger([proposer.name])
         self._failed_in_row = 0
         self._backoff = 0
+        self._watch = CallWatch() if watch is None or proposer.shares_target else watch
+        self._overdue: WatchedCall | None = None
+        self._missed: list[SequenceView] = []
+        """Sequences that ended while a call was overdue."""
         self._learns = type(proposer).commit is not Proposer.commit
 
     def succeed(self, other: "ContainedProposer | None") -> None:
@@ -56,11 +64,30 @@ class ContainedProposer:
             return True
 
     def backs_off(self) -> bool:
-        """Count a step and return whether the proposer backs off in it."""
+        """Count a step and return whether the proposer backs off in it; an overdue call of it may not be back yet."""
         if self._backoff:
             self._backoff -= 1
             return True
-        return False
+        return self._is_lost()
+
+    def _is_lost(self) -> bool:
+        """Whether a call of it is overdue and has not come back, so that it cannot be called."""
+        if self._overdue is None:
+            return False
+        if self._overdue.returned and len(self._missed) < _MOST_FORGOTTEN:
+            self._overdue, missed, self._missed = None, self._missed, []
+            for sequence in missed:
+                self.forget(sequence)
+            return False
+        return True
+
+    def lose(self, call: WatchedCall) -> None:
+        """A call of it is overdue: count it, and do without the proposer until the call comes back, if ever."""
+        self._overdue = call
+        self.num_failures += 1
+        self._backoff = _OVERDUE_BACKOFF
+        self._ledger.lose(self.name, [sequence.traffic_class for sequence in call.sequences])
+        log.warning("proposer_overdue", proposer=self.name, sequences=len(call.sequences))
 
     def propose(
         self,
@@ -75,30 +102,37 @@ class ContainedProposer:
         """
         asked = list(zip(sequences, depths, limits or depths, strict=True))
         started = self._clock()
-        drafts = self._ask(asked, threshold)
+        call = self._watch.enter(self, sequences)
+        drafts = self._ask(asked, threshold, call)
+        self._watch.leave(call)
         self.seconds += self._clock() - started
         return drafts
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
-        if self._learns:
+        if self._learns and not self._is_lost():
             self._guard(sequence, lambda: self._proposer.commit(sequence, num_new))
 
     def forget(self, sequence: SequenceView) -> None:
-        self._guard(sequence, lambda: self._proposer.forget(sequence))
+        if not self._is_lost():
+            self._guard(sequence, lambda: self._proposer.forget(sequence))
+        elif len(self._missed) < _MOST_FORGOTTEN:
+            self._missed.append(sequence)
 
     def memory(self) -> ProposerMemory:
         """Return the memory it takes, from any thread."""
         return self._proposer.memory()
 
-    def _ask(self, asked: Sequence[_Asked], threshold: float) -> list[Draft | None]:
+    def _ask(self, asked: Sequence[_Asked], threshold: float, call: WatchedCall | None) -> list[Draft | None]:
         try:
             sequences, depths, limits = zip(*asked, strict=True)
             drafts = list(self._proposer.propose_trees(sequences, depths, limits, threshold))
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request
+            if call is not None and not call.is_open:
+                self._watch.leave(call)
             if len(asked) > 1:
-                return [draft for one in asked for draft in self._ask([one], threshold)]
+                return [draft for one in asked for draft in self._ask([one], threshold, call)]
             self._fail(asked[0][0], f"propose: {error!r}")
             return [None]
         checked = [self._checked(draft, *one) for draft, one in zip(drafts, asked, strict=True)]
@@ -123,10 +157,15 @@ class ContainedProposer:
 
     def _guard(self, sequence: SequenceView, verb: Callable[[], None]) -> None:
         started = self._clock()
+        call = self._watch.enter(self, [sequence])
+        fault = ""
         try:
             verb()
         except Exception as error:  # contained: see propose
-            self._fail(sequence, repr(error))
+            fault = repr(error)
+        self._watch.leave(call)
+        if fault:
+            self._fail(sequence, fault)
         self.seconds += self._clock() - started
 
     def _fail(self, sequence: SequenceView, what: str) -> None:

@@ -34,6 +34,7 @@ class _Tally:
     num_errors: int = 0
     late_in_row: int = 0
     num_late: int = 0
+    num_overdue: int = 0
 
 
 _COUNTS = tuple(field.name for field in fields(_Tally))
@@ -105,6 +106,12 @@ class Ledger:
         if (tally := self._of(proposer, traffic_class)) is not None:
             tally.num_errors += 1
             tally.errors_in_row += 1
+
+    def lose(self, proposer: str, traffic_classes: Sequence[str]) -> None:
+        """Count a call for sequences of `traffic_classes` that was not waited for."""
+        for traffic_class in set(traffic_classes):
+            if (tally := self._of(proposer, traffic_class)) is not None:
+                tally.num_overdue += 1
 
     def succeed(self, proposer: str, traffic_class: str) -> None:
         """It returned a sound draft."""

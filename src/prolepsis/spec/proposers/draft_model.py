@@ -54,6 +54,7 @@ class DraftModelProposer(Proposer):
         require_same_vocabulary(vocabulary, target_vocabulary)
         self._vocab_size = min(model.info.vocab_size, max(target_vocabulary.vocab.values(), default=-1) + 1)
         self._model = model
+        self.shares_target = model.info.device != "cpu"
         self._kv = model.make_cache(num_pages)
         self._cache = DraftCache(num_pages)
         self._vocabulary = torch.arange(self._vocab_size)

@@ -58,6 +58,7 @@ class EarlyExitProposer(Proposer):
     """
 
     name = "early_exit"
+    shares_target = True
 
     def __init__(
         self, early: EarlyExit, cache: KVCache, *, first_page: int, max_sequences: int, page_bytes: int = 0

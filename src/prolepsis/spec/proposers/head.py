@@ -28,6 +28,7 @@ class HeadProposer(Proposer):
     """Proposes trees of a draft head; `num_pages` are those of the target's pool, whose numbers it shares."""
 
     name = DRAFT_HEAD
+    shares_target = True
 
     def __init__(self, head: DraftHead, *, num_pages: int, max_sequences: int) -> None:
         self._head = head

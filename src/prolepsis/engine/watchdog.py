@@ -1,0 +1,94 @@
+"""Looks after the engine's thread from another one: calls of proposers that are overdue, steps that do not end."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from prolepsis.core.errors import EngineDead
+from prolepsis.spec.call_watch import WatchedCall
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """Since when a step runs. Written by the engine's thread, read by any."""
+
+    stuck_after_s: float | None = None
+    """Seconds after which a step will not end any more; None: never."""
+    clock: Callable[[], float] = field(kw_only=True)
+    began: float | None = None
+    """None: no step runs."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds that the step has taken, 0 between steps."""
+        began = self.began
+        return 0.0 if began is None else self.clock() - began
+
+    @property
+    def detail(self) -> str:
+        """Why the engine is not ready: a step takes a third of the time after which it is stuck; empty if not."""
+        limit = self.stuck_after_s
+        is_slow = limit is not None and self.age_s > limit / 3
+        return f"a step has been running for {self.age_s:.1f} s" if is_slow else ""
+
+    @property
+    def stuck(self) -> EngineDead | None:
+        """The error of a step that will not end; None if it may."""
+        limit = self.stuck_after_s
+        if limit is None or self.age_s <= limit:
+            return None
+        return EngineDead(f"the engine ended: a step has not ended after {self.age_s:.1f} s")
+
+
+class Watchdog:
+    """Checks until it is stopped; a thread of its own does so while the engine is busy."""
+
+    def __init__(
+        self,
+        take_overdue: Callable[[], WatchedCall | None],
+        steps: StepWatch,
+        *,
+        replace: Callable[[WatchedCall], None],
+        give_up: Callable[[EngineDead], None],
+        period_s: float = 0.02,
+    ) -> None:
+        """`replace` starts another thread for the engine, `give_up` ends its requests; both are called from here."""
+        self._take_overdue = take_overdue
+        self._steps = steps
+        self._replace = replace
+        self._give_up = give_up
+        self._period_s = period_s
+        self._busy = threading.Event()
+        self._stopped = threading.Event()
+        self.gave_up = False
+        """A step was stuck: the engine's thread is not waited for any more."""
+
+    def check(self) -> None:
+        """Replace the engine's thread if its call is overdue; end all requests if its step is stuck."""
+        call = self._take_overdue()
+        if call is not None:
+            self._replace(call)
+        elif not self.gave_up and (error := self._steps.stuck) is not None:
+            self.gave_up = True
+            log.error("engine_stuck", error=str(error))
+            self._give_up(error)
+
+    def watch(self) -> None:
+        """Check again and again while the engine is busy, until `stop`; the body of a thread."""
+        while not self._stopped.is_set():
+            self._busy.wait()
+            self.check()
+            self._stopped.wait(self._period_s)
+
+    def set_busy(self, *, busy: bool) -> None:
+        """Say whether the engine's thread has work."""
+        (self._busy.set if busy else self._busy.clear)()
+
+    def stop(self) -> None:
+        """End `watch`."""
+        self._stopped.set()
+        self._busy.set()

@@ -1,0 +1,96 @@
+"""Bounds the time that the engine's thread spends in a proposer: a call that is late is left to itself.
+
+A call cannot be interrupted from outside. So the engine's thread makes it itself, which costs nothing, and says when it
+began; a watchdog in another thread may declare it overdue. Then a new thread goes on with the engine's work, and the
+old one, if it ever comes back, ends without touching anything. Who is first decides, once for each call.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from prolepsis.spec.proposer import SequenceView
+
+_FADING = 0.9
+"""Of the longest pass, with each later one."""
+
+
+class Superseded(BaseException):
+    """Raised in a thread whose call took too long: another thread has gone on with its work."""
+
+
+class Watched(Protocol):
+    """What is called."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class WatchedCall:
+    """A call that runs."""
+
+    proposer: Watched
+    sequences: Sequence[SequenceView]
+    """Those that it is for."""
+    began: float
+    returned: bool = False
+    """An overdue call came back after all: its proposer may be called again."""
+    _undecided: list[None] = field(default_factory=lambda: [None])
+    """Empty once it ended or is overdue; `list.pop` is atomic, so only one of both can happen."""
+
+    def claim(self) -> bool:
+        """Decide whether the call ended or is overdue; False if the other was decided before."""
+        try:
+            self._undecided.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether that is not decided yet."""
+        return bool(self._undecided)
+
+
+class CallWatch:
+    """The call in which the engine's thread is.
+
+    `enter` and `leave` belong to that thread, `take_overdue` to another.
+    """
+
+    def __init__(self, limit_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`limit_s`: seconds that a call may take, besides the time of a pass; None: any."""
+        self.limit_s = limit_s
+        self.pass_s = 0.0
+        """What passes took lately: a call may take this much longer, as drafts for a slow model pay even if slow."""
+        self._clock = clock
+        self._call: WatchedCall | None = None
+
+    def passed(self, seconds: float) -> None:
+        """Learn what a pass took."""
+        self.pass_s = max(seconds, _FADING * self.pass_s)
+
+    def enter(self, proposer: Watched, sequences: Sequence[SequenceView]) -> WatchedCall | None:
+        """Begin a call; None: calls are not watched."""
+        if self.limit_s is None:
+            return None
+        call = self._call = WatchedCall(proposer, sequences, self._clock())
+        return call
+
+    def leave(self, call: WatchedCall | None) -> None:
+        """End a call; raises `Superseded` if it is overdue."""
+        if call is None:
+            return
+        if not call.claim():
+            call.returned = True
+            raise Superseded
+        self._call = None
+
+    def take_overdue(self) -> WatchedCall | None:
+        """Return the call that runs if it has taken too long; its thread ends when it comes back."""
+        call, limit_s = self._call, self.limit_s
+        if call is None or limit_s is None or self._clock() - call.began <= limit_s + self.pass_s or not call.claim():
+            return None
+        self._call = None
+        return call

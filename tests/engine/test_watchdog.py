@@ -1,0 +1,197 @@
+"""Whatever a proposer or a pass does to the engine's thread: every request goes on, or gets its terminal event."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from torch import Tensor
+
+from prolepsis.core.errors import DeadlineExceeded, EngineDead
+from prolepsis.core.events import Event, Failed, Finished, Terminal
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.spec.call_watch import CallWatch
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import Proposer, SequenceView
+from tests.fakes import EngineSetup, TableModel, build, draft_chain, outputs, request, run
+from tests.virtual_time import virtual_time
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+OFF = SpeculationChoice("off")
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Blocked:
+    """A place where a thread stays until it is let go; further threads pass."""
+
+    def __init__(self) -> None:
+        self.entered, self.free, self.left = threading.Event(), threading.Event(), threading.Event()
+
+    def stay(self) -> None:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.free.wait(30)
+            self.left.set()
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self.entered.wait, 30)
+
+
+class Blocking(Proposer):
+    """Right chains, but for one call of one verb that does not return."""
+
+    name = "scripted"
+    free = True
+
+    def __init__(self, verb: str, blocked: Blocked) -> None:
+        self._verb, self._blocked = verb, blocked
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        self._stay("propose")
+        return [draft_chain(one, min(3, limit), wrong_from=99) for one, limit in zip(sequences, limits, strict=True)]
+
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        self._stay("commit")
+
+    def forget(self, sequence: SequenceView) -> None:
+        self._stay("forget")
+
+    def _stay(self, verb: str) -> None:
+        if verb == self._verb:
+            self._blocked.stay()
+
+
+class BlockedModel(TableModel):
+    def __init__(self, blocked: Blocked) -> None:
+        super().__init__()
+        self._blocked = blocked
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        self._blocked.stay()
+        return super().forward(batch, cache)
+
+
+@pytest.fixture
+def blocked() -> Blocked:
+    return Blocked()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+Connect = Callable[[EngineSetup], ThreadEngineClient]
+
+
+@pytest.fixture
+async def connect(blocked: Blocked, clock: Clock) -> AsyncIterator[Connect]:
+    clients: list[ThreadEngineClient] = []
+
+    def connected(setup: EngineSetup) -> ThreadEngineClient:
+        watch = CallWatch(0.15, clock)
+        clients.append(ThreadEngineClient(build(replace(setup, watch=watch, stuck_after_s=60.0, clock=clock))))
+        return clients[-1]
+
+    yield connected
+    blocked.free.set()
+    for client in clients:
+        await client.close()
+
+
+def source(request_id: str, choice: SpeculationChoice | None = None) -> GenerateRequest:
+    return replace(request(request_id, [1, 2], PARAMS), speculation=choice or SpeculationChoice())
+
+
+async def collect(client: ThreadEngineClient, source: GenerateRequest) -> list[Event]:
+    return [event async for event in client.generate(source)]
+
+
+def ends(events: Sequence[Event]) -> list[Terminal]:
+    return [event for event in events if isinstance(event, Terminal)]
+
+
+@pytest.mark.parametrize("verb", ["propose", "commit", "forget"])
+async def test_a_proposer_that_does_not_return_costs_drafts_and_nothing_else(
+    connect: Connect, blocked: Blocked, clock: Clock, verb: str
+) -> None:
+    client = connect(EngineSetup(proposers=[Blocking(verb, blocked)]))
+    sources = [source("own"), source("other", OFF)]
+    running = [asyncio.create_task(collect(client, one)) for one in sources]
+    await blocked.reached()
+    clock.now += 0.2
+    found = [event for events in await asyncio.gather(*running) for event in events]
+    assert not blocked.left.is_set()
+    assert outputs(found) == outputs(run(build(EngineSetup()), *sources))
+    assert [type(end) for end in ends(found)] == [Finished, Finished]
+    counts = {count.traffic_class: count.num_overdue for count in client.proposer_counts()}
+    assert sum(counts.values()) == 1
+    assert client.engine.speculation.proposers.failures == {"scripted": 1}
+    later = await collect(client, source("later"))
+    assert isinstance(later[-1], Finished)
+    assert client.health().ready
+    await client.close()
+    assert not blocked.left.is_set(), "closing does not wait for it either"
+
+
+async def test_the_thread_of_a_call_that_comes_back_ends(connect: Connect, blocked: Blocked, clock: Clock) -> None:
+    client = connect(EngineSetup(proposers=[Blocking("propose", blocked)]))
+    running = asyncio.create_task(collect(client, source("own")))
+    await blocked.reached()
+    (first,) = (thread for thread in threading.enumerate() if thread is client.thread)
+    clock.now += 0.2
+    plain = await running
+    blocked.free.set()
+    await asyncio.to_thread(first.join, 30)
+    assert not first.is_alive()
+    assert client.thread is not first
+    client.engine.scheduler.check()
+    again = await collect(client, source("own"))
+    assert outputs(again) == outputs(plain)
+
+
+async def test_a_stuck_pass_fails_readiness_then_every_request(
+    connect: Connect, blocked: Blocked, clock: Clock
+) -> None:
+    client = connect(EngineSetup(model=BlockedModel(blocked)))
+    running = [asyncio.create_task(collect(client, source(name))) for name in "abc"]
+    await blocked.reached()
+    clock.now += 19.0
+    assert client.health().ready
+    clock.now += 2.0
+    health = client.health()
+    assert (health.alive, health.ready, health.detail) == (True, False, "a step has been running for 21.0 s")
+    clock.now += 40.0
+    found = await asyncio.gather(*running)
+    assert [type(event) for events in found for event in events] == [Failed] * 3
+    assert all(isinstance(end, Failed) and isinstance(end.error, EngineDead) for events in found for end in events)
+    assert not client.health().alive
+    with pytest.raises(EngineDead, match="a step has not ended after 61"):
+        await collect(client, source("late"))
+    await client.close()
+
+
+@virtual_time
+async def test_a_deadline_ends_a_request_while_a_pass_runs() -> None:
+    blocked = Blocked()
+    client = ThreadEngineClient(build(EngineSetup(model=BlockedModel(blocked))))
+    (end,) = await collect(client, replace(source("a"), deadline_s=2.0))
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, DeadlineExceeded)
+    assert (end.stats.num_prompt_tokens, end.stats.num_output_tokens) == (2, 0)
+    assert 2.0 <= asyncio.get_running_loop().time() < 2.1
+    blocked.free.set()
+    assert isinstance((await collect(client, source("b")))[-1], Finished)
+    assert isinstance((await collect(client, source("a")))[-1], Finished), "its name is free again"
+    assert client.health().num_running == 0
+    await client.close()
