@@ -30,7 +30,7 @@ import uvicorn
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import gateway_protocol
+from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.run import bind
 from prolepsis.api.services import Gateway
 from prolepsis.cli.bench.provenance import provenance

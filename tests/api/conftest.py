@@ -13,9 +13,9 @@ import uvicorn
 
 from prolepsis.api.app import build
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import GatewayProtocol, gateway_protocol
 from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
+from prolepsis.api.protocol import GatewayProtocol, gateway_protocol
 from prolepsis.api.run import bind
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig

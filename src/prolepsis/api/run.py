@@ -19,10 +19,12 @@ from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, default_key_file
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import announce, check_exposure, check_tls, gateway_protocol
+from prolepsis.api.connections import announce, check_exposure, check_tls
 from prolepsis.api.features import Sources
+from prolepsis.api.listener import Listener
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
+from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.services import Gateway
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
@@ -107,6 +109,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
                 policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output
             )
             app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources)
+            listener.on_refusal = app.state.admission.metrics.refuse
             server = StoppingServer(app, engine.client, config)
             announce(config, keys)
             with _signals_end_quietly():
@@ -154,7 +157,7 @@ def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) 
         raise _cannot_listen(config, error) from None
 
 
-def bind(config: ServerConfig) -> socket.socket:
+def bind(config: ServerConfig) -> Listener:
     """Take the address without listening yet; raises `ConfigError` naming it where that fails."""
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
@@ -162,7 +165,7 @@ def bind(config: ServerConfig) -> socket.socket:
         raise ConfigError(
             f"host {config.host!r} is no address of this machine: {error.strerror}", param="host"
         ) from None
-    listener = socket.socket(family, kind, protocol)
+    listener = Listener(family, kind, protocol, tls=config.tls_certificate is not None)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(target)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
@@ -82,8 +82,9 @@ class EventStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
     The status line waits for the first event, so a failure before it is answered with its own status; a later failure
-    is sent as a last event with an `error`, without `[DONE]`. `named` events carry their `type` as the event's name,
-    and their stream ends without `[DONE]`, as that of /v1/responses does.
+    is sent as a last event with an `error`, without `[DONE]`. A client that sends no more gets a comment, so that the
+    connection finds out whether it is gone. `named` events carry their `type` as the event's name, and their stream
+    ends without `[DONE]`, as that of /v1/responses does.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnected):
-            await until_disconnect(receive, self._write(scope, receive, send))
+            await until_disconnect(
+                receive, self._write(scope, receive, send), on_half_close=lambda: send(_part(b":\n\n"))
+            )
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -130,13 +133,23 @@ class ClientDisconnected(Exception):
     """The client is gone."""
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[object, object, T]) -> T:
+async def _nothing() -> None:
+    pass
+
+
+async def until_disconnect(
+    receive: Receive,
+    work: Coroutine[object, object, T],
+    *,
+    on_half_close: Callable[[], Awaitable[None]] = _nothing,
+) -> T:
     """Return what `work` returns; cancel it and raise `ClientDisconnected` where the client leaves first.
 
-    The request's body must have been read before. When this returns or raises, `work` has ended.
+    The request's body must have been read before. When this returns or raises, `work` has ended. `on_half_close` is
+    called if the client closes its direction after the reply has begun.
     """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnected(receive))
+    watching = asyncio.ensure_future(_disconnected(receive, on_half_close))
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -148,6 +161,6 @@ async def until_disconnect(receive: Receive, work: Coroutine[object, object, T])
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive, on_half_close: Callable[[], Awaitable[None]]) -> None:
     while (await receive())["type"] != "http.disconnect":
-        pass
+        await on_half_close()

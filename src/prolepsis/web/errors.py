@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 
 import structlog
 from fastapi import FastAPI, Request
@@ -83,6 +84,14 @@ class RequestRefused(UserError):
         if self.status == 503:
             headers["retry-after"] = str(_RETRY_AFTER_S)
         return JSONResponse(self.body, self.status, headers={**headers, **self.headers})
+
+    def last_reply(self) -> bytes:
+        """Return the whole reply as HTTP/1.1, after which the connection ends."""
+        reply = self.response()
+        reply.headers["connection"] = "close"
+        lines = [f"HTTP/1.1 {reply.status_code} {HTTPStatus(reply.status_code).phrase}".encode()]
+        lines += [name + b": " + value for name, value in reply.raw_headers]
+        return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(reply.body)
 
 
 class RequestAborted(EngineError):

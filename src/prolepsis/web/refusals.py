@@ -11,6 +11,7 @@ Reason = Literal[
     "not_local",
     "wrong_role",
     "model_not_allowed",
+    "invalid_http",
     "headers_too_large",
     "body_too_large",
     "headers_too_slow",
@@ -89,6 +90,17 @@ def headers_too_slow(timeout_s: float) -> Refused:
 def too_many_connections(limit: int) -> Refused:
     message = f"{limit} connections are open already, as many as may."
     return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
+
+
+def no_descriptor_left() -> Refused:
+    message = "The server has no descriptor left for another connection."
+    return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
+
+
+def invalid_http(what: str, *, status: int = 400) -> Refused:
+    headers = {"accept-encoding": "identity"} if status == 415 else None
+    message = f"This request cannot be served: {what}."
+    return Refused("invalid_http", message, code="invalid_http", status=status, headers=headers)
 
 
 def upload_too_slow(timeout_s: float) -> Refused:

@@ -39,13 +39,16 @@ _STATUSES = {
     408: "The body did not arrive in time",
     409: "The present state does not allow this",
     413: "The body is larger than allowed",
+    415: "The body's encoding is not served",
     429: "Over a limit of the key or the tenant; Retry-After says when to try again",
     431: "The headers are larger than allowed",
     500: "The server failed; the error is logged",
+    501: "The transfer encoding is not served",
     503: "Not ready, overloaded or shutting down; Retry-After says when to try again",
     504: "The request's deadline passed",
+    505: "The version of HTTP is not served",
 }
-_ALWAYS = (400, 401, 403, 404, 405, 408, 413, 429, 431, 500, 503)
+_ALWAYS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 505)
 """Statuses that every route may reply with."""
 _REF = "#/components/schemas/"
 _EVENT = {

@@ -3,8 +3,8 @@
 import json
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
+from tests.api.raw_http import connected, error_of, trickled
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
@@ -24,50 +25,12 @@ def impatient() -> Iterator[Served]:
         yield running
 
 
-@contextmanager
-def connected(running: Served) -> Iterator[socket.socket]:
-    url = httpx.URL(running.url)
-    with closing(socket.create_connection((url.host, url.port or 80), timeout=60)) as client:
-        yield client
-
-
 def ask_liveness(client: socket.socket) -> None:
     client.send(HEAD + b"\r\n")
     received = b""
     while not received.endswith(b"}"):
         received += client.recv(65536)
     assert received.startswith(b"HTTP/1.1 200")
-
-
-def trickled(client: socket.socket, drops: bytes, seconds: float = 60.0) -> tuple[bytes, float]:
-    """Send a byte of `drops` every 20 ms; return what came back until the server closed, and when it did (seconds)."""
-    client.settimeout(0.02)
-    started, received, left = time.monotonic(), b"", list(drops)
-    while time.monotonic() < started + seconds:
-        try:
-            part = client.recv(65536)
-            if not part:
-                return received, time.monotonic() - started
-            received += part
-            if left:
-                client.send(bytes([left.pop(0)]))
-        except TimeoutError:
-            if left:
-                client.send(bytes([left.pop(0)]))
-        except ConnectionError:
-            return received, time.monotonic() - started
-    raise AssertionError(f"still open after {seconds} s: {received!r}")
-
-
-def error_of(received: bytes) -> tuple[int, dict[str, object]]:
-    """Return the status and the error of one whole reply that says that the connection ends."""
-    head, _, body = received.partition(b"\r\n\r\n")
-    lines = head.decode().lower().split("\r\n")
-    headers = dict(line.split(": ", 1) for line in lines[1:])
-    assert int(headers["content-length"]) == len(body)
-    error = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return int(lines[0].split()[1]), {**error, "connection": headers.get("connection")}
 
 
 def refused(running: Served, reason: str) -> float:
@@ -143,12 +106,11 @@ def test_what_is_no_http_is_400_in_our_shape(impatient: Served) -> None:
     assert (status, error["code"]) == (400, "invalid_http")
 
 
-def test_headers_far_beyond_the_limit_are_400_in_our_shape(impatient: Served) -> None:
+def test_headers_far_beyond_the_limit_are_431_although_much_of_them_is_not_read(impatient: Served) -> None:
     with connected(impatient) as client:
-        client.sendall(HEAD + b"x: " + b"y" * 70_000)
-        received, _ = trickled(client, b"")
-    if received:  # the rest of the headers, unread, may cost the reply
-        assert error_of(received)[0] in (400, 431)
+        client.sendall(HEAD + b"x: " + b"y" * 700_000)
+        status, error = error_of(trickled(client, b"")[0])
+    assert (status, error["code"], error["connection"]) == (431, "request_headers_too_large", "close")
 
 
 def test_nonsense_in_the_middle_of_an_answer_is_told_after_it() -> None:
@@ -162,3 +124,66 @@ def test_nonsense_in_the_middle_of_an_answer_is_told_after_it() -> None:
     answer, _, refusal = received.partition(b"HTTP/1.1 400")
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert error_of(b"HTTP/1.1 400" + refusal)[0] == 400
+
+
+def completion(text: str = "Hi", version: str = "1.1", **fields: object) -> bytes:
+    body = json.dumps({"model": "tiny", "prompt": text, "max_tokens": 3, **fields}).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def until_closed(client: socket.socket) -> bytes:
+    client.settimeout(60)
+    received = b""
+    while part := client.recv(65536):
+        received += part
+    return received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_client_that_closes_its_direction_gets_its_answer(stream: bool, version: str) -> None:
+    engine = FakeEngine(delay_s=0.05)
+    with served(engine) as running, connected(running) as client:
+        client.sendall(completion(version=version, stream=stream))
+        client.shutdown(socket.SHUT_WR)
+        received = until_closed(client)
+    if version == "1.1":
+        assert received.startswith(b"HTTP/1.1 100 \r\n\r\n")
+        received = received.removeprefix(b"HTTP/1.1 100 \r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    assert (b"data: [DONE]" if stream else b'"finish_reason"') in received
+    assert engine.aborted == []
+
+
+def test_requests_sent_at_once_before_the_client_closes_its_direction_are_all_answered() -> None:
+    with served(FakeEngine(delay_s=0.02)) as running, connected(running) as client:
+        client.sendall(b"".join(completion(f"Hi {i}") for i in range(3)) + b"GET /health/live HTT")
+        client.shutdown(socket.SHUT_WR)
+        received = until_closed(client)
+    assert received.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_a_client_that_leaves_altogether_is_noticed_before_its_answer() -> None:
+    engine = FakeEngine(hold_after=1)
+    with served(engine) as running:
+        with connected(running) as client:
+            client.sendall(completion(max_tokens=9))
+            until(engine.held.is_set)
+        until(lambda: bool(engine.aborted))
+
+
+def test_a_body_that_stays_incomplete_ends_the_connection() -> None:
+    engine = FakeEngine()
+    with served(engine) as running, connected(running) as client:
+        client.sendall(completion()[:-1])
+        client.shutdown(socket.SHUT_WR)
+        assert until_closed(client) == b""
+    assert engine.requests == []

@@ -1,0 +1,76 @@
+"""More clients than the process has descriptors for, against a server in a process with few of them."""
+
+import json
+import os
+import resource
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import httpx
+import pytest
+
+from prolepsis.core.config import ServerConfig
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
+from tests.api.raw_http import error_of
+
+REQUEST = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+NUM_CLIENTS = 150
+
+
+def serve_with_few_descriptors(url: Connection) -> None:
+    """Serve, with room for 10,000 connections, until only 20 more files may be opened."""
+    with served(FakeEngine(), ServerConfig(max_connections=10_000)) as running:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+        url.send(running.url)
+        signal.pause()
+
+
+@contextmanager
+def short_of_descriptors() -> Iterator[httpx.URL]:
+    context = get_context("fork")  # its limit is not this process' limit
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve_with_few_descriptors, args=(theirs,))
+    process.start()
+    try:
+        yield httpx.URL(ours.recv())
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def replies(url: httpx.URL, stack: ExitStack, *, silent: int) -> Counter[object]:
+    """Connect all clients, then let all but `silent` ask; return how often each status or code of an error came."""
+    clients = [stack.enter_context(socket.create_connection((url.host, url.port or 80))) for _ in range(NUM_CLIENTS)]
+    found: Counter[object] = Counter()
+    for client in clients[silent:]:
+        client.settimeout(60)
+        client.sendall(REQUEST)
+    for client in clients[silent:]:
+        received = b""
+        while part := client.recv(65536):
+            received += part
+        if received.startswith(b"HTTP/1.1 200"):
+            found[200] += 1
+        else:
+            status, error = error_of(received)
+            found[status, error["code"]] += 1
+    return found
+
+
+@pytest.mark.parametrize("silent", [0, 100])
+def test_every_client_is_answered_where_descriptors_run_out(silent: int) -> None:
+    with short_of_descriptors() as url, ExitStack() as stack:
+        found = replies(url, stack, silent=silent)
+        assert found.keys() <= {200, (503, "too_many_connections")}
+        assert found[503, "too_many_connections"] > 0
+        assert found.total() == NUM_CLIENTS - silent
+        stack.close()
+        assert json.loads(httpx.get(url.join("/health/live"), timeout=60).content)["live"]
