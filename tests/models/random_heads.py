@@ -42,19 +42,7 @@ def random_head(target: LeanShape, seed: int = 3, **flags: Any) -> tuple[HeadCon
 def save_random_head(folder: Path, target: LeanShape, provenance: Mapping[str, Any] | None = None) -> Path:
     """Write a random head for `target` to `folder`, as its trainer or somebody else would, and return `folder`."""
     config, weights = random_head(target, verifier="tiny", provenance=provenance or {})
-    shape = config.shape
-    layer = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.eps,
-    }
-    save_head(folder, config, weights, layer)
+    save_head(folder, config, weights, {"rope_type": "default", "rope_theta": 10000.0})
     return folder
 
 

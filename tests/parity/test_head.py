@@ -20,12 +20,13 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import why_not
 from tests.models.random_heads import random_head
-from tests.models.tiny import save_tiny
+from tests.models.tiny import FAMILIES, save_tiny
 
 FLAGS: dict[str, dict[str, bool]] = {
     "default": {},
     "foreign": {"norm_before_fc": False, "norm_output": False},
     "norm-before-residual": {"norm_before_residual": True},
+    "two-rotations": {},  # of the target, whose embeddings are scaled and whose norms are offset too
 }
 NEEDS_KERNELS = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
 FORWARDS = ["lean", *(pytest.param(name, marks=NEEDS_KERNELS) for name in ("native", "native-8-bit"))]
@@ -46,7 +47,8 @@ class HeadCase:
 @cache
 def head_case(forward: str, flags: str) -> HeadCase:
     with TemporaryDirectory() as folder:
-        model = save_tiny(Path(folder), "llama", {"head_dim": 32})
+        kind, changes = FAMILIES["gemma3"] if flags == "two-rotations" else ("llama", {})
+        model = save_tiny(Path(folder), kind, {**changes, "head_dim": 32})
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
         model.save_pretrained(folder)

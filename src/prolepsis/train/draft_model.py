@@ -231,9 +231,9 @@ def draft_model_config(target: Target, size: DraftModelSize) -> "LlamaConfig":
         max_position_embeddings=target.shape.max_positions,
         rms_norm_eps=target.shape.eps,
         tie_word_embeddings=True,
-        bos_token_id=target.layer_config.get("bos_token_id"),
+        bos_token_id=getattr(target.config, "bos_token_id", None),
         eos_token_id=list(target.eos_token_ids),
-        pad_token_id=target.layer_config.get("pad_token_id"),
+        pad_token_id=getattr(target.config, "pad_token_id", None),
     )
 
 

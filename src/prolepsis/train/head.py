@@ -12,6 +12,7 @@ from torch import Tensor
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
 from prolepsis.models.heads.lean import HeadLayer
+from prolepsis.models.targets.lean_shape import rope_parameters
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
 from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.train.data import Document
@@ -152,10 +153,10 @@ class HeadTraining(Training[HeadRecipe]):
         }
 
     def export(self, provenance: dict[str, Any]) -> None:
-        folder, head, layer_config = self.directory.exported, self.head, self.target.layer_config
-        save_head(folder, replace(head.config, provenance=provenance), head.weights, layer_config)
+        folder, head, rope = self.directory.exported, self.head, rope_parameters(self.target.config)
+        save_head(folder, replace(head.config, provenance=provenance), head.weights, rope)
         with_checksum = {**provenance, "sha256": weights_checksum(folder)}
-        save_head(folder, replace(head.config, provenance=with_checksum), head.weights, layer_config)
+        save_head(folder, replace(head.config, provenance=with_checksum), head.weights, rope)
 
     def _initial_head(self) -> HeadLayer:
         ids = self.frequent_tokens(self.recipe.draft_vocab)

@@ -1,18 +1,16 @@
 """The target as training needs it: tokenizer, geometry, the weights at both ends, and a draft vocabulary."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
-from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.files.weights import Config, open_checkpoint
 from prolepsis.models.heads.format import HeadConfig, target_fault
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape
@@ -32,8 +30,7 @@ class Target:
     tokenizer: Tokenizer
     shape: LeanShape
     ends: EndParts[Tensor]
-    layer_config: Mapping[str, Any]
-    """The transformers configuration of the model, as JSON values: a head's layer has the same geometry."""
+    config: Config
     eos_token_ids: tuple[int, ...]
 
     @property
@@ -86,9 +83,6 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
     shape = LeanShape.from_config(checkpoint.config)
     if fault := target_fault(shape):
         raise ModelLoadError(f"{name} cannot have a draft head: {fault}")
-    layer_config = {
-        key: value for key, value in for_transformers(checkpoint.config).to_dict().items() if key != "architectures"
-    }
     return Target(
         name=name,
         path=path,
@@ -96,7 +90,7 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
         tokenizer=load_tokenizer(path),
         shape=shape,
         ends=lean_ends(checkpoint, shape),
-        layer_config={**layer_config, "model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        config=checkpoint.config,
         eos_token_ids=checkpoint.eos_token_ids,
     )
 

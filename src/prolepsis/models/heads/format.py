@@ -104,8 +104,8 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_config: Mapping[str, Any]) -> None:
-    """Write a head: weights in bfloat16, `layer_config` as the transformers configuration of its layer."""
+def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, rope: Mapping[str, Any]) -> None:
+    """Write a head: weights in bfloat16, `rope` as the parameters of its rotation (`rope_parameters`)."""
     folder.mkdir(parents=True, exist_ok=True)
     present = {name: tensor for name in NAMES if (tensor := getattr(weights, name)) is not None}
     tensors = {
@@ -114,7 +114,7 @@ def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, layer_conf
     }
     part = folder / f"{WEIGHTS}.part"
     save_file(tensors, part, {"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(_document(config, layer_config), indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps(_document(config, rope), indent=2) + "\n")
     part.chmod(0o644)  # the library writes for the owner only
     part.replace(folder / WEIGHTS)
 
@@ -172,8 +172,8 @@ def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str
 
 def target_fault(target: LeanShape) -> str | None:
     """Return why heads cannot be trained for a target of this shape and draft for it, or None."""
-    if len(target.ropes) != 1:
-        return f"heads share the target's rotation of queries and keys; its layers have {len(target.ropes)}"
+    if not target.ropes:
+        return "heads share the target's rotation of queries and keys; its layers have none"
     if target.logit_cap is not None or target.logit_scale != 1.0:
         return "the target scales or caps its logits; heads have plain logits"
     return None
@@ -197,8 +197,9 @@ def offsets(target_ids: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
     return target_ids - torch.arange(len(target_ids)), t2d
 
 
-def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, Any]:
+def _document(config: HeadConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    layer = _llama_layer(config.shape, rope)
     return {
         "architectures": ["Eagle3Speculator"],
         "model_type": "speculators",
@@ -211,15 +212,34 @@ def _document(config: HeadConfig, layer_config: Mapping[str, Any]) -> dict[str, 
         "norm_before_residual": config.norm_before_residual,
         "fc_norm": False,
         "tie_word_embeddings": False,
-        "transformer_layer_config": {**layer_config, "num_hidden_layers": 1},
+        "transformer_layer_config": layer,
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
-            "verifier": {"name_or_path": config.verifier, "architectures": layer_config.get("architectures") or []},
+            "verifier": {"name_or_path": config.verifier, "architectures": layer["architectures"]},
         },
         "prolepsis": dict(config.provenance),
         "dtype": "bfloat16",
+    }
+
+
+def _llama_layer(shape: LeanShape, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the transformers configuration of the head's layer."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.eps,
+        "max_position_embeddings": shape.max_positions,
+        "rope_parameters": dict(rope),
     }
 
 

@@ -49,7 +49,8 @@ class NativeHead:
             config.norm_before_residual,
             config.norm_output,
         )
-        add_layer(self._module, self._decoder, _layer(shape, weights, kind), rope=0)
+        rope = target.shape.ropes.index(target.shape.rope)
+        add_layer(self._module, self._decoder, _layer(shape, weights, kind), rope)
         self._decoder.set_output(part(quantise(weights.lm_head, kind)), weights.norm.float())
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)

@@ -127,9 +127,8 @@ class LeanShape:
 
     @property
     def rope(self) -> Rope:
-        """The rotation of a model that has one."""
-        (rope,) = self.ropes
-        return rope
+        """The rotation of layers that see the whole context, which a draft head shares; of any if there are none."""
+        return next((layer.rope for layer in self.layers if layer.rope and layer.window is None), self.ropes[0])
 
     def llama_layer(self) -> "LeanShape":
         """Return the shape of one Llama layer with these sizes and this rotation, as draft heads have it."""
@@ -223,7 +222,7 @@ def lean_fault(config: Config) -> str | None:
 def _layer_fault(config: Config) -> str | None:
     if others := set(_layer_types(config)) - {FULL, SLIDING}:
         return f"layers of type {', '.join(sorted(others))}; allowed: {FULL}, {SLIDING}"
-    for rope in (_rope_parameters(config, kind) for kind in _layer_types(config)):
+    for rope in (rope_parameters(config, kind) for kind in _layer_types(config)):
         if rope.get("rope_type", "default") not in ROPE_TYPES:
             return f"rope type {rope['rope_type']!r}; allowed: {', '.join(ROPE_TYPES)}"
         if rope.get("partial_rotary_factor", 1.0) != 1.0 and not FAMILIES[config.model_type].partial_rotary:
@@ -275,7 +274,7 @@ def _head_dim(config: Config) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-def _rope_parameters(config: Config, kind: str) -> dict[str, Any]:
+def rope_parameters(config: Config, kind: str = FULL) -> dict[str, Any]:
     """Return the rotary parameters of layers of this kind: one set for all layers, or one for each kind (Gemma 3)."""
     rope: dict[str, Any] = config.rope_parameters or {}
     return rope[kind] if isinstance(rope.get(kind), dict) else rope
@@ -283,7 +282,7 @@ def _rope_parameters(config: Config, kind: str) -> dict[str, Any]:
 
 def _rope(config: Config, kind: str) -> Rope:
     """Return the rotation of layers of this kind."""
-    rope = _rope_parameters(config, kind)
+    rope = rope_parameters(config, kind)
     if rope.get("rope_type") == "longrope" and rope.get("factor") is None:
         rope = rope | {"factor": config.max_position_embeddings / rope["original_max_position_embeddings"]}
     inv_freq, scaling = rope_frequencies(rope, int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
