@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.redaction.values import redacted, redacted_text, storable
 
 SERVED = "request.served"
 """Action of the entries of served requests."""

@@ -10,7 +10,6 @@ from hashlib import sha256
 
 from prolepsis.audit.entry import RECORDING, SERVED, canonical
 from prolepsis.audit.log import QueuedEvent
-from prolepsis.audit.redaction import redacted, redacted_text, storable
 from prolepsis.audit.routes import Replay, audit_routes
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
@@ -18,6 +17,7 @@ from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import EngineInfo
+from prolepsis.redaction.values import redacted, redacted_text, storable
 from prolepsis.store.store import Store
 from prolepsis.store.writer import Writer
 from prolepsis.web.feature import Feature

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Protocol
 
 from prolepsis.audit import chain
-from prolepsis.audit.redaction import storable
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError, ProlepsisError, StoreUnavailable
 from prolepsis.core.files import LastGood, Reload
@@ -13,6 +12,7 @@ from prolepsis.policy import versions
 from prolepsis.policy.check import NOTHING_KNOWN, Known, usable_policy
 from prolepsis.policy.model import Policy
 from prolepsis.policy.versions import NO_VERSION, PolicyText, PolicyVersion
+from prolepsis.redaction.values import redacted_text
 from prolepsis.store.database import Database
 
 NUM_LISTED = 100
@@ -146,7 +146,7 @@ class StoredPolicy:
 
     def _put(self, text: str, policy: Policy, change: PolicyChange, action: str) -> tuple[PolicyText, Policy]:
         """Store and audit a version in one transaction, or do neither."""
-        reason = storable(change.reason)
+        reason = redacted_text(change.reason)
         with self._database.write() as connection:
             before = versions.current(connection)
             stored = versions.put(connection, text, author=change.author, reason=reason, expect=change.expect)

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast, get_args
 
+from anyio import to_thread
 from fastapi import Path
 from pydantic import Field
 
 from prolepsis.core.errors import RolloutNotFound
+from prolepsis.redaction.values import redacted_text
 from prolepsis.rollout.machine import Command
 from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView
 from prolepsis.web.body_reader import read_body
@@ -63,7 +65,8 @@ def rollout_routes(rollouts: Rollouts | None) -> Sequence[Route]:
             raise RequestRefused(message, code="invalid_value", param="force")
         operator = caller.key_id or "the developer"
         by = f"by {operator}, by force" if body.force else f"by {operator}"
-        reason = f"{by}: {body.reason}" if body.reason else by
+        why = await to_thread.run_sync(redacted_text, body.reason)  # it may read lists of names
+        reason = f"{by}: {why}" if why else by
         return await _given(rollouts).command(rollout_id, cast(Command, command), reason, force=body.force)
 
     return routes.all

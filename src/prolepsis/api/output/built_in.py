@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import regex
 
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Rewrite, hold_back, rewrite, stop
-from prolepsis.audit.redaction import MARK, SHAPES
 from prolepsis.core.errors import ConfigError
+from prolepsis.redaction.secrets import MARK, SHAPES
 
 _CONTEXT = 64
 """Characters already shown that look-behinds and word boundaries may see."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.audit.redaction import redacted, redacted_text
+from prolepsis.redaction.values import redacted, redacted_text
 
 A20, A36, A43 = "a1B2" * 5, "a1B2" * 9, "a1B2" * 10 + "a1B"
 

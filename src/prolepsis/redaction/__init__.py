@@ -1,0 +1,1 @@
+"""Secrets and personal data in texts, found by shape, check digits, cue words and lists of names."""

@@ -1,0 +1,79 @@
+"""E-mail addresses, telephone numbers, accounts, cards and IP addresses: by shape and check digits."""
+
+import re
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from phonenumbers import PhoneNumberMatcher
+
+PHONE_REGIONS = ("US", "GB", "DE", "FR")
+"""Regions whose national formats are known; numbers with a + are found for every region."""
+
+_EMAIL = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")
+_IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
+_CARD = re.compile(r"(?<![\w.-])[2-6](?:[ -]?\d){12,18}(?![\w-])")
+_IP = re.compile(
+    r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\d)"
+    r"|(?=[0-9A-Fa-f]{0,4}:)[0-9A-Fa-f:]{2,39}(?:\.\d{1,3}){0,3}(?!\w))"
+)
+_NAMED_CARD = re.compile(
+    r"(?i)\b((?:card|karte|carte|tarjeta|carta|cartão|kaart|karta)\b[^\d\n]{0,24}?)"
+    r"(?<![\w.-])\d(?:[ -]?\d){11,18}(?![\w-])"
+)
+_FULL_PHONE = re.compile(r"(?<![\w.])\+\d{1,3}(?: ?\(0\))?(?:[ ().-]{0,3}\d){6,12}(?:x\d{1,5})?(?!\w)")
+_NAMED_PHONE = re.compile(
+    r"(?i)\b((?:phone|telephone|tel|mobile|cell|fax|desk|extension|whatsapp|telefon|téléphone|portable|handy|teléfono|móvil|"
+    r"telefone|celular|telemóvel|telefono|cellulare|telefoon|komórka|puhelin|call|ring|text|rufnummer|appelez|llámame)\b"
+    r"[^\d]{0,16}?)(?<![\w.-])(\(?\d(?:[ ().-]{0,2}\d){5,13}(?:x\d{1,5})?)(?![\w-])"
+)
+_FIGURES = re.compile(r"\d[.,]\d+ ?[-–/]|\) ?/|\d ?/ ?\d+[.,]\d")
+"""Two decimal numbers side by side are figures."""
+_DIGITS = re.compile(r"\d(?:[\s().\-/]{0,3}\d){5}")
+"""A text without this many digits has no telephone number, so the library is not called."""
+
+
+def without_accounts(text: str) -> str:
+    """Return the text with marks in place of e-mail addresses, IBANs and cards."""
+    text = _EMAIL.sub("[EMAIL]", text)
+    text = _IBAN.sub(_if(_is_iban, "[IBAN]"), text)
+    text = _NAMED_CARD.sub(r"\1[CARD]", text)
+    return _CARD.sub(_if(_is_card, "[CARD]"), text)
+
+
+def without_ips(text: str) -> str:
+    return _IP.sub(_if(_is_address, "[IP]"), text)
+
+
+def without_phones(text: str) -> str:
+    if _DIGITS.search(text) is None:
+        return text
+    for region in PHONE_REGIONS:
+        for match in reversed(list(PhoneNumberMatcher(text, region))):
+            if _FIGURES.search(match.raw_string):
+                continue
+            text = text[: match.start] + "[PHONE]" + text[match.end :]
+    return _NAMED_PHONE.sub(r"\1[PHONE]", _FULL_PHONE.sub("[PHONE]", text))
+
+
+def _if(holds: Callable[[str], bool], mark: str) -> Callable[[re.Match[str]], str]:
+    return lambda match: mark if holds(match[0]) else match[0]
+
+
+def _is_iban(text: str) -> bool:
+    """ISO 13616: the number, country and check digits last, letters as 10 to 35, is 1 modulo 97."""
+    plain = text.replace(" ", "")
+    return int("".join(str(int(c, 36)) for c in plain[4:] + plain[:4])) % 97 == 1
+
+
+def _is_card(text: str) -> bool:
+    """ISO/IEC 7812: the digits, every second from the right doubled, add up to a multiple of 10 (Luhn)."""
+    digits = [int(c) for c in reversed(text) if c.isdigit()]
+    return sum(d if i % 2 == 0 else sum(divmod(2 * d, 10)) for i, d in enumerate(digits)) % 10 == 0
+
+
+def _is_address(text: str) -> bool:
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified)

@@ -1,0 +1,84 @@
+"""Words that announce a name of a person, in a dozen languages."""
+
+import re
+from enum import IntEnum
+
+
+class Cue(IntEnum):
+    """How strongly the words around a capitalised word announce a name."""
+
+    NONE = 0
+    WEAK = 1
+    """After "I am" or a role: names stand there, and other words."""
+    GREETING = 2
+    """A greeting or request with a comma or "to" behind the word: even one unknown word is a name."""
+    STRONG = 3
+    """After a title, "my name is" or the end of a letter."""
+
+
+_TITLES = (
+    r"(?:Mr|Mrs|Ms|Mx|Dr|Prof|Sr|Sra|Srta|Sig|Dott|Dhr|Mevr|Hr|Rev|Capt|Sgt|Lt|M)\.?|Miss|Sir|Dame|Professor|"
+    r"Sig\.ra|[Dd]ott\.ssa|[Dd]ott\.|[Pp]rof\.ssa|[Hh]err|Herrn|Frau|Fräulein|[Mm]onsieur|[Mm]adame|[Mm]ademoiselle|"
+    r"Mme|Mlle|[Dd]octeur|[Dd]octora?|[Ss]eñor(?:a|ita)?|[Ss]ignor(?:a|ina|e)?|[Ss]enhora?|[Dd]oña|[Dd]ona|[Mm]eneer|"
+    r"[Mm]evrouw|[Dd]e heer|Pan|Pani|Pana|Panu|Panią|Fru|Fröken|Herra|Rouva"
+)
+_IS_TITLE = re.compile(rf"(?!M$)(?:{_TITLES})")
+INTRODUCTIONS = (
+    r"(?:my|her|his|their|full|maiden|whose|the) name(?: is| was|'s|:)|maiden name was|i am called|is called|"
+    r"ich hei(?:ß|ss)e|hei(?:ß|ss)t|mein name ist|namens|call me|known as|goes by|je m['’]appelle|s['’]appelle|"
+    r"mon nom est|me llamo|se llama|mi nombre es|mi chiamo|si chiama|il mio nome è|(?:o )?meu nome é|me chamo|"
+    r"se chama|mijn naam is|ik heet|heet|nazywam się|nazywa się|mam na imię|jag heter|mitt namn är|jeg hedder|"
+    r"jeg heter|nimeni on|меня зовут"
+)
+_SIGN_OFFS = (
+    r"(?:regards|sincerely|faithfully|truly|wishes|cheers|thanks|gr(?:ü|ue)(?:ß|ss)en?|gru(?:ß|ss)|cordialement|"
+    r"salutations|saludos?|atentamente|saluti|atenciosamente|cumprimentos|abraços|groet(?:en|jes)?|poważaniem|"
+    r"pozdrawiam|hälsningar|hilsen|terveisin)[,.!]?\s*\n\s*"
+)
+_FIELDS = (
+    r"(?:first|last|full|family|given|middle)[_ ]?names?|first|last|surname|vorname|nachname|prénom|nom de famille|"
+    r"apellidos?|cognome|sobrenome|achternaam|nazwisko|patient|author|signed(?: by)?"
+)
+_STRONG = re.compile(
+    rf"(?:\b(?:{_TITLES}) |(?i:\b(?:{INTRODUCTIONS}) |{_SIGN_OFFS}|\b(?:{_FIELDS})[\"']?\s?[:=>]\s?[\"']?))$"
+)
+_SELVES = (
+    r"i am|i['’]m|i,|this is|ich bin|hier ist|hier spricht|je suis|soy|sono|eu sou(?: [oa])?|sou(?: [oa])?|ik ben|"
+    r"jestem|jag är|jeg er|thanks,|danke,|merci,"
+)
+_ROLES = (
+    r"patient(?:e|in|en)?|pati[eë]nt|paciente|paziente|pacjent(?:ka)?|witness|zeugin|zeuge|témoin|testigo|testimone|"
+    r"testemunha|client|customer|kunde|kundin|cliente?|klant|klient|driver|defendant|plaintiff|kläger(?:in)?|"
+    r"candidate|interviewer|applicant|author|colleague|kolleg(?:e|in)|kolega|collègue|neighbou?r|voisine?|"
+    r"nachbar(?:in)?|employee|nurse|lawyer|buyer|seller|sister|brother|son|daughter|wife|husband|bruder|schwester|"
+    r"sohn|tochter|frère|sœur|fils|fille|hermano|hermana|hijo|hija|fratello|sorella|irmão|irmã|broer|zus|brat|"
+    r"siostra|name|nom|nombre|nome|naam|imię|namn|user|benutzer|contact|kontakt|replied|said|says|told|ask|asked|"
+    r"tell|met"
+)
+_WEAK = re.compile(
+    rf"(?i)\b(?:(?:{_SELVES}) |(?:{_ROLES})[\"']?[,:]? [\"']?|(?<=[\"'])(?:name|user|customer)[\"']: ?[\"'])$"
+)
+_GREETING = re.compile(
+    r"(?i)(?:^|[\n.!?,] ?|\b(?:so|now) )(?:dear|hi|hello|hey|hallo|lieber?|bonjour|ch(?:er|ère)|salut|hola|"
+    r"estimad[oa]|querid[oa]|ciao|gentile|car[oa]|olá|oi|prezad[oa]|beste|hoi|cześć|drog[ia]|hej|kära?) $"
+)
+_REQUEST = re.compile(r"(?i)\b(?:ask|asked|tell|told|remind|reminded|informed|paged) $")
+_ENDS_GREETING = re.compile(r"\s*[,!:\n]")
+_ENDS_REQUEST = re.compile(r" (?:to|if|whether|that|about|why|when)\b")
+_BEFORE = 40
+"""Characters before a word that may announce it."""
+
+
+def is_title(word: str) -> bool:
+    return _IS_TITLE.fullmatch(word) is not None
+
+
+def cue(text: str, start: int, end: int) -> Cue:
+    """Return how strongly a run of capitalised words from `start` to `end` is announced as a name."""
+    before = text[max(0, start - _BEFORE) : start]
+    if _STRONG.search(before):
+        return Cue.STRONG
+    for announces, ends in ((_GREETING, _ENDS_GREETING), (_REQUEST, _ENDS_REQUEST)):
+        if announces.search(before):
+            return Cue.GREETING if ends.match(text, end) else Cue.WEAK
+    return Cue.WEAK if _WEAK.search(before) else Cue.NONE
