@@ -15,7 +15,7 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def save_target(folder: Path) -> Path:
+def save_target(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Write the model and return `folder`; token 2 ends a text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
@@ -25,7 +25,7 @@ def save_target(folder: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     save_tiny(folder, "llama", {"vocab_size": len(vocab), "num_hidden_layers": 4, "tie_word_embeddings": True})
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": "<|im_end|>", "chat_template": TEMPLATE}
+    config = {"eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

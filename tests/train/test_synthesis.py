@@ -11,6 +11,7 @@ from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.train.data import Document, read_manifest, shards_of
 from prolepsis.train.synthesis import DataRequest, SynthesisLimits, generate, loop_end, plain
+from prolepsis.train.target import open_target
 from tests.train.targets import config_of, save_target
 
 AUX_LAYERS = (2, 2, 1, 4)
@@ -58,6 +59,15 @@ def test_generation_goes_on_where_it_stopped(config: EngineConfig, tmp_path: Pat
     assert len({d.number for d in documents}) == len(documents)
     assert sum(len(d.tokens) for d in documents) >= 1000
     assert read_manifest(tmp_path).aux_layers == AUX_LAYERS
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_text(tmp_path: Path) -> None:
+    config = config_of(save_target(tmp_path / "model", template=None))
+    generate(config, _request(tmp_path / "data", 300, ("What is a bell?",)), lambda _: None)
+    tokenizer = load_model(plain(config, LIMITS.context)).tokenizer
+    (given,) = (d for d in _documents(tmp_path / "data") if d.kind == "given")
+    assert tokenizer.decode(given.tokens[: given.response_start].tolist()) == "What is a bell?"
+    assert open_target(config.model).preamble == 1
 
 
 def test_the_users_prompts_come_first(config: EngineConfig, tmp_path: Path) -> None:

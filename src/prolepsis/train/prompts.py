@@ -191,16 +191,24 @@ def whole_sentences(text: str) -> str:
 def turn_prefix(tokenizer: Tokenizer, system: str | None, opener: str) -> list[int]:
     """Return the chat template's tokens up to and including a user turn that begins with `opener`.
 
-    Raises `InvalidParameter` if the model has no chat template.
+    A model that has no chat template begins with `opener` itself.
     """
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(opener.rstrip(" "))
     mark = "PROLEPSIS-TURN"
-    whole = tokenizer.decode(tokenizer.apply_chat_template(chat(system, mark)), skip_special_tokens=False)
+    whole = tokenizer.decode(tokenizer.apply_chat_template(_chat(system, mark)), skip_special_tokens=False)
     before, _, _ = whole.partition(mark)
     return tokenizer.encode(before + opener.rstrip(" "), add_special_tokens=False)
 
 
-def chat(system: str | None, user: str) -> list[dict[str, str]]:
-    """Return the messages of a conversation's first turn."""
+def whole_turn(tokenizer: Tokenizer, system: str | None, user: str) -> list[int]:
+    """Return the tokens of a conversation's first turn, up to the answer; without a chat template those of `user`."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(user)
+    return tokenizer.apply_chat_template(_chat(system, user))
+
+
+def _chat(system: str | None, user: str) -> list[dict[str, str]]:
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": user}]
 

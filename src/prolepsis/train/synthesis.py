@@ -1,7 +1,7 @@
 """The target writes its own training text: user turns, then its answers, many at once through the engine.
 
 A document takes two requests: `turn-N`, in which the target completes the planned user turn, and `answer-N`, its answer
-under the chat template, whose hidden states are recorded.
+under the chat template if the model has one, whose hidden states are recorded.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.spec.proposer import HiddenStates
 from prolepsis.train.data import Document, Manifest, ShardWriter, shards_of
-from prolepsis.train.prompts import PlannedPrompt, PromptPlanner, chat, turn_prefix, whole_sentences, words_of
+from prolepsis.train.prompts import PlannedPrompt, PromptPlanner, turn_prefix, whole_sentences, whole_turn, words_of
 
 LOOP_CHECK = 16
 """Tokens between two checks for a loop."""
@@ -191,7 +191,7 @@ class Synthesiser:
     def _answer(self, plan: PlannedPrompt, user: str) -> None:
         """Submit the answer, except to a user turn that is too short, too long or a duplicate."""
         user = user.strip()
-        prompt = self._tokenizer.apply_chat_template(chat(plan.system, user))
+        prompt = whole_turn(self._tokenizer, plan.system, user)
         if len(user) < MIN_TURN or user in self._seen or len(prompt) > self._limits.prompt_tokens:
             return
         self._seen.add(user)

@@ -46,8 +46,8 @@ class Target:
 
     @property
     def preamble(self) -> int:
-        """Tokens of the chat template before a user's first word."""
-        return len(turn_prefix(self.tokenizer, None, ""))
+        """Tokens of the chat template before a user's first word; without one, the first token."""
+        return max(1, len(turn_prefix(self.tokenizer, None, "")))
 
     @property
     def needed_tokens(self) -> list[int]:
