@@ -11,6 +11,7 @@ from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.key_changes import KeyChanges
 from prolepsis.api.auth.key_file import KeyFile
+from prolepsis.api.idempotency import Idempotency
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -68,6 +69,7 @@ class Features:
 
     all: Sequence[Feature]
     admission: AdmissionController
+    idempotency: Idempotency
     eligibility: EligibilityFeature
     output: OutputPolicies
     safety: Safety
@@ -98,8 +100,10 @@ def features_of(
     eligibility = _eligibility(config, client, costs, registry, emit)
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
+    idempotency = Idempotency(config, registry)
     listed = (
         admission,
+        idempotency,
         safety.kill_switch,
         safety.flags,
         KeyChanges(key_file, emit) if key_file is not None else None,
@@ -125,6 +129,7 @@ def features_of(
     return Features(
         all=features,
         admission=admission,
+        idempotency=idempotency,
         eligibility=eligibility,
         output=output,
         safety=safety,

@@ -60,8 +60,10 @@ def start_engine(
         from prolepsis.models.load import load_model
 
         target = load_model(config)
-        cache = server.response_cache_bytes if server is not None else 0
-        reserved = [MemoryUse("response cache", cache, "response_cache_bytes")]
+        reserved = [
+            MemoryUse("response cache", server.response_cache_bytes if server else 0, "response_cache_bytes"),
+            MemoryUse("answers kept for retries", server.idempotency_bytes if server else 0, "idempotency_bytes"),
+        ]
         engine = build_engine(config, observer, target=target, reserved=reserved)
     return Running(ThreadEngineClient(engine), target.tokenizer)
 

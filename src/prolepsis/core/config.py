@@ -252,6 +252,12 @@ class ServerConfig(BaseModel):
         default=0, ge=0, description="memory of the response cache for deterministic requests; 0 disables it"
     )
     response_cache_ttl_s: float = Field(default=300.0, gt=0, description="seconds until a cached answer expires")
+    idempotency_ttl_s: float = Field(
+        default=600.0, ge=0, description="seconds for which a retry with the same Idempotency-Key gets the same answer"
+    )
+    idempotency_bytes: int = Field(
+        default=64 * 2**20, ge=0, description="memory of the answers to requests with an Idempotency-Key"
+    )
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

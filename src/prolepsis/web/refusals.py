@@ -20,6 +20,7 @@ Reason = Literal[
     "rate_limited",
     "queue_full",
     "server_full",
+    "answers_kept",
     "shed",
     "draining",
     "deadline",
@@ -128,6 +129,14 @@ def queue_full(limit: int, retry_after_s: float) -> Refused:
 def server_full(limit: int, retry_after_s: float) -> Refused:
     message = f"{limit} requests wait already, as many as may."
     return Refused("server_full", message, code="server_full", status=503, retry_after_s=retry_after_s)
+
+
+def too_many_kept(limit: int, retry_after_s: float) -> Refused:
+    message = (
+        f"The answers kept for requests with an Idempotency-Key take {limit} bytes, as many as may, and this "
+        "tenant has its share; a request without the key is served."
+    )
+    return Refused("answers_kept", message, code="too_many_idempotent", status=429, retry_after_s=retry_after_s)
 
 
 def shed(tier: str, retry_after_s: float) -> Refused:

@@ -30,7 +30,13 @@ from prolepsis.web.refusals import Refused
 DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
+_CHARGED = "charged"
 _LONGEST_WAIT_TOLD_S = 60.0
+
+
+def was_charged(http: HTTPConnection) -> bool:
+    """Return whether tokens were charged for a request that has ended."""
+    return bool(http.scope["state"].get(_CHARGED))
 
 
 class AdmissionController(Feature):
@@ -94,6 +100,7 @@ class AdmissionController(Feature):
         finally:
             self.num_inside -= 1
             self._rates.settle(caller, group.cost, group.num_used, self._clock())
+            http.scope["state"][_CHARGED] = group.num_used > 0
 
     @asynccontextmanager
     async def start(self, group: RequestGroup, number: int) -> AsyncIterator[GenerateRequest]:

@@ -8,7 +8,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from prolepsis.api.answer import answer
-from prolepsis.api.openai.bodies import ChatBody, CompletionBody
+from prolepsis.api.idempotency import KEY_HEADER, KEY_SCHEMA, Attend
+from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
 from prolepsis.api.openai.context import SPEC_MODE, context_of
 from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
@@ -23,12 +24,13 @@ from prolepsis.api.services import Services
 from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import caller_of
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.routes import CLIENTS, Route, Routes
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
-_HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}}
+_HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}, KEY_HEADER: KEY_SCHEMA}
 """Headers that these routes read, with their schemas."""
 
 
@@ -37,24 +39,29 @@ def openai_routes(services: Services) -> Sequence[Route]:
     routes = Routes()
     generating = partial(routes.post, roles=CLIENTS, errors=(504,), streams=True, headers=_HEADERS)
 
+    async def once(request: Request, body: GenerationBody | ResponsesBody, attend: Attend) -> Response:
+        services.check_model(body.model, caller_of(request))  # also of a retry, which is not prepared
+        return await services.features.idempotency.once(request, body, attend)
+
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        return await _completion(request, await prepare_chat(body, context_of(request), services), services, ChatFormat)
+        async def attend(request: Request) -> Response:
+            prepared = await prepare_chat(body, context_of(request), services)
+            return await _completion(request, prepared, services, ChatFormat)
+
+        return await once(request, body, attend)
 
     @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        return await _completion(
-            request, await prepare_completion(body, context_of(request), services), services, CompletionFormat
-        )
+        async def attend(request: Request) -> Response:
+            prepared = await prepare_completion(body, context_of(request), services)
+            return await _completion(request, prepared, services, CompletionFormat)
+
+        return await once(request, body, attend)
 
     @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
-        prepared = await prepare_response(body, context_of(request), services)
-        shape = ResponseShape(body, prepared, services)
-        if prepared.stream:
-            events = response_events(answer(request, prepared, services), shape)
-            return EventStream(events, headers=_at_start(prepared), named=True)
-        return await _whole(request, prepared, whole_response(answer(request, prepared, services), shape))
+        return await once(request, body, partial(_response, body, services))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
@@ -62,6 +69,15 @@ def openai_routes(services: Services) -> Sequence[Route]:
         raise RequestRefused(message, code="not_implemented", status=501)
 
     return [*routes.all, *tokenization_routes(services)]
+
+
+async def _response(body: ResponsesBody, services: Services, request: Request) -> Response:
+    prepared = await prepare_response(body, context_of(request), services)
+    shape = ResponseShape(body, prepared, services)
+    if prepared.stream:
+        events = response_events(answer(request, prepared, services), shape)
+        return EventStream(events, headers=_at_start(prepared), named=True)
+    return await _whole(request, prepared, whole_response(answer(request, prepared, services), shape))
 
 
 async def _completion(
