@@ -1,61 +1,100 @@
-"""Streams begin anew with another version, with counts that fell, and by hand; their size is bounded."""
+"""Drift's streams: what they belong to, what they keep over versions and restarts, and the window of cliffs."""
 
-from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.drift import DriftSettings, DriftStreams, _RecentShare
+from collections.abc import Sequence
 
-SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
+import pytest
+
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStreams, StreamState, _RecentShare
+from prolepsis.safety.reliability import Reliability
+
+SETTINGS = DriftSettings(cliff_judged=20, cliff_s=1.0)
+HEAD = ("draft_head", "s")
+HALF = [JudgedDraft(True, 0.5), JudgedDraft(False, 0.5)]
+WRONG = [JudgedDraft(False, 0.5)] * 2
 
 
 def counts(judged: int, right: int, proposer: str = "draft_head") -> TrafficClassCounts:
     return TrafficClassCounts(proposer, "s", num_judged=judged, num_right=right)
 
 
-def fed(streams: DriftStreams, version: str = "1", until: int = 20) -> None:
-    for i in range(until):
-        assert streams.observe([counts(20 * i, 12 * i)], lambda _: version, 2.0 * i) == []
+def requests(
+    streams: DriftStreams, number: int, judged: Sequence[JudgedDraft] = HALF, version: str = "1"
+) -> list[DriftAlarm]:
+    return [alarm for _ in range(number) for alarm in streams.see(HEAD, version, judged, 0.0)]
 
 
-def test_a_new_version_begins_anew() -> None:
+def learnt(version: str = "1") -> DriftStreams:
     streams = DriftStreams(SETTINGS)
-    fed(streams)
-    assert streams.all["draft_head", "s"].status == "steady"
-    assert streams.observe([counts(500, 240)], lambda _: "2", 50.0) == []  # nothing right since, and no cliff
-    stream = streams.all["draft_head", "s"]
-    assert (stream.status, stream.version, stream.num_judged, stream.since) == ("learning", "2", 0, 50.0)
+    streams.observe([counts(0, 0)], lambda _: version, 0.0)
+    assert requests(streams, 300, version=version) == []
+    assert streams.all[HEAD].status == "steady"
+    return streams
 
 
-def test_the_same_without_a_new_version_is_a_cliff() -> None:
-    streams = DriftStreams(SETTINGS)
-    fed(streams)
-    [alarm] = streams.observe([counts(500, 228)], lambda _: "1", 50.0)
-    assert (alarm.kind, alarm.proposer, alarm.version, alarm.after) == ("cliff", "draft_head", "1", 0.0)
-    assert streams.observe([counts(600, 228)], lambda _: "1", 60.0) == [], "it is said once"
+def test_a_fall_is_told_once_and_the_new_level_is_learnt() -> None:
+    streams = learnt()
+    few = [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 4]
+    alarms = requests(streams, 300, few)
+    assert {alarm.kind for alarm in alarms} == {"drift", "divergence"}
+    assert len(alarms) == 2
+    stream = streams.all[HEAD]
+    assert stream.status == "drifted"
+    assert stream.acceptance == pytest.approx(0.2, abs=0.02)
 
 
-def test_counts_that_fell_are_another_proposers() -> None:
-    streams = DriftStreams(SETTINGS)
-    fed(streams)
-    assert streams.observe([counts(5, 0)], lambda _: "1", 50.0) == []
-    assert streams.all["draft_head", "s"].acceptance is None
+def test_a_fall_to_nothing_is_a_cliff_and_its_end_is_told_from_the_counts() -> None:
+    streams = learnt()
+    [cliff] = [alarm for alarm in requests(streams, 30, WRONG) if alarm.kind == "cliff"]
+    assert (cliff.version, cliff.after) == ("1", 0.0)
+    assert cliff.before == pytest.approx(0.5, abs=0.05)
+    assert streams.all[HEAD].status == "cliff"
+    assert requests(streams, 500, WRONG) == [], "it is said once"
+    [recovered] = streams.observe([counts(30, 12)], lambda _: "1", 10.0)
+    assert recovered.kind == "recovered"
+    assert recovered.before == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_counts_show_a_cliff_of_requests_that_have_not_ended() -> None:
+    streams = learnt()
+    [alarm] = streams.observe([counts(40, 0)], lambda _: "1", 5.0)
+    assert alarm.kind == "cliff"
+    assert alarm.before == pytest.approx(0.5)
+
+
+def test_a_baseline_belongs_to_its_version_and_is_there_again_with_it() -> None:
+    streams = learnt()
+    assert requests(streams, 100, WRONG, version="2") == [], "another head has no baseline yet"
+    assert (streams.all[HEAD].version, streams.all[HEAD].status) == ("2", "learning")
+    assert {alarm.kind for alarm in requests(streams, 30, WRONG)} == {"cliff"}, "the first one has its own"
+
+
+def test_counts_that_fell_begin_again_and_the_baseline_stays() -> None:
+    streams = learnt()
+    assert streams.observe([counts(500, 250)], lambda _: "1", 50.0) == []
+    assert streams.observe([counts(5, 0)], lambda _: "1", 60.0) == []
+    assert streams.all[HEAD].num_judged == 0
+    assert streams.all[HEAD].acceptance == pytest.approx(0.5)
+
+
+def test_a_restart_goes_on_with_what_was_learnt() -> None:
+    before = learnt()
+    kept = {place: StreamState.from_json(state.to_json()) for place, state in before.states().items()}
+    after = DriftStreams(SETTINGS)
+    requests(after, 3)  # before the store was read
+    after.restore(kept, 0.0)
+    assert after.all[HEAD].status == "steady"
+    assert {alarm.kind for alarm in requests(after, 30, WRONG)} == {"cliff"}
+    busy = learnt()
+    busy.restore({(HEAD, "1"): DriftStreams(SETTINGS)._stream(counts(0, 0), "1", 0.0).state}, 0.0)
+    assert busy.all[HEAD].status == "steady", "less is known in the store"
 
 
 def test_by_hand() -> None:
-    streams = DriftStreams(SETTINGS)
-    fed(streams)
-    fresh = streams.reset(("draft_head", "s"), 70.0)
-    assert (fresh.status, fresh.num_judged) == ("learning", 0)
-    assert streams.all["draft_head", "s"] is fresh
-
-
-def test_each_pair_has_its_own() -> None:
-    streams = DriftStreams(SETTINGS)
-    for i in range(20):
-        streams.observe([counts(20 * i, 12 * i), counts(20 * i, 2 * i, "suffix")], lambda name: name, 2.0 * i)
-    shown = {proposer: stream.acceptance for (proposer, _), stream in streams.all.items()}
-    assert shown["draft_head"] is not None
-    assert abs(shown["draft_head"] - 0.6) < 1e-9
-    assert shown["suffix"] is not None
-    assert abs(shown["suffix"] - 0.1) < 1e-9
+    streams = learnt()
+    fresh = streams.reset(HEAD, 70.0)
+    assert (fresh.status, fresh.num_judged, fresh.acceptance) == ("learning", 0, None)
+    assert streams.all[HEAD] is fresh
 
 
 def test_the_window_of_cliffs_is_as_short_as_it_may_be_and_bounded() -> None:
@@ -68,3 +107,21 @@ def test_the_window_of_cliffs_is_as_short_as_it_may_be_and_bounded() -> None:
     few.add(counts(0, 0), 0.0)
     few.add(counts(1000, 900), 1.0)
     assert few.value is None, "not for long enough"
+
+
+@pytest.mark.parametrize(("rate", "distance"), [(0.8, 0.0), (0.4, 0.4), (1.0, 0.2)])
+def test_the_distance_is_that_of_estimates_and_outcomes(rate: float, distance: float) -> None:
+    reliability = Reliability()
+    for i in range(500):
+        assert i >= 50 or reliability.total_variation is None
+        reliability.add(0.8, right=i % 5 < 5 * rate)
+    assert reliability.total_variation == pytest.approx(distance, abs=0.01)
+    assert Reliability(reliability.bins).total_variation == reliability.total_variation
+
+
+def test_over_and_underestimates_do_not_cancel() -> None:
+    reliability = Reliability()
+    for i in range(400):
+        reliability.add(0.85, right=i % 4 > 0)
+        reliability.add(0.15, right=i % 4 == 0)
+    assert reliability.total_variation == pytest.approx(0.1, abs=0.01)

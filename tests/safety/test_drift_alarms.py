@@ -1,10 +1,15 @@
 """What the drift watch says of simulated traffic: nothing of what is steady, the right thing in time of what is not."""
 
 from collections import Counter
+from functools import partial
 
+import numpy as np
 import pytest
 
-from tests.simulation.drift_traffic import CHANGE_S, Traffic, falling, steady, watch
+from prolepsis.safety.drift import DriftSettings
+from prolepsis.spec.acceptance import FIRST_JUDGED
+from prolepsis.statistics.change import MeanWatch
+from tests.simulation.drift_traffic import CHANGE_S, Traffic, falling, falls_seen, scores, steady, watch
 
 
 @pytest.mark.parametrize(("num_running", "mean"), [(1, 0.5), (4, 0.3), (4, 0.8)])
@@ -23,7 +28,34 @@ def test_a_fall_by_15_points_is_drift_within_minutes(seed: int) -> None:
     assert 0.0 < (watched.delay_s("drift") or 0.0) < 400.0
     [alarm] = watched.alarms
     assert alarm.before == pytest.approx(0.6, abs=0.05)
-    assert alarm.after == pytest.approx(0.45, abs=0.06)
+    assert alarm.after < 0.55
+
+
+@pytest.mark.parametrize("mean", [0.4, 0.6, 0.8])
+def test_a_fall_by_half_is_told_from_500_judged_drafts(mean: float) -> None:
+    told = dict(falls_seen(mean, mean / 2.0, streams=40, requests=4000, change=3000, seed=7))
+    counted = sorted(FIRST_JUDGED * (request - 2999) for request in told.values())
+    assert len(counted) == 40
+    assert counted[0] > 0
+    assert counted[20] <= 500
+
+
+def test_the_simulation_of_many_streams_is_the_watch_itself() -> None:
+    rng = np.random.default_rng(3)
+    means = partial(np.where, np.arange(2000) >= 1500, 0.2)
+    watch, told = MeanWatch(DriftSettings().tolerance), list[int]()
+    for i, score in enumerate(scores(rng, lambda _: means(0.5), 1, 2000)):
+        change = watch.see(float(score[0]))
+        if change is not None:
+            told.append(i)
+            watch.restart()
+    assert falls_seen(0.5, 0.2, streams=1, requests=2000, change=1500, seed=3) == [(0, i) for i in told]
+    assert len(told) == 1
+
+
+def test_healthy_streams_raise_no_alarm_for_days() -> None:
+    """Days of a few streams; `benchmarks/drift_alarms.py` states the rate over thirty."""
+    assert falls_seen(0.5, None, streams=40, requests=20_000, change=0, seed=11) == []
 
 
 def test_a_rise_is_no_alarm() -> None:
@@ -31,10 +63,11 @@ def test_a_rise_is_no_alarm() -> None:
 
 
 @pytest.mark.parametrize("num_running", [1, 4, 16])
-def test_corruption_is_a_cliff_within_seconds_and_no_drift(num_running: int) -> None:
+def test_corruption_is_a_cliff_within_seconds(num_running: int) -> None:
     broken = Traffic(1, num_running, steady(0.7), corrupted=lambda now: now >= CHANGE_S)
     watched = watch(broken, CHANGE_S + 300.0)
-    assert [alarm.kind for alarm in watched.alarms] == ["cliff"]
+    assert [alarm.kind for alarm in watched.alarms].count("cliff") == 1
+    assert "recovered" not in {alarm.kind for alarm in watched.alarms}
     assert (watched.delay_s("cliff") or 99.0) < 20.0
 
 
@@ -47,5 +80,7 @@ def test_a_cliff_that_ends_recovers_and_drift_is_watched_on() -> None:
 def test_estimates_that_no_longer_fit_are_a_divergence() -> None:
     stale = Traffic(3, 4, falling(0.8, 0.45), predicted=0.8)
     watched = watch(stale, CHANGE_S + 300.0)
-    assert watched.alarms[0].kind == "divergence"
+    assert {alarm.kind for alarm in watched.alarms} == {"drift", "divergence"}, "harder text alone is drift alone"
+    [divergence] = [alarm for alarm in watched.alarms if alarm.kind == "divergence"]
+    assert 0.1 < (divergence.total_variation or 0.0) < 0.5
     assert (watched.delay_s("divergence") or 999.0) < 120.0

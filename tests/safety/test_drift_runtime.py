@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 from prolepsis.api.app import build
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.baselines import BaselineStore
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftSettings, DriftStreams
@@ -19,15 +20,16 @@ from prolepsis.safety.drift_runtime import DriftFeature
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
+from tests.rollout.stores import memory_database
+from tests.safety.ended import TRAFFIC_CLASS, ended
 
-TRAFFIC_CLASS = "chat-completions/standard/free/short"
-SETTINGS = DriftSettings(bin_judged=10, bin_s=1.0, cliff_judged=20, cliff_s=1.0)
+SETTINGS = DriftSettings(cliff_judged=20, cliff_s=1.0)
 
 
 class Watched:
     """Drift over fake counts, with its audit events."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, store: BaselineStore | None = None) -> None:
         self.registry = CollectorRegistry()
         self.events: list[AuditEvent] = []
         self.now = 0.0
@@ -48,6 +50,7 @@ class Watched:
             self.registry,
             emit=self.events.append,
             on_cliff=lambda key: self.breakers.trip(key, "cliff"),
+            store=store,
             clock=lambda: self.now,
         )
 
@@ -57,6 +60,11 @@ class Watched:
         self.counts = replace(before, num_judged=before.num_judged + judged, num_right=before.num_right + right)
         self.drift.poll()
 
+    def requests(self, number: int, *, right: bool, accepted: int = 0) -> None:
+        judged = {"draft_head": [JudgedDraft(right, 0.7)]}
+        for _ in range(number):
+            self.drift.on_request_end(ended({"draft_head": accepted}, judged=judged))
+
     def sample(self, name: str, **labels: str) -> float | None:
         labels |= {"proposer": "draft_head", "traffic_class": TRAFFIC_CLASS}
         return self.registry.get_sample_value(f"prolepsis_{name}", labels)
@@ -65,8 +73,10 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
     watched = Watched(tmp_path)
-    for _ in range(20):
+    for number in range(20):
         watched.see(20, 14)
+        watched.requests(10, right=number % 10 < 7, accepted=4)
+    watched.see(20, 14)
     return watched
 
 
@@ -91,6 +101,40 @@ def test_a_deployment_is_no_cliff(watched: Watched) -> None:
     watched.see(40, 0)
     assert watched.events == []
     assert watched.sample("drift_status", status="learning") == 1.0
+
+
+def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
+    watched.requests(200, right=True)
+    [event] = watched.events
+    assert isinstance(event.after, dict)
+    assert event.action == "drift.benefit_gone"
+    assert event.after["before"] == pytest.approx(0.37, abs=0.04)
+    assert watched.sample("drift_alarms_total", kind="benefit_gone") == 1.0
+
+
+async def test_baselines_are_kept_and_read_again(tmp_path: Path) -> None:
+    store = BaselineStore(memory_database())
+    before = Watched(tmp_path, store)
+    await before.drift.tick()
+    before.requests(250, right=True, accepted=4)
+    await before.drift.close()
+    after = Watched(tmp_path, store)
+    await after.drift.tick()
+    after.requests(1, right=True, accepted=4)
+    [stream] = after.drift.reply.streams
+    assert (stream.status, stream.acceptance) == ("steady", 1.0)
+    assert stream.benefit == pytest.approx(0.4)
+
+
+async def test_baselines_are_written_every_minute(tmp_path: Path) -> None:
+    store = BaselineStore(memory_database())
+    watched = Watched(tmp_path, store)
+    await watched.drift.tick()
+    watched.requests(10, right=True)
+    for now, kept in ((59.0, 0), (60.0, 1)):
+        watched.now = now
+        await watched.drift.tick()
+        assert len(store.read()[0]) == kept
 
 
 @pytest.fixture
@@ -139,7 +183,7 @@ async def test_a_new_head_begins_anew(
             engine.counts = (TrafficClassCounts("draft_head", TRAFFIC_CLASS, num_judged=judged),)
             drift.poll()
         [stream] = (await client.get("/admin/drift")).json()["streams"]
-        assert (stream["version"], stream["num_judged"]) == ("head@2", 0)
+        assert (stream["version"], stream["num_judged"]) == (f"head@2 {INFO.fingerprint}", 0)
 
 
 async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, DriftFeature]]) -> None:

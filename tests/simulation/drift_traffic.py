@@ -1,12 +1,21 @@
-"""Simulated drift: counts of an engine whose requests each have their own acceptance, and the alarms they raise."""
+"""Simulated drift: an engine whose requests each have their own acceptance, and the alarms they raise."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.drift import DriftAlarm, DriftStreams, Kind
+import numpy as np
+from numpy.typing import NDArray
 
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
+from prolepsis.spec.acceptance import FIRST_JUDGED
+from prolepsis.statistics.change import ALARM, BEGIN_EVERY, DOUBT, FROZEN, LEARN
+from prolepsis.statistics.means import NUM_STAKES, Contrast
+
+KEY = ("draft_head", "chat-completions/standard/free/short")
 LOOK_S = 0.2
 JUDGED_PER_S = 40
 """Judged drafts of one running request a second."""
@@ -31,26 +40,28 @@ class Traffic:
     corrupted: Callable[[float], bool] = lambda _: False
     """Whether nearly nothing is right, of requests that run already too."""
 
-    def readings(self, seconds: float) -> Iterator[tuple[float, TrafficClassCounts]]:
-        """Yield time and counts, look by look."""
+    def looks(self, seconds: float) -> Iterator[tuple[float, TrafficClassCounts, list[list[JudgedDraft]]]]:
+        """Yield time, counts and the first judged drafts of requests that ended, look by look."""
         chance = random.Random(self.seed)
         running = [_Running(0.0, 0) for _ in range(self.num_running)]
         judged = right = 0
-        gap = now = 0.0
+        now = 0.0
         while now < seconds:
             now += LOOK_S
+            ended: list[list[JudgedDraft]] = []
             for request in running:
                 if request.left <= 0:
+                    if request.first:
+                        ended.append(request.first)
                     request.begin(chance, self.acceptance(now))
                 share = 0.02 if self.corrupted(now) else request.share
-                number = min(int(JUDGED_PER_S * LOOK_S), request.left)
-                hits = sum(chance.random() < share for _ in range(number))
-                gap += number * (request.predicted if self.predicted is None else self.predicted) - hits
-                judged, right, request.left = judged + number, right + hits, request.left - number
-            yield (
-                now,
-                TrafficClassCounts("draft_head", "chat-completions/standard/free/short", 0, judged, right, judged, gap),
-            )
+                for _ in range(min(int(JUDGED_PER_S * LOOK_S), request.left)):
+                    hit = chance.random() < share
+                    judged, right, request.left = judged + 1, right + hit, request.left - 1
+                    if len(request.first) < FIRST_JUDGED:
+                        estimate = request.predicted if self.predicted is None else self.predicted
+                        request.first.append(JudgedDraft(hit, estimate))
+            yield now, TrafficClassCounts(*KEY, 0, judged, right), ended
 
 
 @dataclass
@@ -58,19 +69,21 @@ class _Running:
     share: float
     left: int
     predicted: float = 0.0
+    first: list[JudgedDraft] = field(default_factory=list)
 
     def begin(self, chance: random.Random, mean: float) -> None:
         self.share = chance.betavariate(mean * CONCENTRATION, (1.0 - mean) * CONCENTRATION)
         self.predicted = min(1.0, max(0.0, chance.gauss(self.share, 0.1)))
-        self.left = 1 + int(chance.expovariate(1.0 / MEAN_JUDGED))
+        self.left, self.first = 1 + int(chance.expovariate(1.0 / MEAN_JUDGED)), []
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The board's alarms for one stream."""
+    """The alarms for one stream."""
 
     alarms: list[DriftAlarm]
-    num_judged: int
+    num_counted: int
+    """Judged drafts of requests that counted, from the change on, until the first alarm."""
 
     def delay_s(self, kind: Kind) -> float | None:
         """Return the seconds from the change to the first alarm of its kind."""
@@ -78,12 +91,59 @@ class Watched:
 
 
 def watch(traffic: Traffic, seconds: float) -> Watched:
-    """Return what the board says of `traffic`."""
-    board, alarms, num_judged = DriftStreams(), list[DriftAlarm](), 0
-    for now, reading in traffic.readings(seconds):
-        alarms += board.observe([reading], lambda _: "1", now)
-        num_judged = reading.num_judged
-    return Watched(alarms, num_judged)
+    """Return what is said of `traffic`."""
+    streams, alarms, num_counted = DriftStreams(), list[DriftAlarm](), 0
+    for now, reading, ended in traffic.looks(seconds):
+        alarms += streams.observe([reading], lambda _: "1", now)
+        for judged in ended:
+            num_counted += len(judged) if now > CHANGE_S and not alarms else 0
+            alarms += streams.see(KEY, "1", judged, now)
+    return Watched(alarms, num_counted)
+
+
+def falls_seen(
+    mean: float, after: float | None, *, streams: int, requests: int, change: int, seed: int
+) -> list[tuple[int, int]]:
+    """Return stream and request of each alarm of drift, of many streams at once: the arithmetic of `MeanWatch`.
+
+    Requests come one a second, with four judged drafts each; the mean of their acceptance has a daily wave of .02 and
+    changes to `after` (None: stays) at request number `change`. Rises are learnt and are no alarms.
+    """
+    rng, settings = np.random.default_rng(seed), DriftSettings()
+    total, number = np.zeros(streams), np.zeros(streams, np.int64)
+    wealth, alarms = np.zeros((2, streams, NUM_STAKES)), list[tuple[int, int]]()
+    relative = np.array(Contrast(0.5, ratio=0.0).stakes(1)) * 0.5  # for a bound of one half; others in proportion
+    means = lambda at: mean if after is None else np.where(at >= change, after, mean)  # noqa: E731
+    for i, score in enumerate(scores(rng, means, streams, requests)):
+        base, ready = total / np.maximum(1, number), number >= LEARN
+        tolerance = np.maximum(settings.min_fall, settings.min_fall_share * base)
+        counts = (number < FROZEN) & (wealth.sum(axis=2).max(axis=0) < DOUBT * NUM_STAKES)
+        total, number = total + np.where(counts, score, 0.0), number + counts
+        for side, sign in enumerate((-1, 1)):
+            bound = base + sign * tolerance
+            stakes = sign * relative / np.maximum(bound if sign > 0 else 1.0 - bound, 1e-3)[:, None]
+            begun = wealth[side] + ((i + 1) % BEGIN_EVERY == 0)
+            wealth[side] = np.where(ready[:, None], begun * (1.0 + stakes * (score - bound)[:, None]), 0.0)
+        lower, higher = wealth.mean(axis=2) >= ALARM
+        alarms += [(int(k), i) for k in np.nonzero(lower)[0]]
+        wealth[:, lower | higher], total[lower | higher], number[lower | higher] = 0.0, 0.0, 0
+    return alarms
+
+
+def scores(
+    rng: np.random.Generator, mean: Callable[[NDArray[np.int64]], Any], streams: int, requests: int
+) -> Iterator[NDArray[np.float64]]:
+    """Yield the scores of all streams, request by request; `mean` gives that of requests by their numbers.
+
+    Each stream begins at a time of day of its own.
+    """
+    batch, phase = 10_000, 2.0 * math.pi * np.arange(streams) / streams
+    for first in range(0, requests, batch):
+        number = np.arange(first, min(requests, first + batch))
+        wave = 0.02 * np.sin(2.0 * math.pi * number[:, None] / 86_400.0 + phase)  # [requests, streams]
+        now = np.broadcast_to(mean(number), len(number))[:, None] + wave
+        share = rng.beta(CONCENTRATION * now, CONCENTRATION * (1.0 - now))
+        yield from rng.binomial(FIRST_JUDGED, share) / FIRST_JUDGED
 
 
 def steady(mean: float) -> Callable[[float], float]:

@@ -94,8 +94,17 @@ def features_of(
     admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
     output = OutputPolicies(sources.output, OutputMetrics(registry))
     emit = AuditLog(store.writer if store else None).record
-    version_of = partial(_version_of, client, policies)
-    safety = safety_features(config, client, plan, registry, flags=sources.flags, version_of=version_of, emit=emit)
+    version_of = partial(_version_of, client)
+    safety = safety_features(
+        config,
+        client,
+        plan,
+        registry,
+        flags=sources.flags,
+        version_of=version_of,
+        database=store.database if store is not None else None,
+        emit=emit,
+    )
     costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
     eligibility = _eligibility(config, client, costs, registry, emit)
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
@@ -114,7 +123,7 @@ def features_of(
         policies,
         sources.rollouts,
         eligibility,
-        ShadowFeature(partial(version_of, DRAFT_HEAD)),
+        ShadowFeature(partial(_shadow_version, client, policies)),
         replays,
         DeliveryFeature(registry, output),
         safety.breaker,
@@ -180,10 +189,17 @@ def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegis
     return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
 
 
-def _version_of(client: EngineClient, policies: Policies | None, proposer: str) -> str:
-    """Return the version that a proposer's figures belong to; a new head, model or policy is another one."""
-    weights = _weights_of(client, proposer)
-    return f"{weights} {policies.version}" if policies else weights
+def _version_of(client: EngineClient, proposer: str) -> str:
+    """Return what a proposer's figures belong to: the target, and the head that it drafts with."""
+    info = client.info
+    is_head = proposer == DRAFT_HEAD and info.draft_head
+    return f"{info.draft_head} {info.fingerprint}" if is_head else info.fingerprint
+
+
+def _shadow_version(client: EngineClient, policies: Policies | None) -> str:
+    """Return what figures of shadow requests belong to: they depend on the terms of the policy too."""
+    version = _version_of(client, DRAFT_HEAD)
+    return f"{version} {policies.version}" if policies else version
 
 
 def _replays(

@@ -148,7 +148,8 @@ drift = add_verbs(
             columns={
                 "streams": (
                     *("traffic_class", "proposer", "status", "overall=acceptance", "recent=recent_acceptance"),
-                    *("excess estimate=overestimated", "judged drafts=num_judged", "version"),
+                    *("excess estimate=overestimated", "distance=total_variation", "benefit"),
+                    *("judged drafts=num_judged", "version"),
                 )
             },
         ),

@@ -190,6 +190,15 @@ class ProposerCounts:
             self.per_position[j][1] += j < accepted
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedDraft:
+    """A draft whose first token is known to be right or wrong, whether or not it was verified."""
+
+    right: bool
+    estimate: float | None
+    """The chance that the proposer itself gave the token; None: it gave none."""
+
+
 def count_draft(proposers: dict[str, ProposerCounts], positions: Sequence[str], num_accepted: int) -> None:
     """Count one decided draft, each position with the proposer named there, so that sums count it once."""
     first = 0
@@ -214,6 +223,8 @@ class RequestStats:
     """Verified drafts by proposer."""
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
+    judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
+    """The first judged drafts of its samples, by proposer: a few, as later ones tell about the request."""
     plain_steps: dict[PlainReason, int] = field(default_factory=dict)
     """Decoding steps of its samples that might have speculated and did not; others were not to, or computed prompt."""
     lost: dict[LossReason, int] = field(default_factory=dict)

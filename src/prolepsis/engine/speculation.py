@@ -252,7 +252,9 @@ class Speculation:
         num_new = len(sequence.tokens) - self._num_committed.get(sequence.key, 0)
         self._num_committed[sequence.key] = len(sequence.tokens)
         if num_new:
-            self.proposers.commit(sequence, num_new)
+            judged = sequence.request.stats.judged
+            for proposer, draft in self.proposers.commit(sequence, num_new):
+                judged.setdefault(proposer, []).append(draft)
 
 
 def _is_due(row: Row, choice: SpeculationChoice, *, verify: bool) -> bool:

@@ -1,19 +1,25 @@
-"""Drift of a proposer's acceptance in one traffic class: slow (drift) or sudden (a cliff). Pure detectors."""
+"""Drift of a proposer in one traffic class: worse than its baseline (drift), or suddenly useless (a cliff). Pure.
+
+A baseline belongs to what it measures: proposer, traffic class, and the version of head and target. It is learnt from
+requests, as drafts of one request do about equally well: each gives one score, from its first judged drafts.
+"""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
-from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.detectors import Adwin, PageHinkley
+from prolepsis.core.json_value import JsonValue
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.reliability import Reliability
+from prolepsis.statistics.change import MeanState, MeanWatch
 
 Kind = Literal[
     "drift",  # acceptance at position 1 fell and stays low
     "divergence",  # the proposer overestimates its acceptance more than before
     "cliff",  # acceptance suddenly fell to nearly nothing: possible corruption
     "recovered",  # a cliff is over
+    "benefit_gone",  # its drafts bring less than half of the tokens that they brought
 ]
 Status = Literal["learning", "steady", "drifted", "cliff"]
 STATUSES: tuple[Status, ...] = ("learning", "steady", "drifted", "cliff")
@@ -23,28 +29,12 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftSettings:
-    """The detectors see bins: means over enough judged drafts and enough time to contain several requests.
-
-    The drafts of one request do about equally well. If single requests filled the bins, every detector would give
-    false alarms.
-    """
-
-    bin_judged: int = 512
-    """Minimum number of judged drafts in a bin."""
-    bin_s: float = 10.0
-    """Minimum duration of a bin in seconds."""
-    warm_up: int = 10
-    """Bins before the first drift alarm."""
-    adwin_delta: float = 0.002
-    """ADWIN's bound on a false cut of a window without change."""
-    bin_range: float = 0.2
-    """ADWIN's bound is for values within a range of 1; means over bins stay within this range."""
     min_fall: float = 0.05
     """Smaller falls of acceptance raise no alarm."""
-    gap_slack: float = 0.03
-    """Page-Hinkley's delta: smaller rises of the overestimation are tolerated."""
-    gap_threshold: float = 0.5
-    """Page-Hinkley's lambda: the sum over bins of larger rises that raises an alarm."""
+    min_fall_share: float = 0.1
+    """Nor do those below this share of the baseline."""
+    min_gap_rise: float = 0.1
+    """Smaller rises of the overestimation raise no alarm."""
     cliff_judged: int = 256
     """Minimum number of judged drafts in the window in which a cliff is detected."""
     cliff_s: float = 10.0
@@ -56,10 +46,15 @@ class DriftSettings:
     recovered_share: float = 0.5
     """A cliff is over when acceptance reaches this share of its earlier value."""
 
+    def tolerance(self, baseline: float) -> float:
+        """Return how far acceptance may fall from its baseline."""
+        return max(self.min_fall, self.min_fall_share * baseline)
+
 
 @dataclass(frozen=True, slots=True)
 class DriftAlarm:
-    """`before` and `after`: acceptance of first drafted tokens; for a divergence the overestimation."""
+    """`before` and `after`: acceptance of first drafted tokens; for a divergence the overestimation, for a benefit the
+    share of the answers' tokens that the proposer brought."""
 
     at: float
     """Seconds of the server's monotonic clock."""
@@ -70,7 +65,9 @@ class DriftAlarm:
     before: float
     after: float
     num_judged: int
-    """Drafts judged since this version was deployed."""
+    """Drafts judged since this version was deployed; for a benefit, requests."""
+    total_variation: float | None = None
+    """Of a divergence: a lower bound of the distance of the proposer's next-token distribution from the target's."""
 
 
 class _RecentShare:
@@ -111,39 +108,75 @@ class _RecentShare:
         return last - first >= self._min_judged and now - began >= self._min_s
 
 
-class DriftStream:
-    """The detectors of one proposer, in one version, for one traffic class, fed from the engine's counts.
+@dataclass(frozen=True, slots=True)
+class StreamState(JsonValue):
+    """What a stream has learnt, as it is stored."""
 
-    Times in seconds of one monotonic clock; the size is constant. Acceptance at position 1: ADWIN (Bifet and Gavalda
-    2007). The proposer's estimate for its first token less the outcome: Page-Hinkley (Page 1954). Both are paused
-    during a cliff, so the baseline stays the one before it.
+    acceptance: MeanState
+    gap: MeanState
+    drifted: bool
+    reliability: tuple[tuple[float, float, float], ...]
+
+
+class DriftStream:
+    """One proposer, in one version, for one traffic class.
+
+    Requests give acceptance at position 1, and the proposer's estimates for its first tokens less the outcomes; each is
+    watched against its baseline. The engine's counts show a cliff, during which the baselines stay as they are. Times
+    in seconds of one monotonic clock; the size is constant.
     """
 
-    def __init__(self, reading: TrafficClassCounts, version: str, now: float, settings: DriftSettings) -> None:
+    def __init__(
+        self,
+        reading: TrafficClassCounts,
+        version: str,
+        now: float,
+        settings: DriftSettings,
+        state: StreamState | None = None,
+    ) -> None:
+        """`state`: what it had learnt before a restart, or before another version was in use."""
         self.version = version
         self.since = now
-        self.status: Status = "learning"
-        self.acceptance: float | None = None
-        """Over ADWIN's current window; None before the first bin."""
-        self.overestimated: float | None = None
-        """How much the proposer overestimated its acceptance in the last bin; None if it gives no estimates."""
         self.seen = reading
-        self.num_bins = 0
         self._began = reading
         self._settings = settings
-        self._bin = reading
-        self._bin_began = now
-        self._few = settings.warm_up // 2
+        self._in_cliff = False
+        self._before_fall: float | None = None
+        """The last baseline, while another one is learnt."""
+        self._drifted = state is not None and state.drifted
+        self._acceptance = MeanWatch(settings.tolerance, state.acceptance if state else None)
+        gap_tolerance = settings.min_gap_rise / 2.0  # on the scale of scores
+        self._gap = MeanWatch(lambda _: gap_tolerance, state.gap if state else None)
+        self._reliability = Reliability(state.reliability if state else ())
         self._recent = _RecentShare(settings.cliff_judged, settings.cliff_s)
         self._recent.clear(reading, now)
-        self._adwin = Adwin(settings.adwin_delta, min_length=self._few, grace_period=settings.warm_up)
-        self._waiting: tuple[float, float | None] | None = None  # share and overestimate of the last bin
-        self._bins: deque[float] = deque(maxlen=self._few)
-        self._gap = PageHinkley(
-            min_instances=settings.warm_up, delta=settings.gap_slack, threshold=settings.gap_threshold
-        )
-        self._gap_sum = 0.0
-        self._num_gaps = 0
+
+    @property
+    def status(self) -> Status:
+        if self._in_cliff:
+            return "cliff"
+        if self._drifted:
+            return "drifted"
+        return "learning" if self._acceptance.baseline is None else "steady"
+
+    @property
+    def state(self) -> StreamState:
+        return StreamState(self._acceptance.state, self._gap.state, self._drifted, self._reliability.bins)
+
+    @property
+    def acceptance(self) -> float | None:
+        """The baseline, the one before while it is learnt again; None before there is enough to tell a cliff from."""
+        is_learning = self._acceptance.baseline is None and self._before_fall is not None
+        return self._before_fall if is_learning else self._acceptance.mean
+
+    @property
+    def overestimated(self) -> float | None:
+        """How much the proposer overestimated its acceptance lately; None if it gives no estimates."""
+        return _as_gap(self._gap.recent) if self._gap.number else None
+
+    @property
+    def total_variation(self) -> float | None:
+        return self._reliability.total_variation
 
     @property
     def num_judged(self) -> int:
@@ -154,98 +187,107 @@ class DriftStream:
         """Acceptance over the window in which cliffs are detected."""
         return self._recent.value
 
-    def observe(self, reading: TrafficClassCounts, now: float) -> list[DriftAlarm]:
-        """Take in a reading of counts that only grow; return the alarms."""
-        self.seen = reading
-        self._recent.add(reading, now)
-        if self.status == "cliff":
-            return self._recover(now)
-        if self._is_cliff():
-            return [self._cliff(now)]
-        if reading.num_judged - self._bin.num_judged < self._settings.bin_judged:
+    def see(self, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
+        """Take in the first judged drafts of a request that ended, at least one; return the alarms."""
+        if self._in_cliff:
             return []
-        return self._close_bin(now) if now - self._bin_began >= self._settings.bin_s else []
+        alarms = [*self._see_acceptance(sum(draft.right for draft in judged) / len(judged), now)]
+        estimated = [(draft.estimate, draft.right) for draft in judged if draft.estimate is not None]
+        for estimate, right in estimated:
+            self._reliability.add(estimate, right=right)
+        if estimated:
+            alarms += self._see_gap(sum(estimate - right for estimate, right in estimated) / len(estimated), now)
+        self._drifted |= any(alarm.kind != "cliff" for alarm in alarms)
+        return alarms
 
-    def _is_cliff(self) -> bool:
-        """Compare with the closed bins; half of the warm-up is enough for that."""
-        recent, before = self._recent.value, self.acceptance
-        if recent is None or before is None or self.num_bins < self._few:
-            return False
-        return before >= self._settings.cliff_from and recent <= self._settings.cliff_share * before
-
-    def _cliff(self, now: float) -> DriftAlarm:
-        alarm = self._alarm("cliff", now, self.acceptance, self._recent.value)
-        self.status, self._waiting = "cliff", None
-        self._recent.clear(self.seen, now)
-        return alarm
-
-    def _recover(self, now: float) -> list[DriftAlarm]:
-        recent, before = self._recent.value, self.acceptance
-        assert before is not None, "there was something to fall from"
-        if recent is None or recent < self._settings.recovered_share * before:
+    def _see_acceptance(self, score: float, now: float) -> list[DriftAlarm]:
+        """A fall to nearly nothing is a cliff: the baseline stays, to tell its end by."""
+        watch, before = self._acceptance, self._acceptance.mean
+        change = watch.see(score)
+        if change is None:
             return []
-        self.status = "steady"
-        self._bin, self._bin_began = self.seen, now
-        return [self._alarm("recovered", now, before, recent)]
-
-    def _close_bin(self, now: float) -> list[DriftAlarm]:
-        """Give the detectors the bin before this one: a cliff that began in it would have been seen meanwhile."""
-        first, last, ready = self._bin, self.seen, self._waiting
-        self._bin, self._bin_began = last, now
-        num_judged, num_estimated = last.num_judged - first.num_judged, last.num_estimated - first.num_estimated
-        gap = (last.overestimated - first.overestimated) / num_estimated if 2 * num_estimated >= num_judged else None
-        self._waiting = ((last.num_right - first.num_right) / num_judged, gap)
-        if ready is None:
-            return []
-        self.num_bins += 1
-        if self.status == "learning" and self.num_bins >= self._settings.warm_up:
-            self.status = "steady"
-        share, gap = ready
-        return [*self._see_acceptance(share, now), *(self._see_gap(gap, now) if gap is not None else [])]
-
-    def _see_acceptance(self, share: float, now: float) -> list[DriftAlarm]:
-        """Update ADWIN. Its window is too short just after a change, so the mean of the last bins replaces it."""
-        before = self.acceptance
-        self._bins.append(share)
-        self._adwin.update(share / self._settings.bin_range)
-        if not self._adwin.detected:
-            if before is None or self._adwin.width >= self._few:
-                self.acceptance = self._adwin.mean * self._settings.bin_range
-            return []
-        after = self.acceptance = fmean(self._bins)
-        if before is None or before - after < self._settings.min_fall:
-            return []
-        self.status = "drifted"
-        return [self._alarm("drift", now, before, after)]
+        if change == "lower" and before is not None and self._is_cliff(before, watch.recent):
+            watch.bet_again()
+            return [self._begin_cliff(before, watch.recent, now)]
+        alarms = [self._alarm("drift", now, before, watch.recent)] if change == "lower" else []
+        self._before_fall = before
+        watch.restart()
+        return alarms
 
     def _see_gap(self, gap: float, now: float) -> list[DriftAlarm]:
-        before = self._gap_sum / self._num_gaps if self._num_gaps else gap
-        self._gap.update(gap)
-        self.overestimated = gap
-        self._gap_sum, self._num_gaps = self._gap_sum + gap, self._num_gaps + 1
-        if not self._gap.detected:
+        watch, usual = self._gap, self._gap.mean
+        change = watch.see((1.0 + gap) / 2.0)
+        if change is None:
             return []
-        self._gap_sum, self._num_gaps = 0.0, 0
-        self.status = "drifted"
-        return [self._alarm("divergence", now, before, gap)]
+        assert usual is not None, "a change is one of a mean"
+        alarms = [self._alarm("divergence", now, _as_gap(usual), _as_gap(watch.recent))] if change == "higher" else []
+        watch.restart()
+        return alarms
 
-    def _alarm(self, kind: Kind, now: float, before: float | None, after: float | None) -> DriftAlarm:
+    def _is_cliff(self, before: float, recent: float) -> bool:
+        return before >= self._settings.cliff_from and recent <= self._settings.cliff_share * before
+
+    def _begin_cliff(self, before: float, recent: float, now: float) -> DriftAlarm:
+        self._in_cliff = True
+        self._recent.clear(self.seen, now)
+        return self._alarm("cliff", now, before, recent)
+
+    def observe(self, reading: TrafficClassCounts, now: float) -> list[DriftAlarm]:
+        """Take in a reading of counts that only grow; return a cliff, or its end."""
+        self.seen = reading
+        self._recent.add(reading, now)
+        recent, before = self._recent.value, self.acceptance
+        if recent is None or before is None:
+            return []
+        if self._in_cliff:
+            if recent < self._settings.recovered_share * before:
+                return []
+            self._in_cliff = False
+            return [self._alarm("recovered", now, before, recent)]
+        return [self._begin_cliff(before, recent, now)] if self._is_cliff(before, recent) else []
+
+    def recount(self, reading: TrafficClassCounts, now: float) -> None:
+        """Go on from counts that began again."""
+        self.seen = self._began = reading
+        self._recent.clear(reading, now)
+
+    def _alarm(self, kind: Kind, now: float, before: float | None, after: float) -> DriftAlarm:
         assert before is not None, "an alarm compares"
-        assert after is not None, "an alarm compares"
-        seen = self.seen
-        return DriftAlarm(now, seen.proposer, seen.traffic_class, self.version, kind, before, after, self.num_judged)
+        seen, distance = self.seen, self.total_variation if kind == "divergence" else None
+        return DriftAlarm(
+            now, seen.proposer, seen.traffic_class, self.version, kind, before, after, self.num_judged, distance
+        )
+
+
+def _as_gap(score: float) -> float:
+    """Return the overestimation, in [-1, 1], of which `score` is the score."""
+    return 2.0 * score - 1.0
 
 
 class DriftStreams:
-    """One stream for each pair that the engine counts; it starts again when its proposer's version changes."""
+    """One stream for each pair that the engine counts, in the version in use; those of other versions are kept."""
 
     def __init__(self, settings: DriftSettings | None = None) -> None:
         self._settings = settings or DriftSettings()
         self._streams: dict[Key, DriftStream] = {}
+        self.kept: dict[tuple[Key, str], StreamState] = {}
+        """What streams of other versions, and of earlier starts, had learnt."""
 
     @property
     def all(self) -> Mapping[Key, DriftStream]:
         return self._streams
+
+    def restore(self, states: Mapping[tuple[Key, str], StreamState], now: float) -> None:
+        """Go on from what was learnt before a restart, unless more is known by now."""
+        self.kept = {**states, **self.kept}
+        for key, stream in self._streams.items():
+            state = self.kept.pop((key, stream.version), None)
+            if state is not None and state.acceptance.number > stream.state.acceptance.number:
+                self._streams[key] = DriftStream(stream.seen, stream.version, now, self._settings, state)
+
+    def states(self) -> Mapping[tuple[Key, str], StreamState]:
+        """Return what every stream has learnt, also those of other versions."""
+        return {**self.kept, **{(key, stream.version): stream.state for key, stream in self._streams.items()}}
 
     def observe(
         self, counts: Iterable[TrafficClassCounts], version_of: Callable[[str], str], now: float
@@ -253,16 +295,31 @@ class DriftStreams:
         """Take in the engine's counts; return the alarms. `version_of` maps a proposer's name to its version."""
         alarms: list[DriftAlarm] = []
         for reading in counts:
-            key = (reading.proposer, reading.traffic_class)
-            stream, version = self._streams.get(key), version_of(reading.proposer)
-            if stream is None or stream.version != version or reading.num_judged < stream.seen.num_judged:
-                self._streams[key] = DriftStream(reading, version, now, self._settings)
+            stream = self._stream(reading, version_of(reading.proposer), now)
+            if reading.num_judged < stream.seen.num_judged:
+                stream.recount(reading, now)
             elif reading.num_judged > stream.seen.num_judged:
                 alarms += stream.observe(reading, now)
         return alarms
 
+    def see(self, key: Key, version: str, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
+        """Take in the first judged drafts of a request that ended; return the alarms."""
+        stream = self._streams.get(key)
+        reading = stream.seen if stream is not None else TrafficClassCounts(*key)
+        return self._stream(reading, version, now).see(judged, now) if judged else []
+
     def reset(self, key: Key, now: float) -> DriftStream:
-        """Start a stream again, as after a deployment; raises `KeyError` for an unknown one."""
+        """Start a stream again, without a baseline; raises `KeyError` for an unknown one."""
         stream = self._streams[key]
         fresh = self._streams[key] = DriftStream(stream.seen, stream.version, now, self._settings)
         return fresh
+
+    def _stream(self, reading: TrafficClassCounts, version: str, now: float) -> DriftStream:
+        key = (reading.proposer, reading.traffic_class)
+        stream = self._streams.get(key)
+        if stream is None or stream.version != version:
+            if stream is not None:
+                self.kept[key, stream.version] = stream.state
+            state = self.kept.pop((key, version), None)
+            stream = self._streams[key] = DriftStream(reading, version, now, self._settings, state)
+        return stream

@@ -1,5 +1,6 @@
 """Drift while serving: it polls the engine's counts, and reports alarms to log, metrics and the audit log."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,8 +11,12 @@ from prometheus_client import CollectorRegistry
 from pydantic import Field
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import TRAFFIC_CLASS
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.baselines import BaselineStore
+from prolepsis.safety.benefit import Benefits
 from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
@@ -22,6 +27,9 @@ from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 log = structlog.get_logger(__name__)
+
+KEEP_EVERY_S = 60.0
+"""Least time between two writes of the baselines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +46,10 @@ class DriftStreamReply:
     """Over the window in which cliffs are detected."""
     overestimated: float | None
     """The proposer's recent estimate for its first token less the actual acceptance."""
+    total_variation: float | None
+    """A lower bound of the mean distance of its next-token distribution from the target's, 0 to 1."""
+    benefit: float | None
+    """Share of the answers' tokens that it usually brings."""
     num_judged: int
     seconds: float
 
@@ -63,22 +75,68 @@ class DriftFeature(Feature):
         *,
         emit: Emit = discard,
         on_cliff: Callable[[Key], None] | None = None,
+        store: BaselineStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`streams`: None disables drift. `on_cliff` is called with proposer and traffic class of a cliff."""
+        """`streams`: None disables drift. `on_cliff` is called with proposer and traffic class of a cliff.
+
+        `store` keeps the baselines; None: they end with the server.
+        """
         self.streams = streams
+        self.benefits = Benefits()
         self.routes = drift_routes(self)
         self._counts = counts
         self._version_of = version_of
         self._emit = emit
         self._on_cliff = on_cliff
+        self._store = store
+        self._is_restored = store is None
+        self._kept_at = clock()
         self._clock = clock
-        self._shown: dict[Key, tuple[Status, float | None, float | None]] = {}
+        self._shown: dict[Key, tuple[Status, *tuple[float | None, ...]]] = {}
         self._metrics = _Metrics(registry)
 
     async def tick(self) -> None:
-        """Take in the engine's counts."""
+        """Take in the engine's counts; read and keep the baselines when that is due."""
         self.poll()
+        if self.streams is None or self._store is None:
+            return
+        if not self._is_restored:
+            states, benefits = await asyncio.to_thread(self._store.read)
+            self.streams.restore(states, self._clock())
+            self.benefits.restore(benefits)
+            self._is_restored = True
+        elif self._clock() - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = self._clock()
+            await self._keep(self._store)
+
+    async def close(self) -> None:
+        """Keep the baselines for the next start."""
+        if self._store is not None and self._is_restored:
+            await self._keep(self._store)
+
+    async def _keep(self, store: BaselineStore) -> None:
+        if self.streams is None:
+            return
+        try:
+            await asyncio.to_thread(store.write, self.streams.states(), self.benefits.states())
+        except StoreUnavailable as error:
+            log.error("baselines_not_kept", error=str(error))
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Take in the first judged drafts of a request, and what its drafts brought."""
+        if self.streams is None or not ended.prompts:
+            return
+        judged: dict[str, list[JudgedDraft]] = {}
+        for prompt in ended.prompts:
+            for proposer, drafts in prompt.stats.judged.items():
+                judged.setdefault(proposer, []).extend(drafts)
+        now, traffic_class = self._clock(), ended.prompts[0].request.traffic_class
+        for proposer, drafts in judged.items():
+            for alarm in self.streams.see((proposer, traffic_class), self._version_of(proposer), drafts, now):
+                self._report(alarm)
+        for alarm in self.benefits.see(ended, now):
+            self._report(alarm)
 
     def poll(self) -> None:
         """Take in the engine's counts."""
@@ -87,10 +145,10 @@ class DriftFeature(Feature):
         for alarm in self.streams.observe(self._counts(), self._version_of, self._clock()):
             self._report(alarm)
         for key, stream in self.streams.all.items():
-            status, acceptance, overestimated = figures = (stream.status, stream.acceptance, stream.overestimated)
-            if self._shown.get(key) != figures:
-                self._shown[key] = figures
-                self._metrics.show(key, status, acceptance, overestimated)
+            numbers = (stream.acceptance, stream.overestimated, stream.total_variation, self.benefits.share(key))
+            if self._shown.get(key) != (stream.status, *numbers):
+                self._shown[key] = (stream.status, *numbers)
+                self._metrics.show(key, stream.status, numbers)
 
     def reset(self, key: Key, by: str) -> DriftStreamReply | None:
         """Start a stream again for an operator; return it, None for an unknown one."""
@@ -117,6 +175,8 @@ class DriftFeature(Feature):
             acceptance=stream.acceptance,
             recent_acceptance=stream.recent_acceptance,
             overestimated=stream.overestimated,
+            total_variation=stream.total_variation,
+            benefit=self.benefits.share(key),
             num_judged=stream.num_judged,
             seconds=round(self._clock() - stream.since, 1),
         )
@@ -146,19 +206,23 @@ class _Metrics:
         by = ("proposer", "traffic_class")
         self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind")
         self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status")
-        text = "Acceptance of first drafted tokens since the last change"
-        self._acceptance = gauge(registry, "drift_acceptance", text, *by)
-        text = "Estimated less actual acceptance of first drafted tokens"
-        self._overestimated = gauge(registry, "drift_overestimated", text, *by)
+        self._numbers = [
+            gauge(registry, f"drift_{name}", text, *by)
+            for name, text in (
+                ("acceptance", "Usual acceptance of first drafted tokens"),
+                ("overestimated", "Estimated less actual acceptance of first drafted tokens, lately"),
+                ("total_variation", "Least distance of the proposer's next-token distribution from the target's"),
+                ("benefit", "Share of the answers' tokens that the proposer usually brings"),
+            )
+        ]
 
-    def show(self, key: Key, status: Status, acceptance: float | None, overestimated: float | None) -> None:
+    def show(self, key: Key, status: Status, numbers: Sequence[float | None]) -> None:
         """Show one stream; figures that are None are not known yet."""
         for other in STATUSES:
             self._status.labels(*key, other).set(other == status)
-        if acceptance is not None:
-            self._acceptance.labels(*key).set(acceptance)
-        if overestimated is not None:
-            self._overestimated.labels(*key).set(overestimated)
+        for shown, number in zip(self._numbers, numbers, strict=True):
+            if number is not None:
+                shown.labels(*key).set(number)
 
 
 class DriftResetBody(Body):

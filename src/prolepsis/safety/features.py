@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
+from prolepsis.safety.baselines import BaselineStore
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.drift import DriftStreams
@@ -18,6 +19,7 @@ from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.flags_runtime import FlagsFeature
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
+from prolepsis.store.database import Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +41,21 @@ def safety_features(
     *,
     flags: FeatureProvider | None,
     version_of: Callable[[str], str],
+    database: Database | None,
     emit: Emit,
 ) -> Safety:
-    """Return them for an engine; `version_of` names what a proposer drafts with."""
+    """Return them for an engine; `version_of` names what a proposer drafts with, `database` keeps baselines."""
     kill_switch = KillSwitch(kill_file(config.kill_file), plan.kill, registry, emit=emit)
     breaker = _breaker(config, client, plan, registry, emit)
     streams = DriftStreams() if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    baselines = BaselineStore(database) if database is not None else None
+    counts = client.proposer_counts
     return Safety(
         kill_switch=kill_switch,
         flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow, emit=emit) if flags is not None else None,
         breaker=breaker,
-        drift=DriftFeature(streams, client.proposer_counts, version_of, registry, emit=emit, on_cliff=on_cliff),
+        drift=DriftFeature(streams, counts, version_of, registry, emit=emit, on_cliff=on_cliff, store=baselines),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from prolepsis.core.stats import JudgedDraft
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import SequenceView
@@ -60,11 +61,13 @@ class _Cell:
 class Tilt:
     """How much better or worse the drafts of one request are than the estimates over all requests."""
 
-    __slots__ = ("expected", "hits")
+    __slots__ = ("expected", "hits", "num_judged")
 
     def __init__(self, hits: float = 0.0, expected: float = 0.0) -> None:
         self.hits = hits
         self.expected = expected
+        self.num_judged = 0
+        """Drafts of the proposer for the request whose first token was judged, up to `FIRST_JUDGED`."""
 
     def record(self, hit: float, expected: float) -> None:
         self.hits = self.hits * _TILT_DECAY + hit
@@ -156,6 +159,8 @@ def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tupl
 
 
 _MAX_PENDING = 64  # drafts of one sequence
+FIRST_JUDGED = 4
+"""Judged drafts of a sequence and proposer that are told apart from the others (`Scoreboard.commit`)."""
 
 
 @dataclass(slots=True)
@@ -176,6 +181,7 @@ class Scoreboard:
         self.acceptance = acceptance
         self.ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
+        self._first_judged: list[tuple[str, JudgedDraft]] = []  # in this commit
         self._tilts: defaultdict[str, defaultdict[str, Tilt]] = defaultdict(lambda: defaultdict(Tilt))
         """By sequence, by proposer."""
 
@@ -190,11 +196,17 @@ class Scoreboard:
         pending.append(_Pending(draft, rates, tilt, sequence.traffic_class, len(sequence.tokens)))
         del pending[:-_MAX_PENDING]
 
-    def commit(self, sequence: SequenceView) -> None:
-        """Judge the sequence's pending drafts by the tokens that were committed since."""
+    def commit(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
+        """Judge the sequence's pending drafts by the tokens that were committed since.
+
+        Return the drafts among the first of their proposer for the sequence whose first token was judged now.
+        """
         pending = self._pending.get(sequence.key)
-        if pending:
-            self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
+        if not pending:
+            return ()
+        self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
+        found, self._first_judged = self._first_judged, []
+        return found
 
     def drop(self, sequence: SequenceView) -> None:
         """Forget a sequence that ended; undecided drafts stay uncounted."""
@@ -233,4 +245,7 @@ class Scoreboard:
         if entry.depth == 0:
             right = follower is not None
             self.ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
+            if entry.tilt.num_judged < FIRST_JUDGED:
+                entry.tilt.num_judged += 1
+                self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
         return follower

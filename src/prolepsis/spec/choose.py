@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.stats import PlainReason, ProposerCounts, ProposerMemory, count_draft
+from prolepsis.core.stats import JudgedDraft, PlainReason, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard
 from prolepsis.spec.call_watch import CallWatch, WatchedCall
 from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, levels
@@ -177,11 +177,15 @@ class ProposerSet:
         load = StepLoad(num_plain, num_context, num_drafted)
         return self._window.plain_ms(load, num_plain), self._window.added_ms(load, num_drafted)
 
-    def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Tell every proposer that the last `num_new` tokens are committed, and judge the drafts made for them."""
-        self._board.commit(sequence)
+    def commit(self, sequence: SequenceView, num_new: int) -> Sequence[tuple[str, JudgedDraft]]:
+        """Tell every proposer that the last `num_new` tokens are committed, and judge the drafts made for them.
+
+        Return those among the first judged drafts of their proposer for the sequence (`Scoreboard.commit`).
+        """
+        judged = self._board.commit(sequence)
         for drafter in self._drafters:
             drafter.proposer.commit(sequence, num_new)
+        return [(name, draft) for name, draft in judged if name != MERGED]
 
     def forget(self, sequence: SequenceView) -> None:
         """Tell every proposer that the sequence ended."""

@@ -125,3 +125,14 @@ rollout_units = Table(
     Column("counted_at", Double, nullable=False),
 )
 """Hashes of the keys that some replica has counted for a stage, until the stage is over."""
+
+drift_baselines = Table(
+    "drift_baselines",
+    metadata,
+    Column("proposer", String(64), primary_key=True),
+    Column("traffic_class", String(256), primary_key=True),
+    Column("version", String(256), primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("kept_at", Double, nullable=False),
+)
+"""What drift learnt of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""

@@ -1,0 +1,53 @@
+"""Baselines in a database: they outlive the server, and each replica reads what another learnt."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.baselines import BaselineStore
+from prolepsis.safety.benefit import Benefits
+from prolepsis.safety.drift import DriftStreams
+from prolepsis.store.database import Database
+from prolepsis.store.tables import drift_baselines
+from tests.safety.ended import TRAFFIC_CLASS, ended
+from tests.store.databases import opened
+
+KEY = ("draft_head", TRAFFIC_CLASS)
+
+
+@pytest.fixture
+def database(setting: str) -> Iterator[Database]:
+    with closing(opened(setting)) as made:
+        yield made
+
+
+def learnt() -> tuple[DriftStreams, Benefits]:
+    streams, benefits = DriftStreams(), Benefits()
+    streams.observe([TrafficClassCounts(*KEY)], lambda _: "head@1", 0.0)
+    for _ in range(300):
+        streams.see(KEY, "head@1", [JudgedDraft(True, 0.9)], 0.0)
+        benefits.see(ended({"draft_head": 5}), 0.0)
+    return streams, benefits
+
+
+def test_what_one_server_learnt_another_reads(database: Database) -> None:
+    streams, benefits = learnt()
+    store = BaselineStore(database)
+    store.write(streams.states(), benefits.states())
+    read, shares = BaselineStore(database).read()
+    assert dict(read) == dict(streams.states())
+    assert dict(shares) == dict(benefits.states())
+    streams.see(KEY, "head@2", [JudgedDraft(True, 0.9)], 0.0)
+    store.write(streams.states(), benefits.states())
+    assert {version for _, version in BaselineStore(database).read()[0]} == {"head@1", "head@2"}
+
+
+def test_a_row_of_another_format_is_learnt_again(database: Database) -> None:
+    streams, benefits = learnt()
+    BaselineStore(database).write(streams.states(), benefits.states())
+    with database.write() as connection:
+        connection.execute(update(drift_baselines).values(state='{"older": true}'))
+    assert BaselineStore(database).read() == ({}, {})
