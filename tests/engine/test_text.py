@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.engine.text import TextStream
+from prolepsis.engine.text import StopStrings, TextStream
 
 TEXTS = st.text(alphabet="ab \n世é🙂STOP", max_size=40)
 
@@ -23,7 +23,7 @@ class Bytes:
 
 
 def stream(stop: Sequence[str], blocks: Sequence[Sequence[int]]) -> tuple[str, TextStream]:
-    text = TextStream(Bytes(), stop)
+    text = TextStream(Bytes(), StopStrings(stop))
     shown = "".join(text.push(block) for block in blocks)
     return shown + text.finish(), text
 
@@ -55,7 +55,7 @@ def test_stop_strings_cut_alike_however_tokens_are_grouped(text: str, stop: list
 
 
 def test_possible_start_of_a_stop_string_is_held_back() -> None:
-    text = TextStream(Bytes(), ["STOP"])
+    text = TextStream(Bytes(), StopStrings(["STOP"]))
     assert text.push(b"xST") == "x"
     assert text.push(b"A") == "STA"
     assert text.push(b"STO") == ""
@@ -84,9 +84,15 @@ def test_partial_character_after_junk_is_still_whole() -> None:
 
 
 def test_stop_strings_before_min_tokens_are_text() -> None:
-    text = TextStream(Bytes(), ["ab"], min_tokens=4)
+    text = TextStream(Bytes(), StopStrings(["ab"]), min_tokens=4)
     assert text.push(b"abxab") == "abx"
     assert (text.matched, text.num_tokens) == ("ab", 5)
+
+
+def test_a_stop_string_that_was_text_before_min_tokens_stays_text() -> None:
+    text = TextStream(Bytes(), StopStrings(["ab", "abcd"]), min_tokens=3)
+    assert text.push(b"abcx") == "abcx"
+    assert text.matched is None
 
 
 def test_earlier_match_in_one_token_wins() -> None:
@@ -94,6 +100,6 @@ def test_earlier_match_in_one_token_wins() -> None:
         def decode(self, token_ids: Sequence[int], /) -> str:
             return "".join(["one two three", "!"][t] for t in token_ids)
 
-    text = TextStream(Words(), ["three", "two"])
+    text = TextStream(Words(), StopStrings(["three", "two"]))
     assert text.push([0, 1]) == "one "
     assert (text.matched, text.num_tokens) == ("two", 1)

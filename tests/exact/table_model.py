@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
@@ -59,7 +59,7 @@ def decode_plainly(sequence: TableSequence) -> tuple[int, ...]:
     output: list[int] = []
     history = TokenHistory(sequence.prompt)
     while len(output) < sequence.params.max_tokens:
-        row = SamplingRow(sequence.params, sequence.key, len(output), history)
+        row = SamplingRow(sequence.params, sequence.key, len(output), history, bias=LogitBias.of(sequence.params))
         token = sequence.sampler.pick(sequence.model.logits((*sequence.prompt, *output))[None], [row])[0]
         output.append(token)
         history.append([token])
@@ -75,7 +75,9 @@ def decode_speculatively(sequence: TableSequence, drafter: Drafter) -> tuple[tup
     results: list[VerifyResult] = []
     while len(output) < sequence.params.max_tokens:
         draft = drafter(output)
-        step = SequenceStep(draft, sequence.params, sequence.key, len(output), 0, history)
+        step = SequenceStep(
+            draft, sequence.params, sequence.key, len(output), 0, history, bias=LogitBias.of(sequence.params)
+        )
         logits = sequence.model.draft_logits((*sequence.prompt, *output), draft)
         result = verify_batch([step], logits, sequence.sampler)[0]
         results.append(result)

@@ -19,7 +19,7 @@ import torch
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import verify
@@ -94,11 +94,12 @@ def test_the_enumeration_of_drafts_is_complete() -> None:
 def test_probabilities_of_every_row_of_a_draft_equal_brute_force(name: str, native: bool) -> None:
     params, vocab_size = GRID[name], 4
     model, sampler = TableModel(vocab_size, 1), Sampler(vocab_size, (EOS,), native=native)
+    bias = LogitBias.of(params)
     for committed, prefix in itertools.product([(), (2,), (1, 1)], [(), (3,), (1, 1), (1, 2, 1)]):
         history = TokenHistory(PROMPT)
         history.append(committed)
         logits = model.logits((*PROMPT, *committed, *prefix))
-        row = SamplingRow(params, 0, len(committed) + len(prefix), history, prefix)
+        row = SamplingRow(params, 0, len(committed) + len(prefix), history, prefix, bias=bias)
         got = sampler.probabilities(logits[None], [row])[0].tolist()
         output = committed + prefix
         want = brute_force.distribution(logits.tolist(), params, PROMPT, output, sampler.ends(params))
@@ -278,7 +279,8 @@ def test_picks_over_many_keys_follow_the_probabilities(name: str, native: bool) 
     sampler = Sampler(vocab_size, (EOS,), native=native)
     logits = TableModel(vocab_size, 3).logits(PROMPT)[None]
     history = TokenHistory(PROMPT)
-    rows = [SamplingRow(params, noise_key(seed, 0), 1, history, (2,)) for seed in range(num_draws)]
+    bias = LogitBias.of(params)
+    rows = [SamplingRow(params, noise_key(seed, 0), 1, history, (2,), bias=bias) for seed in range(num_draws)]
     counts: Counter[Tokens] = Counter((token,) for token in sampler.pick(logits, rows, at=[0] * num_draws))
     expected = sampler.probabilities(logits, rows[:1])[0].tolist()
     statistic, degrees = chi_square(counts, {(token,): p for token, p in enumerate(expected)}, num_draws)

@@ -27,7 +27,7 @@ from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
@@ -84,7 +84,7 @@ def reference(source: GenerateRequest, index: int = 0) -> list[int]:
         if matcher.is_over():
             break
         logits = torch.tensor([table_logits([*source.prompt_token_ids, *output])])
-        row = SamplingRow(params, key, len(output), history, (), matcher.mask())
+        row = SamplingRow(params, key, len(output), history, (), matcher.mask(), LogitBias.of(params))
         (token,) = SAMPLER.pick(logits, [row])
         output.append(token)
         history.append([token])

@@ -7,7 +7,7 @@ import torch
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
@@ -36,7 +36,7 @@ def history(prompt: tuple[int, ...] = (), output: tuple[int, ...] = ()) -> Token
 def verify_one(
     draft: Draft | None, params: SamplingParams, logits: torch.Tensor, output: tuple[int, ...] = ()
 ) -> VerifyResult:
-    step = SequenceStep(draft, params, 0, len(output), 0, history((), output))
+    step = SequenceStep(draft, params, 0, len(output), 0, history((), output), bias=LogitBias.of(params))
     return verify_batch([step], logits, SAMPLER)[0]
 
 
@@ -95,7 +95,7 @@ def test_parameters_of_a_request_reach_every_one_of_its_rows() -> None:
     biased = replace(GREEDY, logit_bias=((4, 5.0),))
     steps = [
         SequenceStep(chain((0, 0), "test"), replace(GREEDY, ignore_eos=True), 0, 0, 0),
-        SequenceStep(chain((4, 4), "test"), biased, 0, 0, 3),
+        SequenceStep(chain((4, 4), "test"), biased, 0, 0, 3, bias=LogitBias.of(biased)),
         SequenceStep(None, GREEDY, 0, 0, 6),
     ]
     assert [v.tokens for v in verify_batch(steps, torch.zeros(7, V), SAMPLER)] == [(0, 0, 0), (4, 4, 4), (0,)]

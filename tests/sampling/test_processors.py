@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.processors import SamplingRow, TokenHistory, edit, is_edited
+from prolepsis.sampling.processors import LogitBias, SamplingRow, TokenHistory, edit, is_edited
 from tests.sampling import brute_force
 
 LOGITS = torch.tensor([2.0, -1.0, 0.5, -0.25, 3.0])
@@ -28,20 +28,25 @@ ENDS = frozenset({4})
 )
 def test_rows_that_need_no_edit_are_passed_through(params: SamplingParams, edits: bool) -> None:
     assert is_edited(params, 2) == edits
-    result = edit(LOGITS, SamplingRow(params, 0, 2, TokenHistory([0])), ENDS)
+    result = edit(LOGITS, SamplingRow(params, 0, 2, TokenHistory([0]), bias=LogitBias.of(params)), ENDS)
     assert (result is LOGITS) == (not edits)
 
 
 def test_the_given_logits_are_never_written() -> None:
     before = LOGITS.clone()
     params = SamplingParams(logit_bias=((0, 5.0),), repetition_penalty=2.0, min_tokens=9)
-    edit(LOGITS, SamplingRow(params, 0, 0, TokenHistory([0, 1])), ENDS)
+    edit(LOGITS, SamplingRow(params, 0, 0, TokenHistory([0, 1]), bias=LogitBias.of(params)), ENDS)
     assert torch.equal(LOGITS, before)
 
 
 def test_penalties_without_a_history_are_a_broken_invariant() -> None:
     with pytest.raises(AssertionError, match="history"):
         edit(LOGITS, SamplingRow(SamplingParams(presence_penalty=1.0), 0, 0), ENDS)
+
+
+def test_a_bias_without_its_arrays_is_a_broken_invariant() -> None:
+    with pytest.raises(AssertionError, match="arrays"):
+        edit(LOGITS, SamplingRow(SamplingParams(logit_bias=((0, 1.0),)), 0, 0), ENDS)
 
 
 PENALTIES = st.builds(
@@ -62,7 +67,7 @@ def test_edits_equal_brute_force(
 ) -> None:
     history = TokenHistory(prompt)
     history.append(output)
-    row = SamplingRow(params, 0, len(output) + len(prefix), history, tuple(prefix))
+    row = SamplingRow(params, 0, len(output) + len(prefix), history, tuple(prefix), bias=LogitBias.of(params))
     expected = brute_force.edited(LOGITS.tolist(), params, prompt, output + prefix, ENDS)
     for got, want in zip(edit(LOGITS, row, ENDS).tolist(), expected, strict=True):
         assert got == want if math.isinf(want) else math.isclose(got, want, rel_tol=1e-14, abs_tol=1e-14)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import native_kernel, noise_key
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from tests.sampling import brute_force
 
@@ -61,7 +61,9 @@ def test_probabilities_equal_brute_force(
     prompt, output = [1, 2], [2, 1, 1, 2, 0][:position]
     history = TokenHistory(prompt)
     history.append(output[:2])
-    row = SamplingRow(params, 1, position, history, tuple(output[2:]), mask_of(allowed, vocab_size))
+    row = SamplingRow(
+        params, 1, position, history, tuple(output[2:]), mask_of(allowed, vocab_size), LogitBias.of(params)
+    )
     got = sampler(vocab_size, native).probabilities(logits, [row])[0].tolist()
     want = brute_force.distribution(logits[0].tolist(), params, prompt, output, frozenset({0}), allowed=allowed)
     assert max(abs(a - b) for a, b in zip(got, want, strict=True)) < 1e-12
@@ -87,7 +89,10 @@ def test_compiled_picks_equal_those_of_torch(
     if share is not None:
         allowed = np.random.default_rng(seed).random(vocab_size) < share
         allowed[seed % vocab_size] = True
-    rows = [SamplingRow(params, noise_key(seed, i), i, TokenHistory([1, 1]), (), allowed) for i in range(4)]
+    rows = [
+        SamplingRow(params, noise_key(seed, i), i, TokenHistory([1, 1]), (), allowed, LogitBias.of(params))
+        for i in range(4)
+    ]
     picked = sampler(vocab_size, native=True).pick(logits, rows)
     assert picked == sampler(vocab_size, native=False).pick(logits, rows)
     assert allowed is None or all(allowed[token] for token in picked)
@@ -134,7 +139,7 @@ def test_greedy_breaks_ties_by_the_lowest_id(native: bool) -> None:
     assert subject.argmax(logits) == [7]
     assert subject.pick(logits, [SamplingRow(greedy, 0, 0)]) == [7]
     biased = SamplingParams(temperature=0.0, logit_bias=((7, -1.0),))
-    assert subject.pick(logits, [SamplingRow(biased, 0, 0)]) == [63]
+    assert subject.pick(logits, [SamplingRow(biased, 0, 0, bias=LogitBias.of(biased))]) == [63]
 
 
 @pytest.mark.parametrize("native", BACKENDS)

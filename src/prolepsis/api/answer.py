@@ -20,6 +20,7 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text import StopStrings
 from prolepsis.web.errors import RequestAborted
 from prolepsis.web.feature import announce_end, most_kept
 
@@ -113,6 +114,7 @@ class _Answering:
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
         services, body = self.services, self.prepared.body
         first, samples = number * request.n, list[_Sample]()
+        stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
             pipeline = (
                 services.features.output.pipeline(self._facts(request, index))
@@ -124,6 +126,7 @@ class _Answering:
                 index,
                 request,
                 services.tokenizer,
+                stop,
                 skip_special_tokens=body.skip_special_tokens is not False,
                 include_stop=bool(body.include_stop_str_in_output),
             )

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from prolepsis.api.tokenizer import Tokenizer, Verbatim
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.text import TextStream
+from prolepsis.engine.text import StopStrings, TextStream
 
 ShownReason = FinishReason | Literal["content_filter"]
 """Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
@@ -65,16 +65,17 @@ class Choice:
         index: int,
         request: GenerateRequest,
         tokenizer: Tokenizer,
+        stop: StopStrings | None = None,
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
     ) -> None:
-        """`include_stop`: the stop string that ends the text is part of it."""
+        """`stop`: the request's; `include_stop`: the stop string that ends the text is part of it."""
         self.finished = False
         self._index = index
         self._tokenizer = tokenizer
         decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
-        self._stream = TextStream(decoder, request.params.stop, min_tokens=request.params.min_tokens)
+        self._stream = TextStream(decoder, stop, min_tokens=request.params.min_tokens)
         self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None
         self._held: list[OutputToken] = []

@@ -21,7 +21,7 @@ from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.text import TextStream
+from prolepsis.engine.text import StopStrings, TextStream
 
 
 def figures(stats: RequestStats) -> dict[str, object]:
@@ -188,7 +188,7 @@ async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, sh
 
     Raises the error of a request that fails, `EngineError` for one that is aborted.
     """
-    text = TextStream(tokenizer, ask.params.stop, min_tokens=ask.params.min_tokens)
+    text = TextStream(tokenizer, StopStrings.of(ask.params.stop), min_tokens=ask.params.min_tokens)
     pieces: list[str] = []
     last = Tokens("", 0, ())
 

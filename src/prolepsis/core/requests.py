@@ -29,6 +29,10 @@ class GrammarSpec:
 
 
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 4096
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Of one stop string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +85,30 @@ class SamplingParams:
 
     def _validate_tokens(self, vocab_size: int) -> None:
         tokens = f"0 to {vocab_size - 1}"
+        _check_number("logit_bias", "tokens", len(self.logit_bias), MAX_LOGIT_BIASES)
         for token, bias in self.logit_bias:
-            _check(0 <= token < vocab_size, "logit_bias", f"names token {token}", tokens)
-            _check(-100.0 <= bias <= 100.0, "logit_bias", f"of token {token} is {bias}", "-100 to 100")
+            if not 0 <= token < vocab_size:
+                raise _refused("logit_bias", f"names token {token}", tokens)
+            if not -100.0 <= bias <= 100.0:
+                raise _refused("logit_bias", f"of token {token} is {bias}", "-100 to 100")
         for token in self.stop_token_ids:
             _check(0 <= token < vocab_size, "stop_token_ids", f"names token {token}", tokens)
+        _check_number("stop", "strings", len(self.stop), MAX_STOP_STRINGS)
         _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")
+        _check_number("stop", "characters in a string", max(map(len, self.stop), default=0), MAX_STOP_CHARACTERS)
 
 
 def _check(holds: bool, name: str, given: str, allowed: str) -> None:
     if not holds:
-        raise InvalidParameter(f"{name} {given}; allowed: {allowed}", param=name)
+        raise _refused(name, given, allowed)
+
+
+def _check_number(name: str, of: str, number: int, most: int) -> None:
+    _check(number <= most, name, f"has {number} {of}", f"at most {most}")
+
+
+def _refused(name: str, given: str, allowed: str) -> InvalidParameter:
+    return InvalidParameter(f"{name} {given}; allowed: {allowed}", param=name)
 
 
 @dataclass(frozen=True, slots=True)

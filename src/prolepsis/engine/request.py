@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.text import Detokenizer, TextStream
+from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
 from prolepsis.grammar.matcher import CompiledGrammar, Matcher
 from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import TokenHistory
+from prolepsis.sampling.processors import LogitBias, TokenHistory
 from prolepsis.spec.shadow import ShadowDraft
 
 Rank = tuple[int, float, int, int]
@@ -28,6 +28,8 @@ class SequenceState:
         end_ids: frozenset[int],
         text: TextStream | None,
         matcher: Matcher | None,
+        *,
+        bias: LogitBias | None = None,
     ) -> None:
         source = request.source
         self.request = request
@@ -44,6 +46,8 @@ class SequenceState:
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
+        self.bias = bias
+        """Of its parameters, the same for all of the request's sequences."""
         self.end_ids = end_ids
         """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
         self.text = text
@@ -113,9 +117,10 @@ def open_request(
     request = Request(source, arrival, serial, queued_since=arrival)
     request.stats.num_prompt_tokens = len(source.prompt_token_ids)
     end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
+    assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
+    bias, stop = LogitBias.of(params), StopStrings.of(params.stop)
     for index in range(source.n):
-        assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
-        text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens) if params.stop and tokenizer else None
+        text = TextStream(tokenizer, stop, min_tokens=params.min_tokens) if stop and tokenizer else None
         matcher = grammar.matcher(ignore_eos=params.ignore_eos) if grammar is not None else None
-        request.sequences.append(SequenceState(request, index, end_ids, text, matcher))
+        request.sequences.append(SequenceState(request, index, end_ids, text, matcher, bias=bias))
     return request

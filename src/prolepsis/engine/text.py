@@ -1,5 +1,6 @@
 """Turns tokens into text as they come: whole characters only, nothing that may become a stop string."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -57,6 +58,66 @@ class _Window:
         return new
 
 
+class StopStrings:
+    """Finds stop strings character by character; one serves all streams of a request.
+
+    An automaton (Aho, Corasick 1975) whose state is the longest beginning of a stop string with which the text ends.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        self._length = [0]
+        """Characters of each state's text."""
+        self._found: list[str | None] = [None]
+        """The longest stop string with which each state's text ends."""
+        self._shorter = [0]
+        """The longest other state with which each state's text ends."""
+        for string in strings:
+            self._add(string)
+        self._link()
+
+    @classmethod
+    def of(cls, strings: Sequence[str]) -> "StopStrings | None":
+        """Return what finds `strings`; None if there are none."""
+        return cls(strings) if strings else None
+
+    def step(self, state: int, character: str) -> int:
+        """Return the state after one more character; 0 is the first."""
+        while state and character not in self._next[state]:
+            state = self._shorter[state]
+        return self._next[state].get(character, 0)
+
+    def found(self, state: int) -> str | None:
+        """Return the longest stop string that the last character completed."""
+        return self._found[state]
+
+    def length(self, state: int) -> int:
+        """Return how many of the last characters may belong to a stop string."""
+        return self._length[state]
+
+    def _add(self, string: str) -> None:
+        state = 0
+        for length, character in enumerate(string, 1):
+            if character not in self._next[state]:
+                self._next[state][character] = len(self._next)
+                self._next.append({})
+                self._length.append(length)
+                self._found.append(None)
+                self._shorter.append(0)
+            state = self._next[state][character]
+        self._found[state] = string
+
+    def _link(self) -> None:
+        """Link each state to the next shorter one, shorter ones first."""
+        states = deque(self._next[0].values())
+        while states:
+            state = states.popleft()
+            for character, longer in self._next[state].items():
+                self._shorter[longer] = self.step(self._shorter[state], character)
+                self._found[longer] = self._found[longer] or self._found[self._shorter[longer]]
+                states.append(longer)
+
+
 class TextStream:
     """One sequence's text: `push` returns text that is certain, `finish` the text held back.
 
@@ -65,7 +126,7 @@ class TextStream:
     `min_tokens`-th are ordinary text.
     """
 
-    def __init__(self, tokenizer: Detokenizer, stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+    def __init__(self, tokenizer: Detokenizer, stop: StopStrings | None = None, *, min_tokens: int = 0) -> None:
         self.matched: str | None = None
         """The stop string that ended the text."""
         self.num_tokens = 0
@@ -73,9 +134,9 @@ class TextStream:
         self.num_characters = 0
         """Characters of the text so far, those included that are held back or cut off."""
         self._window = _Window(tokenizer)
-        self._stop = tuple(stop)
+        self._stop = stop
+        self._state = 0
         self._min_tokens = min_tokens
-        self._reach = max((len(s) for s in stop), default=1) - 1
         self._held = ""
 
     def push(self, token_ids: Sequence[int]) -> str:
@@ -103,29 +164,16 @@ class TextStream:
 
     def _release(self, text: str) -> str:
         self.num_characters += len(text)
-        if not self._stop:
+        if self._stop is None:
             return text
-        text = self._held + text
-        match = self._first_match(text) if self.num_tokens >= self._min_tokens else None
-        if match is not None:
-            self._held = ""
-            self.matched = text[match[0] : match[1]]
-            return text[: match[0]]
-        kept = self._start_of_stop(text)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
-
-    def _first_match(self, text: str) -> tuple[int, int] | None:
-        """Return start and end of the stop string that ends first; of several, the longest."""
-        found = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
-        if not found:
-            return None
-        end, start = min(found)
-        return start, end
-
-    def _start_of_stop(self, text: str) -> int:
-        """Return the length of the longest end of `text` with which a stop string begins."""
-        for length in range(min(self._reach, len(text)), 0, -1):
-            if any(s.startswith(text[-length:]) for s in self._stop):
-                return length
-        return 0
+        stop, state, may_end = self._stop, self._state, self.num_tokens >= self._min_tokens
+        held = self._held + text
+        for end, character in enumerate(text, len(self._held) + 1):
+            state = stop.step(state, character)
+            if may_end and (matched := stop.found(state)) is not None:
+                self.matched, self._held = matched, ""
+                return held[: end - len(matched)]
+        self._state = state
+        certain = len(held) - stop.length(state)
+        self._held = held[certain:]
+        return held[:certain]

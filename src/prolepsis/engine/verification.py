@@ -48,6 +48,7 @@ class Verification:
             sequence.history,
             self._max_model_len - len(sequence.tokens),
             sequence.matcher,
+            sequence.bias,
         )
 
     def _sampled(self, sequence: SequenceState, result: VerifyResult, logits: Tensor) -> SampledTokens:
@@ -76,7 +77,8 @@ class Verification:
         matcher = sequence.matcher
         try:
             allowed = matcher.mask() if matcher is not None else None
-            row = SamplingRow(sequence.params, sequence.noise_key, position, sequence.history, (), allowed)
+            params, history = sequence.params, sequence.history
+            row = SamplingRow(params, sequence.noise_key, position, history, (), allowed, sequence.bias)
             read = classify(logits[result.first_row], row, (token, before), self._sampler)
         except Exception:  # contained: a comparison must not take the step with it
             log.exception("difference_not_classified", position=position)

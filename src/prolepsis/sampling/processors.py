@@ -49,6 +49,28 @@ class TokenHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class LogitBias:
+    """A request's logit bias as arrays, made once for all its tokens."""
+
+    ids: NDArray[np.int64]  # [N], no two equal
+    values: NDArray[np.float64]  # [N]
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "LogitBias | None":
+        """Return the bias of `params`; None if they have none."""
+        if not params.logit_bias:
+            return None
+        ids, values = zip(*params.logit_bias, strict=True)
+        return cls(np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64))
+
+    def add_to(self, values: Tensor) -> None:  # [V] float64
+        if values.device.type == "cpu":
+            values.numpy()[self.ids] += self.values
+        else:
+            values[torch.from_numpy(self.ids)] += torch.from_numpy(self.values).to(values.device)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRow:
     """Everything besides a row of logits that its token depends on."""
 
@@ -63,6 +85,8 @@ class SamplingRow:
     """The draft's own tokens above this row. They are not committed; `history` ends with the last committed token."""
     allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]
     """Tokens that the sample's grammar allows here; None allows all."""
+    bias: LogitBias | None = None
+    """Of `params`; needed only for a bias."""
 
 
 def is_edited(params: SamplingParams, position: int) -> bool:
@@ -85,8 +109,9 @@ def edit(
     if not is_edited(params, row.position):
         return logits if row.allowed is None else _only(logits, row.allowed)
     values = _copy(logits)
-    for token, bias in params.logit_bias:
-        values[token] += bias
+    if params.logit_bias:
+        assert row.bias is not None, "a bias needs its arrays"
+        row.bias.add_to(values)
     banned = list(ends) if row.position < params.min_tokens else []
     if row.allowed is not None:
         values = _only(values, row.allowed)

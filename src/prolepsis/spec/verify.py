@@ -13,7 +13,7 @@ from torch import Tensor
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.sampling.processors import TokenHistory, is_edited
+from prolepsis.sampling.processors import LogitBias, TokenHistory, is_edited
 from prolepsis.sampling.sampler import DraftRows, Sampler, SamplingRow
 from prolepsis.spec.draft import ROOT, Draft
 
@@ -36,6 +36,8 @@ class SequenceStep:
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
     matcher: Matcher | None = None
     """Of the sequence's grammar, if it has one, after the last committed token."""
+    bias: LogitBias | None = None
+    """Of `params`; needed only for a bias."""
 
     @property
     def limit(self) -> int:
@@ -217,4 +219,4 @@ def _row(step: SequenceStep, walk: Walk) -> SamplingRow | None:
         except Exception as error:  # contained: one sequence's grammar must not take the step with it
             walk.fault = error if isinstance(error, GrammarFailed) else GrammarFailed(f"the grammar failed: {error!r}")
             return None
-    return SamplingRow(step.params, step.key, step.position + len(prefix), step.history, prefix, allowed)
+    return SamplingRow(step.params, step.key, step.position + len(prefix), step.history, prefix, allowed, step.bias)

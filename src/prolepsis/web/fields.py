@@ -4,10 +4,9 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from prolepsis.core.requests import MAX_TOP_LOGPROBS
+from prolepsis.core.requests import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_TOP_LOGPROBS
 from prolepsis.core.validation import Number, Part
 
-MAX_STOP_STRINGS = 16
 MAX_SAMPLES = 128
 MAX_PROMPTS = 64
 _TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text")
@@ -64,6 +63,8 @@ def _token_keys(value: object) -> object:
     """JSON keys are strings: read them as token ids."""
     if not isinstance(value, dict):
         return value
+    if len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"has {len(value)} tokens; allowed: at most {MAX_LOGIT_BIASES}")
     wrong = next((key for key in value if not (key.isascii() and key.isdigit() and len(key) <= 10)), None)
     if wrong is not None:
         raise ValueError(f"key {wrong[:64]!r} is not a token id")
@@ -71,6 +72,7 @@ def _token_keys(value: object) -> object:
 
 
 _STRING = {"type": "string"}
+_STOP_STRING = {**_STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PART = {
     "type": "object",
@@ -94,14 +96,14 @@ Text: TypeAlias = Annotated[
     str, BeforeValidator(_join_parts), WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _PART}]})
 ]
 Stop: TypeAlias = Annotated[
-    list[str],
+    list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOP_STRINGS),
     BeforeValidator(_list_of_one),
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS},
+                _STOP_STRING,
+                {"type": "array", "items": _STOP_STRING, "maxItems": MAX_STOP_STRINGS},
             ]
         }
     ),
@@ -113,6 +115,7 @@ LogitBias: TypeAlias = Annotated[
         {
             "type": "object",
             "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "maxProperties": MAX_LOGIT_BIASES,
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         }
     ),

@@ -14,6 +14,8 @@ from prolepsis.api.app import build
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.body_reader import parse_body
+from prolepsis.web.errors import RequestRefused
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -137,6 +139,9 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"min_tokens": 10**6}, "context_length_exceeded", "messages", ["512"]),
         ({"stop": ""}, "invalid_value", "stop", ["empty"]),
         ({"stop": ["x"] * 17}, "invalid_value", "stop", ["16"]),
+        ({"stop": "x" * 1025}, "invalid_value", "stop", ["1024"]),
+        ({"n": 129}, "invalid_value", "n", ["128"]),
+        ({"bad_words": ["x"]}, "unknown_parameter", "bad_words", []),
         ({"stop": [1]}, "invalid_type", "stop[0]", []),
         ({"stop_token_ids": [999]}, "invalid_value", "stop_token_ids", ["999", "256"]),
         ({"logit_bias": {"999": 1}}, "invalid_value", "logit_bias", ["999"]),
@@ -255,3 +260,16 @@ async def test_no_bytes_are_a_server_error(app: FastAPI, raw: bytes) -> None:
     async with connect(app) as http:
         response = await http.post("/v1/completions", content=raw)
     assert 400 <= response.status_code < 500
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "named"),
+    [
+        ({"stop": [str(i) for i in range(10_000)]}, "stop", "16"),
+        ({"logit_bias": {str(i): 1 for i in range(49_152)}}, "logit_bias", "has 49152 tokens; allowed: at most 4096"),
+    ],
+)
+def test_many_entries_are_refused_by_name(changes: dict[str, Any], param: str, named: str) -> None:
+    with pytest.raises(RequestRefused, match=named) as caught:
+        parse_body(json.dumps({"model": "tiny", "prompt": "Hi"} | changes).encode(), CompletionBody)
+    assert caught.value.param == param

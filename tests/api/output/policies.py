@@ -10,6 +10,7 @@ from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPol
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.text import StopStrings
 from tests.api.fakes import END, ByteTokenizer
 
 FACTS = AnswerFacts("r", 0, "/v1/completions", "acme", "standard", "k", "tiny", structured=False)
@@ -87,7 +88,7 @@ async def _deliver(
     text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery
 ) -> Delivered:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
-    choice = Choice(0, request, ByteTokenizer())
+    choice = Choice(0, request, ByteTokenizer(), StopStrings.of(stop))
     deltas = []
     tokens = [*text.encode(), END]
     for start in range(0, len(tokens), step):

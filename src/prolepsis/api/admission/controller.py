@@ -250,9 +250,9 @@ class AdmissionController(Feature):
     @asynccontextmanager
     async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[float]:
         """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
-        since, caller, cost, request = self._clock(), group.caller, progress.cost, progress.request
+        since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         size = min(request.n, self._places)
-        waiting = Waiting(caller.tenant, caller.tier, request.priority, cost, size, since)
+        waiting = Waiting(caller.tenant, caller.tier, request.priority, load, size, since)
         await self._wait_for_turn(waiting, group.deadline_s)
         waited_s = self._clock() - since
         self.metrics.wait.labels(caller.tier).observe(waited_s)
@@ -260,7 +260,7 @@ class AdmissionController(Feature):
             yield waited_s
         finally:
             self._taken -= size
-            self._queue.correct(waiting, cost - progress.num_used)
+            self._queue.correct(waiting, load - progress.load_used)
             self._dispatch()
 
     async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:

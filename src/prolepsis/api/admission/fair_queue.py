@@ -24,8 +24,8 @@ class Waiting:
     tier: str
     priority: int
     """Lower goes first, within its flow only."""
-    cost: int
-    """Tokens it may take: prompt and longest answer."""
+    cost: float
+    """Tokens it may take: prompt and longest answer, and its own processing as tokens."""
     size: int
     """Places in the engine it takes: its samples."""
     since: float
@@ -98,7 +98,7 @@ class FairQueue:
         self._num_waiting[request.tier] -= 1
         self._forget_idle()
 
-    def correct(self, request: Waiting, unused: int) -> None:
+    def correct(self, request: Waiting, unused: float) -> None:
         """Let its flow have the share back that a started request did not use (negative: used beyond its cost)."""
         flow = self._flows.get(request.flow)
         if flow is not None:

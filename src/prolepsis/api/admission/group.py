@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prolepsis.api.admission.processing import processing_per_token
 from prolepsis.api.admission.response_cache import Answer
 from prolepsis.core.ended import Keep
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
@@ -26,6 +27,7 @@ class Progress:
         self.stored = stored
         self.keep = keep
         self.cache_key = cache_key
+        self._processing = processing_per_token(request)
         self.num_tokens = 0
         self.answered = False
         """The engine took the request and its first event came."""
@@ -47,6 +49,16 @@ class Progress:
     def num_used(self) -> int:
         """The tokens that count as used: prompt and answer so far; 0 if the request never ran."""
         return len(self.request.prompt_token_ids) + self.num_tokens if self.answered else 0
+
+    @property
+    def load(self) -> float:
+        """What it may take of the engine, in plain tokens: `cost` and its own processing."""
+        return self.cost + self._processing * self.request.n * self.request.params.max_tokens
+
+    @property
+    def load_used(self) -> float:
+        """What it has taken of that; 0 if the request never ran."""
+        return self.num_used + self._processing * self.num_tokens
 
     def see(self, event: Event) -> None:
         """Take in an event; a stored answer uses no tokens."""
