@@ -304,7 +304,11 @@ async def test_a_record_of_another_model_is_not_compared(connect: Any, store: St
 async def test_without_a_store_there_are_no_entries() -> None:
     app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-        assert (await http.get("/admin/audit")).json() == {"head": f"0:{'0' * 64}", "entries": []}
+        assert (await http.get("/admin/audit")).json() == {
+            "head": f"0:{'0' * 64}",
+            "signed_head": None,
+            "entries": [],
+        }
         assert (await http.get("/admin/audit/1")).status_code == 404
 
 

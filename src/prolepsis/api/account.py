@@ -135,4 +135,6 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
+        http_request_id=prepared.context.http_request_id,
+        trace_id=prepared.context.trace_id,
     )

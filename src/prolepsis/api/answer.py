@@ -16,6 +16,7 @@ from prolepsis.api.output.policy import AnswerFacts
 from prolepsis.api.pacing import Paced
 from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
+from prolepsis.api.tracing import ANSWER_ID
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -33,6 +34,7 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
     Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
     once.
     """
+    http.scope["state"][ANSWER_ID] = prepared.answer_id
     account = RequestAccount(about(prepared), whole=not prepared.stream)
     answering, stats = _Answering(prepared, services, account), list[RequestStats]()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:

@@ -16,6 +16,8 @@ from prolepsis.web.errors import describe_error
 
 log = structlog.get_logger(__name__)
 
+HTTP_REQUEST_ID, TRACE_ID, ANSWER_ID = "http_request_id", "trace_id", "answer_id"
+"""Names of a request in its scope's state."""
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET = {"/metrics", "/health", "/health/live", "/health/ready"}
 _NOT_SENT = 499
@@ -35,6 +37,7 @@ class RequestIdMiddleware:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _ACCEPTED.fullmatch(given) else f"req-{uuid4().hex}"
+        scope.setdefault("state", {})[HTTP_REQUEST_ID] = request_id
         status, started = _NOT_SENT, time.perf_counter()
 
         async def send_with_id(message: Message) -> None:
@@ -54,10 +57,13 @@ class RequestIdMiddleware:
             self._account(scope, request_id, status, time.perf_counter() - started)
 
     def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or scope.get("state", {}).get("rule", "unknown")
+        state = scope.get("state", {})
+        route = getattr(scope.get("route"), "path", None) or state.get("rule", "unknown")
+        names = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
         self._metrics.http_request_ended(route, status)
         if route not in _QUIET:
-            log.info("http_request", route=route, status=status, ms=round(seconds * 1000, 1), request_id=request_id)
+            ms = round(seconds * 1000, 1)
+            log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names)
 
 
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -110,6 +116,7 @@ class TraceMiddleware:
             await self._app(scope, receive, send)
             return
         own = context.child()
+        scope.setdefault("state", {})[TRACE_ID] = own.trace_id
 
         async def send_with_trace(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,11 +1,11 @@
 """The chain in its table: one writer appends at a time; entries are read in pages, and their details can be erased."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from prolepsis.audit.entry import (
     HEAD_INVALID,
@@ -15,11 +15,12 @@ from prolepsis.audit.entry import (
     Details,
     RedactedEvent,
     canonical,
+    name_digest,
     redact,
 )
 from prolepsis.audit.signing import SignedHead, keys_of
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.store.tables import audit_entries, audit_head
+from prolepsis.store.tables import audit_entries, audit_head, audit_names
 
 _PAGE = 500
 _LONGEST_NUMBER = 19
@@ -49,8 +50,15 @@ def append(
             added.append(found[event.uid])
     if added:
         connection.execute(insert(audit_entries), [_row(entry) for entry in added])
+        _set_names(connection, {entry.uid: entry.seq for entry in added}, redacted)
         _set_head(connection, added[-1])
     return [found[event.uid] for event in redacted]
+
+
+def _set_names(connection: Connection, added: Mapping[str, int], events: Sequence[RedactedEvent]) -> None:
+    pairs = {(name, added[event.uid]) for event in events if event.uid in added for name in event.names}
+    if pairs:
+        connection.execute(insert(audit_names), [{"name_digest": name, "seq": seq} for name, seq in sorted(pairs)])
 
 
 def _set_head(connection: Connection, last: AuditEntry) -> None:
@@ -122,14 +130,31 @@ def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
 
 
 def find(connection: Connection, name: str, *, action: str | None = None) -> AuditEntry | None:
-    """Return the entry of a number, else the newest one about a subject of that name, with `action` if given."""
-    is_number = name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
-    query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(1)
-    query = query.where(audit_entries.c.seq == int(name) if is_number else audit_entries.c.subject == name)
-    if action is not None and not is_number:
-        query = query.where(audit_entries.c.action == action)
-    row = connection.execute(query).mappings().first()
-    return None if row is None else _read(row)
+    """Return the entry of a number, else the newest one with that name or subject, with `action` if given."""
+    found = about(connection, name, 1, action=None if _is_number(name) else action)
+    return found[-1] if found else None
+
+
+def about(connection: Connection, name: str, limit: int, *, action: str | None = None) -> list[AuditEntry]:
+    """Return the entry of a number, else the newest ones with that name or subject, in their order."""
+    if _is_number(name):
+        return _newest(connection, limit, audit_entries.c.seq == int(name))
+    found = named(connection, [name], limit, action=action)
+    if found:
+        return found
+    is_about = audit_entries.c.subject == name  # has no index: a scan
+    return _newest(connection, limit, is_about if action is None else is_about & (audit_entries.c.action == action))
+
+
+def named(connection: Connection, names: Iterable[str], limit: int, *, action: str | None = None) -> list[AuditEntry]:
+    """Return the newest entries that have one of these names, in their order."""
+    digests = [name_digest(name) for name in names]
+    has_name = audit_entries.c.seq.in_(select(audit_names.c.seq).where(audit_names.c.name_digest.in_(digests)))
+    return _newest(connection, limit, has_name if action is None else has_name & (audit_entries.c.action == action))
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < _LONGEST_NUMBER
 
 
 def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
@@ -142,11 +167,12 @@ def newest(
     connection: Connection, limit: int, *, action: str | None = None, tenant: str | None = None
 ) -> list[AuditEntry]:
     """Return the last entries, in their order; `action` and `tenant` restrict them."""
-    query = select(audit_entries).order_by(audit_entries.c.seq.desc()).limit(limit)
-    if action is not None:
-        query = query.where(audit_entries.c.action == action)
-    if tenant is not None:
-        query = query.where(audit_entries.c.tenant == tenant)
+    given = {audit_entries.c.action: action, audit_entries.c.tenant: tenant}
+    return _newest(connection, limit, *(column == value for column, value in given.items() if value is not None))
+
+
+def _newest(connection: Connection, limit: int, *which: ColumnElement[bool]) -> list[AuditEntry]:
+    query = select(audit_entries).where(*which).order_by(audit_entries.c.seq.desc()).limit(limit)
     return [_read(row) for row in reversed(connection.execute(query).mappings().all())]
 
 
@@ -155,6 +181,8 @@ def erase(connection: Connection, tenant: str, event: AuditEvent) -> AuditEntry:
     head(connection, hold=True)
     of_tenant = audit_entries.c.tenant == tenant
     seqs = tuple(connection.scalars(select(audit_entries.c.seq).where(of_tenant).order_by(audit_entries.c.seq)))
+    named = select(audit_entries.c.seq).where(of_tenant)
+    connection.execute(delete(audit_names).where(audit_names.c.seq.in_(named)))
     connection.execute(update(audit_entries).where(of_tenant).values(dict.fromkeys(_DETAILS)))
     [entry] = append(connection, [event], erases=seqs)
     return entry

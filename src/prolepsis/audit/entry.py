@@ -77,6 +77,8 @@ class RedactedEvent:
     action: str
     versions: Mapping[str, str]
     details: Details
+    names: frozenset[str] = frozenset()
+    """Digests of the names by which its entry is found."""
 
 
 def redact(event: AuditEvent) -> RedactedEvent:
@@ -90,7 +92,13 @@ def redact(event: AuditEvent) -> RedactedEvent:
         salt=secrets.token_hex(32),
     )
     versions = {storable(name): storable(version) for name, version in event.versions.items()}
-    return RedactedEvent(event.uid, storable(event.action), versions, details)
+    names = frozenset(name_digest(storable(name)) for name in event.names if name)
+    return RedactedEvent(event.uid, storable(event.action), versions, details, names)
+
+
+def name_digest(name: str) -> str:
+    """Return what an entry is found by: names that clients choose are stored in no other form."""
+    return sha256(name.encode()).hexdigest()
 
 
 def canonical(value: object) -> str:

@@ -4,16 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import structlog
 from sqlalchemy import Connection
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import AuditEntry, RedactedEvent, redact
+from prolepsis.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
 from prolepsis.store.database import Database
 from prolepsis.store.queue import QueueItem
 from prolepsis.store.writer import Writer
+
+log = structlog.get_logger(__name__)
+
+_NAMES = ("http_request_id", "trace_id", "answer_id")
 
 
 class QueuedEvent(QueueItem):
@@ -25,6 +30,7 @@ class QueuedEvent(QueueItem):
         """`event`: a function makes it in the writer's thread."""
         self._event = event
         self.is_slow = not isinstance(event, AuditEvent)
+        self._entry: AuditEntry | None = None
 
     @cached_property
     def redacted(self) -> RedactedEvent:
@@ -34,9 +40,18 @@ class QueuedEvent(QueueItem):
     def prepare(self) -> None:
         _ = self.redacted
 
+    def written(self) -> None:
+        """Say in the log which entry a request has, with the names by which people know the request."""
+        entry = self._entry
+        if entry is not None and entry.action == SERVED and entry.details is not None:
+            after = entry.details.after
+            names = {name: after.get(name) for name in _NAMES} if isinstance(after, dict) else {}
+            log.info("request_audited", entry=entry.seq, engine_request_id=entry.details.subject, **names)
+
     @classmethod
     def write(cls, connection: Connection, items: Sequence["QueuedEvent"]) -> None:
-        chain.append(connection, [item.redacted for item in items])
+        for item, entry in zip(items, chain.append(connection, [item.redacted for item in items]), strict=True):
+            item._entry = entry
 
 
 class AuditLog:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
+from prolepsis.audit.found import FoundRequest, find_request
 from prolepsis.audit.signing import SignedHead
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
@@ -22,9 +23,10 @@ from prolepsis.web.body_reader import read_query
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body, Reply
-from prolepsis.web.routes import AUDITORS, Route, Routes
+from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
 
 _Read = TypeVar("_Read")
+FINDERS: Roles = OPERATORS | AUDITORS
 MAX_ENTRIES = 500
 REPLAY_TIMEOUT_S = 60.0
 """How long a replay may wait for capacity and take."""
@@ -77,11 +79,19 @@ def audit_routes(
     @routes.get(
         "/admin/audit/{entry}",
         roles=AUDITORS,
-        summary="One entry, by its number or its request's id",
+        summary="One entry, by its number or a name of its request",
         reply=AuditEntry,
     )
     async def one(entry: str) -> JSONResponse:
         return JSONResponse((await _reading(lambda: _entry(store, entry))).plain())
+
+    @routes.get(
+        "/admin/requests/{name}",
+        roles=FINDERS,
+        summary="Records and audit entries of a request, by x-request-id, trace id, answer id or number of an entry",
+    )
+    async def request(name: str) -> FoundRequest:
+        return await _reading(lambda: _found(store, name))
 
     @routes.post(
         "/admin/audit/{entry}/replay",
@@ -115,6 +125,16 @@ def _entries(store: Store | None, query: AuditQuery) -> tuple[str, SignedHead | 
         if query.after is not None:
             return head, signed, chain.page(connection, query.after, query.last)
         return head, signed, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
+
+
+def _found(store: Store | None, name: str) -> FoundRequest:
+    if store is not None:
+        with store.database.read() as connection:
+            found = find_request(connection, storable(name))
+        if found.records or found.audit_entries:
+            return found
+    message = f"No request is known as {name[:128]!r}; allowed: x-request-id, trace id, answer id, number of an entry."
+    raise RequestRefused(message, code="request_not_found", param="name", status=404)
 
 
 def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:
@@ -155,7 +175,12 @@ def _replayed_event(actor: str, entry: AuditEntry, outcome: str) -> AuditEvent:
     assert details is not None, "an erased entry cannot be decoded again"
     after = {"entry": entry.seq, "outcome": outcome}
     return AuditEvent(
-        actor=actor, action="request.replayed", subject=details.subject, after=after, tenant=details.tenant
+        actor=actor,
+        action="request.replayed",
+        subject=details.subject,
+        names=(details.subject,),
+        after=after,
+        tenant=details.tenant,
     )
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -11,6 +12,7 @@ import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry
+from prolepsis.audit.found import find_request
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.audit_log import ServerUrl, opened_log
 from prolepsis.cli.audit_verify import verify
@@ -27,6 +29,12 @@ from prolepsis.cli.output import (
 )
 from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.redaction.values import storable
+
+_RECORD = (
+    *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),
+    *("reason", "seed", "policy_version", "tokens=num_output_tokens"),
+)
 
 app = command_group("Verify, show, export and replay the audit log.")
 
@@ -56,6 +64,28 @@ def show(
         return
     rows = [[str(entry.seq), entry.at[:19], *_who_and_what(entry)] for entry in entries]
     print_table("audit log (UTC)", ["", "at", "actor", "action", "subject", "tenant"], rows)
+
+
+@app.command(epilog=EPILOG)
+def find(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="x-request-id, trace id, answer id, or number of an audit entry")
+    ],
+    *,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the records and the audit entries of a request, found by any of its names."""
+    if url is not None:
+        found = ask(url, key, "GET", f"/admin/requests/{quote(name, safe='')}")
+    else:
+        with ready_database(store) as database, database.read() as connection:
+            found = asdict(find_request(connection, storable(name)))
+    if not found["records"] and not found["audit_entries"]:
+        raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
+    print_reply(found, {"records": _RECORD}, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)

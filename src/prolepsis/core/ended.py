@@ -86,6 +86,10 @@ class RequestAbout:
     audit_share: float | None = None
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
     audit_content: AuditContent | None = None
+    http_request_id: str = ""
+    """What `x-request-id` says."""
+    trace_id: str = ""
+    """Empty: the request carried no trace."""
 
 
 @dataclass(frozen=True, slots=True)

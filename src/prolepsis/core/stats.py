@@ -189,6 +189,22 @@ class ProposerCounts:
             self.per_position[j][0] += 1
             self.per_position[j][1] += j < accepted
 
+    def add(self, other: "ProposerCounts") -> None:
+        """Add what was counted for another request."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted += other.num_accepted
+        self.num_cut += other.num_cut
+        self.drafting += other.drafting
+        self.verifying += other.verifying
+        if other.num_delivered is not None:
+            self.num_delivered = (self.num_delivered or 0) + other.num_delivered
+        for j, (drafted, accepted) in enumerate(other.per_position):
+            if j == len(self.per_position):
+                self.per_position.append([0, 0])
+            self.per_position[j][0] += drafted
+            self.per_position[j][1] += accepted
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedDraft:

@@ -275,6 +275,7 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
         actor=SERVER,
         action=f"replay.{mismatch.kind}",
         subject=mismatch.request_id,
+        names=(mismatch.request_id,),
         after={**asdict(mismatch), "exactness": info.exactness, "draft_head": info.draft_head},
         tenant=tenant,
         versions=info.versions | ({"policy": mismatch.policy_version} if mismatch.policy_version else {}),

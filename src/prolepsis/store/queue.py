@@ -28,6 +28,9 @@ class QueueItem(ABC):
     def prepare(self) -> None:  # noqa: B027  # most items need no preparation
         """Do the work that needs no database; called before the transaction."""
 
+    def written(self) -> None:  # noqa: B027  # most items need nothing more
+        """Do what follows from being on disk; called after the transaction."""
+
     @classmethod
     @abstractmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:

@@ -1,18 +1,18 @@
 """What is kept of one request that has ended: figures and names, no text of prompt or answer."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import ClassVar, Self, get_args
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
 
 from prolepsis.core.ended import PromptEnded, RequestAbout
 from prolepsis.core.stats import DeviceKind, ProposerCounts
 from prolepsis.store.database import Database
 from prolepsis.store.queue import Kind, QueueItem
-from prolepsis.store.tables import request_records
+from prolepsis.store.tables import NAMES, request_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
             "shadow": _plain(stats.shadow),
             "predicted_plain_s": device.predicted_plain if device else None,
             "prices_version": prices_version,
+            "http_request_id": about.http_request_id or None,
+            "trace_id": about.trace_id or None,
+            "seed": prompt.request.params.seed,
             **_named(about, "answer_id tenant key_id tier route model policy_rule policy_version flags"),
             **_named(stats.mode, "mode reason plan_version"),
             **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
@@ -78,6 +81,14 @@ def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
 
 def count(connection: Connection) -> int:
     return connection.scalar(select(func.count()).select_from(request_records)) or 0
+
+
+def find(connection: Connection, names: Iterable[str], limit: int) -> list[dict[str, object]]:
+    """Return the records that have one of these names, in the order in which they ended."""
+    given = list(names)
+    has_name = or_(*(request_records.c[column].in_(given) for column in NAMES))
+    query = select(request_records).where(has_name).order_by(request_records.c.ended_at).limit(limit)
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def prune(database: Database, before: float) -> int:

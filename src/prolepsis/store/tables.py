@@ -15,6 +15,9 @@ def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[An
     return [Column(name, kind, nullable=nullable) for name in names.split()]
 
 
+NAMES = ("request_id", "answer_id", "http_request_id", "trace_id")
+"""Columns of the names by which people know a request."""
+
 request_records = Table(
     "request_records",
     metadata,
@@ -28,8 +31,12 @@ request_records = Table(
     *_columns(Double, "ended_at queue_s compute_s total_s"),
     *_columns(Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
     *_columns(Double, "device_propose_s device_host_s predicted_plain_s", nullable=True),
+    Column("http_request_id", Text),
+    Column("trace_id", String(32)),
+    Column("seed", BigInteger),
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
+    *(Index(f"ix_request_records_{name}", name) for name in NAMES),
 )
 """One row a prompt, with the figures of `RequestStats`. `error`: the code of the error if it failed. `proposers`:
 counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
@@ -47,6 +54,15 @@ audit_entries = Table(
     *_columns(String(64), "details_digest previous digest"),
     Index("ix_audit_entries_tenant", "tenant"),
 )
+
+audit_names = Table(
+    "audit_names",
+    metadata,
+    Column("name_digest", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Index("ix_audit_names_seq", "seq"),
+)
+"""An index of the chain, no part of it: SHA-256 of the names by which an entry is found."""
 
 audit_head = Table(
     "audit_head",

@@ -176,6 +176,8 @@ class Writer:
             for kind in KINDS:
                 if items := [item for item in batch if item.kind == kind]:
                     items[0].write(connection, items)
+        for item in batch:
+            item.written()
         kinds = Counter(item.kind for item in batch)
         with self._changed:
             self._written.update(kinds)

@@ -1,6 +1,7 @@
 """What goes beyond OpenAI's API: speculation, vLLM's parameters, tokenize, health in depth."""
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -98,6 +99,30 @@ async def test_streams_say_what_is_known_at_start(client: Connect) -> None:
     shadow = CHAT | {"stream": True, "speculation": {"mode": "shadow"}}
     response = await http.post("/v1/chat/completions", json=shadow)
     assert response.headers["x-spec-effective"] == "mode=shadow;reason=undecided"
+
+
+@pytest.mark.parametrize("given", [None, 2**62 + 1])
+async def test_the_seed_that_was_drawn_makes_the_request_again(client: Connect, given: int | None) -> None:
+    engine = FakeEngine()
+    http, body = client(engine), CHAT | {"seed": given, "stream_options": {"include_usage": True}}
+    whole = await http.post("/v1/chat/completions", json=CHAT | {"seed": given})
+    streamed = await http.post("/v1/chat/completions", json=body | {"stream": True})
+    response = await http.post("/v1/responses", json={"model": "tiny", "input": "Hi"})
+    seeds = [request.params.seed for request in engine.requests]
+    last = json.loads(streamed.text.split("data: ")[-2])
+    assert [whole.json()["seed"], last["seed"], response.json()["seed"]] == seeds
+    assert [int(reply.headers["x-seed"]) for reply in (whole, streamed, response)] == seeds
+    assert seeds[0] == given if given is not None else seeds[0] < 2**53
+
+
+async def test_metrics_of_several_samples_and_prompts_are_sums(client: Connect) -> None:
+    body = {"model": "tiny", "prompt": ["Hi", "Hallo"], "n": 2, "speculation": {"metrics": True}}
+    figures = (await client(FakeEngine()).post("/v1/completions", json=body)).json()["metrics"]
+    Metrics.model_validate(figures)
+    drafts = figures["speculative_decoding"]
+    assert (drafts["num_spec_steps"], drafts["num_draft_tokens"], drafts["num_accepted_draft_tokens"]) == (6, 12, 6)
+    assert drafts["acceptance_histogram"] == [2, 2, 2, 0]
+    assert (figures["time_to_first_token_ms"], figures["mean_itl_ms"]) == (200.0, None)
 
 
 def test_emit_token_sends_each_token_alone(shared: Served) -> None:

@@ -95,16 +95,16 @@ def _prompts(prepared: PreparedRequest) -> Json:
 
 
 async def _accounts(prepared: PreparedRequest, services: Services, stats: RequestStats, form: Format) -> Json:
-    """`metrics` is null for several samples: their times and steps cannot be told apart."""
+    """Return usage, metrics if asked for, and the seed, by which the request can be made again."""
     counted = usage(
         stats,
         has_prediction=prepared.has_prediction,
         count_rejected=services.config.count_rejected_prediction_tokens,
         reasoning_tokens=await num_tokens(form.reasoning, services) if form.reasoning else None,
     )
-    shown: Json = {"usage": counted}
+    shown: Json = {"usage": counted, "seed": prepared.seed}
     if prepared.speculation.requested.metrics:
-        shown["metrics"] = metrics(stats, prepared.speculation) if prepared.num_choices == 1 else None
+        shown["metrics"] = metrics(stats, prepared.speculation, num_samples=prepared.num_choices)
     return shown
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from prolepsis.api.tracing import HTTP_REQUEST_ID, TRACE_ID
 from prolepsis.web.caller import Caller, caller_of
 
 SPEC_MODE = "x-spec-mode"
@@ -19,6 +20,8 @@ class RequestContext:
     """Path of the endpoint."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case; the first of equal names."""
+    http_request_id: str = ""
+    trace_id: str = ""
 
     @property
     def spec_mode(self) -> str | None:
@@ -27,4 +30,5 @@ class RequestContext:
 
 def context_of(request: Request) -> RequestContext:
     """Read it from a request that sign-in let through."""
-    return RequestContext(caller_of(request), request.scope["path"], dict(request.headers))
+    names = {name: request.scope["state"].get(name, "") for name in (HTTP_REQUEST_ID, TRACE_ID)}
+    return RequestContext(caller_of(request), request.scope["path"], dict(request.headers), **names)

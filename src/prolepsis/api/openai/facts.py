@@ -22,6 +22,8 @@ from prolepsis.policy.conditions import ToolChoiceKind
 from prolepsis.web.caller import ROLES
 
 DEFAULT_COMPLETION_TOKENS = 16
+_SEED_BITS = 53
+"""Of a drawn seed: any reader of JSON keeps it exactly."""
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
@@ -45,7 +47,7 @@ def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: 
         stop=tuple(body.stop or ()),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         logprobs=logprobs,
     )
 

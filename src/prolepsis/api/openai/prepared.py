@@ -35,6 +35,11 @@ class PreparedRequest:
         return self.requests[0].params.greedy or self.body.seed is not None
 
     @property
+    def seed(self) -> int:
+        """The caller's, or the one that was drawn; all prompts have it."""
+        return self.requests[0].params.seed
+
+    @property
     def has_prediction(self) -> bool:
         return isinstance(self.body, ChatBody) and self.body.prediction is not None
 

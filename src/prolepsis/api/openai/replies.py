@@ -142,6 +142,8 @@ class Envelope(Reply):
     model: str
     system_fingerprint: str
     usage: Usage
+    seed: int
+    """Drawn by the server unless the caller gave it; the header `x-seed` has it too."""
     metrics: Metrics | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -201,4 +203,5 @@ class ResponseReply(Reply):
     truncation: Literal["disabled"]
     usage: ResponseUsage
     user: str | None
+    seed: int
     metrics: Metrics | None = None

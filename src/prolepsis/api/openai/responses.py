@@ -52,6 +52,7 @@ class ResponseShape:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
+            "seed": params.seed,
             "store": False,
             "temperature": params.temperature,
             "text": {"format": _shown_format(body)},

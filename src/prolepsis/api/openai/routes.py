@@ -30,6 +30,8 @@ from prolepsis.web.routes import CLIENTS, Route, Routes
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
+SEED = "x-seed"
+"""Header of every answer: the seed that it was sampled with."""
 _HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}, KEY_HEADER: KEY_SCHEMA}
 """Headers that these routes read, with their schemas."""
 
@@ -98,8 +100,8 @@ async def _whole(
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
-    return JSONResponse(reply, headers={"x-spec-effective": effective})
+    return JSONResponse(reply, headers={"x-spec-effective": effective, SEED: str(prepared.seed)})
 
 
 def _at_start(prepared: PreparedRequest) -> dict[str, str]:
-    return {"x-spec-effective": mode_at_start(prepared.speculation)}
+    return {"x-spec-effective": mode_at_start(prepared.speculation), SEED: str(prepared.seed)}

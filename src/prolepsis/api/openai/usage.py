@@ -202,27 +202,42 @@ def usage(
 
 
 def summed(parts: Sequence[RequestStats]) -> RequestStats:
-    """Return the counts of several prompts' answers as one; times are those of the longest, the mode is the last's."""
+    """Return the counts of several prompts' answers as one; the mode is the last's.
+
+    Times are from the first start to the first token of all, and to the last end.
+    """
     if len(parts) == 1:
         return parts[0]
-    total = RequestStats(mode=parts[-1].mode, total_s=max(stats.total_s for stats in parts))
+    total = RequestStats(
+        mode=parts[-1].mode,
+        queue_s=min(stats.queue_s for stats in parts),
+        first_token_s=min((s.first_token_s for s in parts if s.first_token_s is not None), default=None),
+        total_s=max(stats.total_s for stats in parts),
+    )
     for stats in parts:
         total.num_prompt_tokens += stats.num_prompt_tokens
         total.num_cached_tokens += stats.num_cached_tokens
         total.num_output_tokens += stats.num_output_tokens
         total.num_steps += stats.num_steps
         total.device.add(stats.device)
+        for name, counts in stats.proposers.items():
+            total.proposers.setdefault(name, ProposerCounts()).add(counts)
+        for name, counts in stats.shadow.items():
+            total.shadow.setdefault(name, ProposerCounts()).add(counts)
+        for reason, number in stats.lost.items():
+            total.lost[reason] = total.lost.get(reason, 0) + number
     return total
 
 
-def metrics(stats: RequestStats, decision: Decision | None = None) -> Json:
-    """Times (ms) and acceptance of one request with one sample, in vLLM's field names, and the mode in effect.
+def metrics(stats: RequestStats, decision: Decision | None = None, *, num_samples: int = 1) -> Json:
+    """Times (ms) and acceptance of one request, in vLLM's field names, and the mode in effect.
 
-    `decision` adds what decided the mode. Drafts in shadow have figures of their own, if there were any.
+    `decision` adds what decided the mode. Drafts in shadow have figures of their own, if there were any. Of several
+    samples the figures are sums, and the mean between tokens is null: which sample waited is not known.
     """
     first = stats.first_token_s
     generation_s = stats.total_s - stats.queue_s
-    intervals = stats.num_output_tokens - 1
+    intervals = stats.num_output_tokens - 1 if num_samples == 1 else 0
     decode_s = stats.total_s - first if first is not None else None
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
