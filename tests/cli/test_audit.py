@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.anchors import AnchorFeature, AnchorFile, default_file
+from prolepsis.audit.entry import SERVED
 from prolepsis.audit.signing import key_file
 from prolepsis.cli.main import app
 from prolepsis.cli.output import UNPROVEN
@@ -141,6 +142,29 @@ def test_a_tenant_is_forgotten() -> None:
 @pytest.mark.usefixtures("database")
 def test_pruning_deletes_records_and_is_on_record() -> None:
     assert plain("store", "prune", "--days", "1")["request_records_deleted"] == 0
-    assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 2
-    [_, last] = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)
-    assert last["details"]["after"] == {"days": 0.0, "request_records": 2}
+    assert plain("store", "prune", "--days", "0")["request_records_deleted"] == 0, "0 days: never"
+    assert plain("store", "prune", "--days", "0.0000001", "--yes")["request_records_deleted"] == 2
+    last = json.loads(run("audit", "show", "--action", "records.pruned", "--json").stdout)[-1]
+    assert last["details"]["after"]["request_records"] == 2
+
+
+def test_pruning_says_what_it_will_delete_and_asks(database: Database) -> None:
+    with database.write() as connection:
+        served = AuditEvent(actor="key", action=SERVED, subject="r", tenant="acme", after={"prompt": "what?"})
+        chain.append(connection, [served])
+    arguments = ["store", "prune", "--days", "0.0000001", "--text-days", "0.0000001"]
+    for answer in ("n\n", ""):
+        refused = CliRunner().invoke(app, arguments, input=answer)
+        assert refused.exit_code == 1
+        assert "2 request records" in refused.stderr
+        assert "texts of 1 requests" in refused.stderr
+        assert "acme: 1" in refused.stderr
+        assert plain("store", "status")["request_records"] == 2
+    agreed = CliRunner().invoke(app, [*arguments, "--json"], input="y\n")
+    reply = agreed.stdout.partition("{")[2]  # the runner shows the answer before it
+    assert json.loads("{" + reply)["audit_texts_erased"] == 1
+    assert plain("store", "status")["request_records"] == 0
+    with database.read() as connection:
+        found = chain.find(connection, "4")
+    assert found is not None
+    assert found.details is None

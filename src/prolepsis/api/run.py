@@ -28,6 +28,7 @@ from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.services import Gateway
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
+from prolepsis.audit.retention import text_upkeep
 from prolepsis.audit.signing import OPTION, usable_keys
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -86,7 +87,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_exposure(config, keys)
         check_tls(config)
         metrics = Metrics()
-        with opened_store(config, metrics.registry, options={OPTION: usable_keys(config)}) as store:
+        options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
+        with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
             source = file or (StoredPolicy(store.database, KNOWN) if store else None)
             kept = _rollout_store(store) if source else None
             engine = start_engine(engine_config, metrics)

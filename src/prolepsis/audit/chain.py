@@ -176,14 +176,18 @@ def _newest(connection: Connection, limit: int, *which: ColumnElement[bool]) -> 
     return [_read(row) for row in reversed(connection.execute(query).mappings().all())]
 
 
-def erase(connection: Connection, tenant: str, event: AuditEvent) -> AuditEntry:
-    """Erase the details of the entries about a tenant, and append the event, whose entry lists them."""
-    head(connection, hold=True)
-    of_tenant = audit_entries.c.tenant == tenant
-    seqs = tuple(connection.scalars(select(audit_entries.c.seq).where(of_tenant).order_by(audit_entries.c.seq)))
-    named = select(audit_entries.c.seq).where(of_tenant)
-    connection.execute(delete(audit_names).where(audit_names.c.seq.in_(named)))
-    connection.execute(update(audit_entries).where(of_tenant).values(dict.fromkeys(_DETAILS)))
+def of_tenant(connection: Connection, tenant: str) -> Sequence[int]:
+    """Return the numbers of the entries about a tenant."""
+    query = select(audit_entries.c.seq).where(audit_entries.c.tenant == tenant).order_by(audit_entries.c.seq)
+    return connection.scalars(query).all()
+
+
+def erase(connection: Connection, seqs: Sequence[int], event: AuditEvent) -> AuditEntry:
+    """Erase the details of entries, and append the event, whose entry lists them; the caller holds the head."""
+    for first in range(0, len(seqs), _PAGE):
+        these = seqs[first : first + _PAGE]
+        connection.execute(delete(audit_names).where(audit_names.c.seq.in_(these)))
+        connection.execute(update(audit_entries).where(audit_entries.c.seq.in_(these)).values(dict.fromkeys(_DETAILS)))
     [entry] = append(connection, [event], erases=seqs)
     return entry
 

@@ -83,4 +83,5 @@ def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenan
     num_records = records.forget(database, tenant)
     event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
     with database.write() as connection:
-        return ForgottenTenant(num_records, chain.erase(connection, tenant, event))
+        chain.head(connection, hold=True)
+        return ForgottenTenant(num_records, chain.erase(connection, chain.of_tenant(connection, tenant), event))

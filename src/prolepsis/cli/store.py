@@ -1,19 +1,22 @@
 """`prolepsis store`: the database of request records, policies, rollouts and the audit log."""
 
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
+from prolepsis.audit.retention import DAY_S, OldText, TextRetention, erase_old_texts, old_texts
 from prolepsis.audit.signing import OPTION, AuditKeys, key_file
 from prolepsis.cli.acts import actor
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import EPILOG, AsJson, command_group
+from prolepsis.cli.output import EPILOG, AsJson, command_group, note
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions
@@ -57,8 +60,6 @@ def ready_database(given: str | None) -> Iterator[Database]:
 
 app = command_group("Maintain the database of request records, policies, rollouts and the audit log.")
 
-_DAY_S = 86400.0
-
 
 @app.command(epilog=EPILOG)
 def status(store: StoreOption = None, as_json: AsJson = False) -> None:
@@ -91,17 +92,52 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
 
 @app.command(epilog=EPILOG)
 def prune(
-    days: Annotated[float, typer.Option(min=0, help="delete records of requests that ended longer ago")],
+    days: Annotated[
+        float | None,
+        typer.Option(min=0, help="delete records of requests that ended longer ago; default: store_retention_days"),
+    ] = None,
+    text_days: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="erase texts of requests in the audit log that are older, of every tenant; default: "
+            "audit_text_days and audit_text_days_by_tenant",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete old request records; the audit log stays complete."""
+    """Delete old request records and erase old texts in the audit log; 0 days: never. Its chain still verifies."""
+    config = settings_here(store=store).server
+    record_days = config.store_retention_days if days is None else days
+    texts = TextRetention.of(config) if text_days is None else TextRetention(text_days)
+    now = time.time()
+    before = now - record_days * DAY_S if record_days else 0.0
     with ready_database(store) as database:
-        number = records.prune(database, time.time() - days * _DAY_S)
+        with database.read() as connection:
+            num_records, old = records.count(connection, before), old_texts(connection, texts, now)
+        if (num_records or old) and not yes:
+            note(_due(num_records, record_days, old))
+            typer.confirm("Delete them?", abort=True, err=True)
+        number = records.prune(database, before)
+        num_texts = erase_old_texts(database, texts, now, actor=actor())
+        after = {"request_records": number, "days": record_days, "texts": num_texts, "text_days": asdict(texts)}
         with database.write() as connection:
-            event = AuditEvent(actor=actor(), action="records.pruned", after={"request_records": number, "days": days})
-            chain.append(connection, [event])
-        print_reply({"store": database.name, "request_records_deleted": number}, as_json=as_json)
+            chain.append(connection, [AuditEvent(actor=actor(), action="records.pruned", after=after)])
+        facts = {"store": database.name, "request_records_deleted": number, "audit_texts_erased": num_texts}
+        print_reply(facts, as_json=as_json)
+
+
+def _due(num_records: int, days: float, old: Sequence[OldText]) -> str:
+    """Say what is to be deleted."""
+    by_tenant = Counter(one.tenant or "no tenant" for one in old)
+    tenants = ", ".join(f"{name}: {number}" for name, number in by_tenant.most_common())
+    texts = f", from {old[0].at[:10]} to {old[-1].at[:10]} ({tenants})" if old else ""
+    return (
+        f"{num_records} request records older than {days:g} days, and the texts of {len(old)} requests in the audit "
+        f"log{texts}"
+    )
 
 
 @app.command("forget-tenant", epilog=EPILOG)

@@ -1,6 +1,7 @@
 """The configuration of engine and server. Values that may change while serving are in `SpecPlan` instead."""
 
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,6 +100,17 @@ def without_password(url: str) -> str:
     return re.sub(r"(://[^:@/]*):[^@/]*@", r"\1:***@", url)
 
 
+def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
+    """Return the days of TENANT=DAYS texts; raises ValueError naming the wrong one."""
+    days: dict[str, float] = {}
+    for text in given:
+        tenant, _, number = text.rpartition("=")
+        if not tenant or re.fullmatch(r"\d{1,6}(?:\.\d+)?", number) is None:
+            raise ValueError(f"{text!r}; allowed: TENANT=DAYS, such as acme=7")
+        days[tenant] = float(number)
+    return days
+
+
 class ServerConfig(BaseModel):
     """The settings of the HTTP server; every field has a flag, an environment variable and a file key of its name."""
 
@@ -147,6 +159,15 @@ class ServerConfig(BaseModel):
         default=None,
         description="private key that signs the end of the audit log; made if it is missing; default: audit-key.pem "
         "beside the key file",
+    )
+    audit_text_days: float = Field(
+        default=30.0,
+        ge=0,
+        description="days until texts and tokens of requests are erased from the audit log, with the other details of "
+        "their entries; 0: never",
+    )
+    audit_text_days_by_tenant: tuple[str, ...] = Field(
+        default=(), description="days of single tenants in place of audit_text_days, as TENANT=DAYS; 0: never"
     )
     audit_anchor: tuple[str, ...] = Field(
         default=("auto",),
@@ -270,6 +291,12 @@ class ServerConfig(BaseModel):
         default="auto",
         description="return text between <think> marks as reasoning; auto: if the model's template has them",
     )
+
+    @field_validator("audit_text_days_by_tenant")
+    @classmethod
+    def _days(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        days_by_tenant(given)
+        return given
 
     @field_validator("shed_after_s")
     @classmethod

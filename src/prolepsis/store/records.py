@@ -1,5 +1,6 @@
 """What is kept of one request that has ended: figures and names, no text of prompt or answer."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -79,8 +80,10 @@ def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
         connection.execute(insert(request_records), rows)
 
 
-def count(connection: Connection) -> int:
-    return connection.scalar(select(func.count()).select_from(request_records)) or 0
+def count(connection: Connection, before: float = math.inf) -> int:
+    """Return the number of records that ended before a Unix time."""
+    query = select(func.count()).select_from(request_records)
+    return connection.scalar(query if before == math.inf else query.where(request_records.c.ended_at < before)) or 0
 
 
 def find(connection: Connection, names: Iterable[str], limit: int) -> list[dict[str, object]]:

@@ -1,6 +1,6 @@
 """The store of one process: its database and the writer."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -56,10 +56,14 @@ def open_store(
 
 @contextmanager
 def opened_store(
-    config: ServerConfig, registry: CollectorRegistry, *, options: Mapping[str, object] | None = None
+    config: ServerConfig,
+    registry: CollectorRegistry,
+    *,
+    options: Mapping[str, object] | None = None,
+    upkeep: Callable[[Database], object] | None = None,
 ) -> Iterator[Store | None]:
     """Hold the store that the configuration names, None for none; raises `ConfigError` if it cannot be used."""
-    settings = WriterSettings(retention_s=_DAY_S * config.store_retention_days or None)
+    settings = WriterSettings(retention_s=_DAY_S * config.store_retention_days or None, upkeep=upkeep)
     store = open_store(config.store, registry, settings, options=options)
     try:
         yield store

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -33,6 +33,8 @@ class WriterSettings:
     max_retry_s: float = 10.0
     retention_s: float | None = None
     """Records that ended longer ago are deleted; None keeps them."""
+    upkeep: Callable[[Database], object] | None = None
+    """What else is done with the database, as often as old records are deleted."""
     maintain_every_s: float = 3600.0
 
 
@@ -238,6 +240,8 @@ class Writer:
             self._prepare_schema()
             if settings.retention_s is not None:
                 records.prune(self._database, time.time() - settings.retention_s)
+            if settings.upkeep is not None:
+                settings.upkeep(self._database)
         except ProlepsisError as error:
             self._failed(error)
             self._maintain_at = now + settings.max_retry_s
