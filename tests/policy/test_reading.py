@@ -44,7 +44,10 @@ def said(text: str) -> list[str]:
         ("- a", "p.yaml:1: is ['a']; allowed: a mapping"),
         ("", "p.yaml: is empty; allowed: version, description, default, rules"),
         ("a: 1\na: 2", "p.yaml: is not YAML: line 2: key 'a' is given twice"),
-        ("rules: &a [*a]", "p.yaml:1: rules[0] is [[...]]; allowed: a mapping"),
+        (
+            "rules: &a [*a]",
+            "p.yaml: is not YAML: its aliases stand for too much; allowed: 100000 values in all",
+        ),
     ],
 )
 def test_one_problem(text: str, message: str) -> None:
@@ -83,8 +86,26 @@ def test_words_are_texts_and_anchors_are_shared() -> None:
     assert [document.line(path) for path in paths] == [1, 4, 5, 3]
 
 
+BILLION_LAUGHS = "l0: &l0 [ha, ha]\n" + "".join(f"l{i}: &l{i} [{f'*l{i - 1}, ' * 9}]\n" for i in range(1, 12))
+
+
+def test_aliases_stand_for_what_they_name() -> None:
+    document = read_yaml("a: &a {b: [1, 2]}\nc: [*a, *a]\nd:\n  <<: *a\n")
+    assert document.value == {"a": {"b": [1, 2]}, "c": [{"b": [1, 2]}] * 2, "d": {"b": [1, 2]}}
+
+
 @pytest.mark.parametrize(
-    "text", ["a: [", "\x00", "[" * 5000, "? [a]\n: 1", "a: !!python/name:os.system x", "a\n---\nb"]
+    "text",
+    [
+        BILLION_LAUGHS,
+        "a: &a [*a]",
+        "a: [",
+        "\x00",
+        "[" * 5000,
+        "? [a]\n: 1",
+        "a: !!python/name:os.system x",
+        "a\n---\nb",
+    ],
 )
 def test_hostile_yaml_is_an_error_and_nothing_else(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

@@ -42,8 +42,13 @@ class Services:
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.client.info.model,)
 
-    def check_model(self, name: str, caller: Caller | None = None) -> None:
-        """Raise `ModelNotFound` unless `name` is served, `Refused` (403) where the caller's key may not use it."""
+    def check_model(self, name: str | None, caller: Caller | None = None) -> None:
+        """Raise `ModelNotFound` unless `name` is served, `Refused` (403) where the caller's key may not use it.
+
+        None: the one model that there is, under any of its names.
+        """
+        if name is None:
+            name = next((one for one in self.model_names if caller is None or caller.may_use(one)), self.model_names[0])
         if name not in self.model_names:
             served = ", ".join(self.model_names)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -49,6 +50,8 @@ _PYDANTIC_NAME = re.compile(r".*[\[(].*|str|int|float|bool|dict|list|tuple|none|
 _MOST_NAMES = 12
 """A longer list of names is not shown."""
 _MOST_CHARACTERS = 64
+_MOST_ERRORS = 100
+"""Of a document of which one problem is reported: those that are looked at."""
 
 
 Severity = Literal["error", "warning"]
@@ -115,7 +118,10 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
     Errors that only follow from an error further inside are left out, and those of several members of a union at one
     place are one problem.
     """
-    errors = error.errors(include_url=False)
+    return _problems(error.errors(include_url=False), model, document)
+
+
+def _problems(errors: Sequence[ErrorDetails], model: type[BaseModel], document: object) -> list[Problem]:
     found: dict[tuple[Path, Kind], Problem] = {}
     for one in errors:
         if _follows(one, errors):
@@ -128,8 +134,9 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
 
 def first_problem(error: ValidationError, model: type[BaseModel], document: object) -> Problem:
     """Return the one problem to report: an unknown key first, as it may also show as a missing one."""
-    found = problems(error, model, document)
-    return next((one for one in found if one.kind == "unknown"), found[0])
+    errors = error.errors(include_url=False)
+    unknown = [one for one in errors if one["type"] == "extra_forbidden"]
+    return _problems(unknown[:1] or errors[:_MOST_ERRORS], model, document)[0]
 
 
 def suggestion(name: str, names: Iterable[str], most_names: int = _MOST_NAMES) -> str:
@@ -154,8 +161,20 @@ def shown_value(value: object) -> str:
     """Return a short text for a value given, as JSON and YAML spell the plain ones."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    text = repr(list(value) if isinstance(value, tuple) else value)
+    text = repr(_beginning(value, _MOST_CHARACTERS))
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+
+
+def _beginning(value: object, most: int) -> object:
+    """Return a value of which at least all that is shown is left, so that showing it costs little."""
+    inner = max(1, most // 4)
+    if isinstance(value, str | bytes):
+        return value[:_MOST_CHARACTERS]
+    if isinstance(value, list | tuple):
+        return [_beginning(part, inner) for part in value[:most]]
+    if isinstance(value, dict):
+        return {key: _beginning(part, inner) for key, part in islice(value.items(), most)}
+    return value
 
 
 def _problem(error: ErrorDetails, model: type[BaseModel], document: object) -> Problem:

@@ -77,17 +77,33 @@ class Document:
         return None if line is None else line + 1
 
 
+_MOST_VALUES = 100_000
+"""Of a document whose aliases are written out."""
+
+
 def read_yaml(text: str) -> Document:
     """Return the document of `text`; raises `ValueError` that says line and reason."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if node is not None and _size(node, {}) > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for too much; allowed: {_MOST_VALUES} values in all")
         return Document(None if node is None else loader.construct_document(node), node)
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise ValueError(f"{where}{error.problem or error.context}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node holds with its aliases written out; one that holds itself holds too many."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_VALUES
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = (part for one in parts for part in (one if isinstance(one, tuple) else (one,)))
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
 
 
 def read_shape(text: str, shape: type[Shape], invalid: type[InvalidFile], name: str) -> tuple[Shape, Document]:

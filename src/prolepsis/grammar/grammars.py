@@ -62,6 +62,12 @@ def llguidance_source(spec: GrammarSpec) -> str:
         raise InvalidGrammar(f"the {spec.kind} is not usable text: {error}") from error
 
 
+def lark_terminal(pattern: str) -> str:
+    """Return a regex as a lark grammar holds it, written as it is alone; raises `InvalidGrammar` as that does."""
+    whole = json.loads(llguidance_source(GrammarSpec("regex", pattern)))
+    return str(whole["grammars"][0]["lark_grammar"]).removeprefix("start: ").rstrip()
+
+
 def _json_schema(source: str) -> str:
     schema = _parsed(source, "json_schema")
     if schema is True:

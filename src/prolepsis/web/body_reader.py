@@ -5,8 +5,8 @@ from functools import cache
 from typing import Any, TypeVar, get_args
 
 from fastapi import Depends
+from jiter import from_json
 from pydantic import ValidationError
-from pydantic_core import from_json
 from starlette.requests import Request
 
 from prolepsis.core.validation import first_problem, shown_value, suggestion
@@ -131,7 +131,7 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
         message = f"The request body is not valid UTF-8: byte {error.start} is 0x{raw[error.start]:02x}."
         raise RequestRefused(message, code="invalid_utf8") from None
     try:
-        value = from_json(raw, allow_inf_nan=False)
+        value = from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise RequestRefused(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):

@@ -192,6 +192,23 @@ async def test_tokenizing_is_a_request_of_no_tokens(keyed_app: KeyedApp) -> None
     assert (keyed_app.refused("rate_limited"), keyed_app.refused("draining")) == (2, 2)
 
 
+@pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "Hi"}), ("/detokenize", {"tokens": [72]})])
+async def test_tokenizing_asks_for_the_models_permission(
+    keyed_app: KeyedApp, path: str, body: dict[str, object]
+) -> None:
+    theirs, other = keyed_app.key(models=("second",)), keyed_app.key(models=("elsewhere",))
+    async with keyed_app.open(FakeEngine(), ServerConfig(served_model_names=("first", "second"))) as http:
+        for key, model, status in (
+            (theirs, None, 200),
+            (theirs, "second", 200),
+            (theirs, "first", 403),
+            (other, None, 403),
+            (other, "first", 403),
+        ):
+            asked = body if model is None else {**body, "model": model}
+            assert (await http.post(path, json=asked, headers=bearer(key))).status_code == status
+
+
 async def test_a_deadline_counts_the_queue_and_the_engine(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
     async with keyed_app.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:

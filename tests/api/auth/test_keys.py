@@ -164,9 +164,29 @@ async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: Ke
 def test_a_file_that_is_broken_at_start_is_an_error(file: KeyFile, content: str) -> None:
     file.path.parent.mkdir()
     file.path.write_text(content)
+    file.path.chmod(0o600)
     with pytest.raises(ConfigError, match=r"keys\.json is damaged") as caught:
         Keys(file)
     assert caught.value.param == "keys_file"
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o602, 0o660])
+def test_a_file_that_others_may_open_is_refused(file: KeyFile, mode: int) -> None:
+    add(file)
+    file.path.chmod(mode)
+    with pytest.raises(ConfigError, match=f"mode {mode:o}, .*allowed: 6") as caught:
+        Keys(file)
+    assert caught.value.param == "keys_file"
+    file.path.chmod(0o600)
+    assert len(file.read()) == 1
+
+
+async def test_a_file_opened_to_others_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
+    key, clock = add(file), Clock()
+    keys = Keys(file, clock)
+    file.path.chmod(0o644)
+    clock.now += 1
+    assert (await keys.caller(f"Bearer {key}")).tenant == "acme"
 
 
 def test_a_write_that_fails_leaves_the_file_whole(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,11 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""],
 ARGUMENTS = '{"a": [1, "}</tool_call>\\""], "b": {}}'
 
 
-def parse(parts: Sequence[str], thinking: Thinking = Thinking.NONE, *, tools: bool = True) -> dict[str, object]:
+def parse(
+    parts: Sequence[str], thinking: Thinking = Thinking.NONE, *, tools: bool = True, required: bool = False
+) -> dict[str, object]:
     """Return content, reasoning and calls of an answer that comes in `parts`."""
-    parser = AnswerParser(thinking, tools=tools)
+    parser = AnswerParser(thinking, tools=tools, required=required)
     pieces: list[Piece] = []
     for part in parts:
         pieces += parser.push(part)
@@ -118,3 +120,15 @@ def test_text_without_calls_is_not_lost(text: str) -> None:
     if not result["calls"]:
         kept = "".join(str(result["content"]).split())
         assert kept == "".join(text.split())
+
+
+@pytest.mark.parametrize("thinking", list(Thinking))
+@pytest.mark.parametrize("before", ["", CALL, f"{CALL} "])
+@pytest.mark.parametrize("length", range(len('<tool_call>\n{"name": "add", "arguments": {"a"')))
+def test_a_required_call_cut_at_any_length_shows_no_markup(length: int, before: str, thinking: Thinking) -> None:
+    thought = {Thinking.NONE: "", Thinking.POSSIBLE: "<think>hm</think>", Thinking.OPENED: "hm</think>"}[thinking]
+    text = thought + before + '<tool_call>\n{"name": "add", "arguments": {"a"'[:length]
+    answer = parse([text], thinking, required=True)
+    assert answer["content"] == ""
+    assert answer == parse(list(text), thinking, required=True)
+    assert len(answer["calls"]) in (bool(before), bool(before) + 1)  # type: ignore[arg-type]

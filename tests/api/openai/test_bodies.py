@@ -62,6 +62,8 @@ def assert_error(response: httpx.Response, status: int, code: str, param: str | 
         (b"{", "invalid_json"),
         (b'{"model": "tiny", "prompt": NaN}', "invalid_json"),
         (b"[" * 4000, "invalid_json"),
+        (b'{"model": "tiny", "model": "other", "prompt": "Hi"}', "invalid_json"),
+        (b'{"model": "tiny", "prompt": "Hi", "logit_bias": {"1": 1, "1": -1}}', "invalid_json"),
         (b'{"n": ' + b"1" * 4000 + b"}", "missing_required_parameter"),
         (b'{"prompt": "\\ud800"}', "invalid_json"),
         (b'{"prompt": "\xff"}', "invalid_utf8"),

@@ -10,8 +10,9 @@ from pydantic import TypeAdapter
 from prolepsis.api.openai.bodies import CompletionBody, ToolBody, ToolChoice
 from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check_strict, constraint, tool_use
 from prolepsis.api.openai.conversation import Thinking
-from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import llguidance_source
 from prolepsis.web.body_reader import parse_body
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -110,6 +111,25 @@ def test_thinking_comes_before_the_form(thinking: Thinking, fits: list[str], ref
         for text in refused:
             assert not accepts(spec, text), text
     assert accepts(constraint(None, use("required"), Thinking.POSSIBLE), f"<think>x</think>{NOW}")
+
+
+@pytest.mark.parametrize("thinking", list(Thinking))
+@pytest.mark.parametrize(
+    "pattern", ["a/b", r"a\/b", "a\nb", "//", r"a\\/b", r"[/]", "a\\\nb", "a*", "(?i)a b", "a#b|é"]
+)
+def test_a_regex_is_the_same_terminal_alone_and_with_tools(pattern: str, thinking: Thinking) -> None:
+    form = GrammarSpec("regex", pattern)
+    alone = json.loads(llguidance_source(form))["grammars"][0]["lark_grammar"].strip().removeprefix("start: ")
+    for tools in (NO_TOOLS, use("auto")):
+        beside = constraint(form, tools, thinking)
+        assert beside is not None
+        assert beside == form or f"\nform: {alone}\n" in beside.source
+        assert not llguidance.LLMatcher(BYTES, llguidance_source(beside)).is_error()
+
+
+def test_a_regex_that_is_too_long_alone_is_too_long_with_tools() -> None:
+    with pytest.raises(InvalidGrammar, match="regex has 40000 bytes"):
+        constraint(GrammarSpec("regex", "a" * 40_000), use("auto"))
 
 
 NAMED_SCHEMA = {"name": "a", "schema": SCHEMA, "strict": True}

@@ -69,7 +69,8 @@ class KeyFile:
         self._file = JsonFile(path, TypeAdapter(_Stored), absent=_Stored(), param="keys_file")
 
     def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys, none without a file; raises `ConfigError` for a file that cannot be used."""
+        """Return the keys, none without a file; raises `ConfigError` for one that cannot be used or is not private."""
+        self._check_private()
         return self._file.read().keys
 
     def version(self) -> tuple[int, ...] | None:
@@ -106,6 +107,17 @@ class KeyFile:
             if record in keys:
                 renewed = record.model_copy(update={"hash": hashed})
                 self._write([renewed if key == record else key for key in keys])
+
+    def _check_private(self) -> None:
+        """As PostgreSQL does for its keys: what root gave to a group, that group may read."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return
+        allowed = 0o640 if stat.st_uid == 0 else _OWNER_ONLY
+        if stat.st_mode & 0o077 & ~allowed:
+            given = f"key file {self.path} has mode {stat.st_mode & 0o777:o}, so that others may open it"
+            raise ConfigError(f"{given}; allowed: {allowed:o} or less", param="keys_file")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -32,13 +32,15 @@ class AnswerParser:
     """One answer's text, piece by piece. White space next to a mark belongs to the mark and is dropped.
 
     A call that is no JSON object with a name and arguments is given back as content, marks and all.
-    Without `parallel`, what follows the first call is content.
+    Without `parallel`, what follows the first call is content. Where calls are `required`, what the answer's end cuts
+    before a call's arguments is dropped.
     """
 
-    def __init__(self, thinking: Thinking, *, tools: bool, parallel: bool = True) -> None:
+    def __init__(self, thinking: Thinking, *, tools: bool, parallel: bool = True, required: bool = False) -> None:
         self.num_calls = 0
         self._tools = tools
         self._parallel = parallel
+        self._required = required
         self._state: Literal["start", "text", "thought", "head", "arguments", "tail"] = "start"
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not tools
@@ -108,7 +110,8 @@ class AnswerParser:
             self._held = self._held[found + len(mark) :]
             self._open("head" if mark == CALL else "text")
             return True
-        kept = 0 if ended or mark is None else _held_back(self._held, mark)
+        is_cut = ended and self._required and mark == CALL
+        kept = _held_back(self._held, mark) if mark and (is_cut or not ended) else 0
         _add(pieces, kind, self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
@@ -125,7 +128,7 @@ class AnswerParser:
             self._state = "arguments"
             return True
         end = self._held.find(CALL_END)
-        if end < 0 and not ended:
+        if end < 0 and (self._required or not ended):
             return False
         body = self._held if end < 0 else self._held[:end]
         self._held = "" if end < 0 else self._held[end + len(CALL_END) :]
@@ -240,7 +243,9 @@ class ChatReader:
     def __init__(self, prepared: PreparedRequest) -> None:
         self.call_ids: list[str] = []
         tools = prepared.tools
-        self._parser = AnswerParser(prepared.thinking, tools=bool(tools.callable), parallel=tools.parallel)
+        self._parser = AnswerParser(
+            prepared.thinking, tools=bool(tools.callable), parallel=tools.parallel, required=tools.required
+        )
 
     def take(self, delta: Delta) -> Sequence[Piece]:
         """Return what `delta` makes certain."""

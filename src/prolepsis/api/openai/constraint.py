@@ -18,6 +18,7 @@ from prolepsis.api.openai.bodies import (
 from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking, read_json
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+from prolepsis.grammar.grammars import lark_terminal
 
 _MAX_DEPTH = 64
 _LISTS = ("anyOf", "prefixItems")
@@ -251,7 +252,7 @@ def _as_rule(form: GrammarSpec) -> str:
         return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
     if form.kind == "choice":
         return " | ".join(_quoted(choice) for choice in json.loads(form.source))
-    return "/" + form.source.replace("\\/", "/").replace("/", "\\/") + "/"
+    return lark_terminal(form.source)
 
 
 def _lark(answer: str, rules: list[str], thinking: Thinking) -> str:

@@ -119,7 +119,7 @@ InputItem: TypeAlias = Annotated[
     | Annotated[InputReasoning, Tag("InputReasoning")],
     Discriminator(_kind_of_item),
 ]
-_Items = Annotated[list[InputItem], Field(min_length=1)]
+_Items = Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
 
 
 def _one_message(value: object) -> object:

@@ -25,7 +25,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     """Default: true for a text, false for a conversation, whose template has them."""
     add_generation_prompt: bool = True
@@ -44,7 +44,7 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: Annotated[list[Count], Field(max_length=2**20)]
+    tokens: Annotated[list[Count], Field(max_length=2**20, fail_fast=True)]
 
 
 class Tokenized(Reply):
@@ -63,15 +63,13 @@ def tokenization_routes(services: Services) -> Sequence[Route]:
 
     @routes.post("/tokenize", roles=CLIENTS, summary="Convert text or messages to tokens", reply=Tokenized)
     async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
-        if body.model is not None:
-            services.check_model(body.model, caller_of(request))
+        services.check_model(body.model, caller_of(request))
         services.admission.admit_small(request)
         return JSONResponse(await in_thread(lambda: _tokenized(body, services)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
     async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
-        if body.model is not None:
-            services.check_model(body.model, caller_of(request))
+        services.check_model(body.model, caller_of(request))
         largest = services.client.info.vocab_size - 1
         wrong = next((token for token in body.tokens if token > largest), None)
         if wrong is not None:
