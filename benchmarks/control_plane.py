@@ -5,6 +5,8 @@ Usage: python -m benchmarks.control_plane ROW... [--repeats 5] [--tokens 32] [--
 ROW:
 - damage: a draft head is exchanged for a damaged one in mid-canary, at 5 canary requests/s: seconds until its rollout
   is taken back, steps that draft after the decision.
+- damage-on: the same after the rollout is on, at one request a second, without a guardrail that sees requests that do
+  not draft: seconds until it is taken back, and until a warning says that the head's benefit is gone.
 - kill: steps that draft after the kill switch was turned, with 8 answers in flight.
 - request: milliseconds that policy, flags, rollout, store and the rest of control add to a request (engine of scripts).
 - step: milliseconds that control adds to a step: what the engine does in it, and what runs beside it.
@@ -19,9 +21,12 @@ number. `control_crash` has the row on kill -9.
 import argparse
 import asyncio
 import json
+import sqlite3
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +44,7 @@ from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.fake_client import INFO
 from tests.simulation.damaged_head import damaged_head
-from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, counted_once, damage, shown
+from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage, shown
 from tests.simulation.server import (
     Body,
     Command,
@@ -113,6 +118,46 @@ async def damage_row(bench: Bench) -> Figures:
     found["ended_once"] = [counted_once(client, traffic)]
     await client.end()
     return found
+
+
+async def damage_on_row(bench: Bench) -> Figures:
+    client = bench.client()
+    found: Figures = {"decided_s": [], "warned_s": [], "steps_drafted_after": [], "outputs_changed": []}
+    with TemporaryDirectory() as folder:
+        source = find_head(str(client.info.draft_head)).folder
+        bad = damaged_head(source, Path(folder) / "damaged@9")
+        for i in range(bench.args.repeats):
+            await client.swap_head("auto")
+            plan = RolloutPlan(
+                rule=f"head-{i}", shadow_percentage=0, step_weights="[80]", acceptance_rate=0.15, dry_length=True
+            )
+            files = Path(folder) / str(i)
+            files.mkdir()
+            async with running_server(
+                client, client.steps, bench.loaded.tokenizer, files, policy=str(plan), replay_sample=0.0
+            ) as h:
+                traffic = Traffic(h, bench.bodies())
+                await traffic.learn()
+                warm = Pace(per_s=20.0, most_s=300.0)
+                await ask_until(traffic, warm, lambda: h.last[0] == "completed")
+                on = traffic.num_on + bench.args.before
+                pace = Pace(per_s=1.0, most_s=300.0)
+                taken = await damage(traffic, client, str(bad), after=on, pace=pace, warm=warm)
+            found["decided_s"].append(taken.decided_s)
+            found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
+            found["steps_drafted_after"].append(taken.drafted_after)
+            found["outputs_changed"].append(traffic.num_wrong)
+            print(taken, dict(traffic.seen), flush=True)
+    await client.end()
+    return found
+
+
+def _warnings(file: Path, since: float) -> list[float]:
+    """Return the seconds from `since` (Unix time) to each warning of drift in the audit log."""
+    with closing(sqlite3.connect(file)) as connection:
+        rows = connection.execute("SELECT at, action FROM audit_entries WHERE action LIKE 'drift.%'").fetchall()
+    print(rows, flush=True)
+    return [datetime.fromisoformat(at).timestamp() - since for at, _ in rows]
 
 
 async def kill_row(bench: Bench) -> Figures:
@@ -317,6 +362,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 ROWS: dict[str, Callable[[Bench], Awaitable[Figures]]] = {
     "damage": damage_row,
+    "damage-on": damage_on_row,
     "kill": kill_row,
     "step": step_row,
     "shadow": shadow_row,

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
@@ -11,9 +13,10 @@ from prolepsis.engine.step import Engine
 from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.payback import Payback
+from prolepsis.spec.probes import PROBED_DRAFTS
 from prolepsis.spec.proposer import SequenceView
-from tests.fake_proposer import Scripted
-from tests.fakes import EngineSetup, build, drain, outputs, request, run, submit, terminals
+from tests.fake_proposer import Script, Scripted
+from tests.fakes import EngineSetup, build, draft_chain, drain, outputs, request, run, submit, terminals
 
 PROMPT = (3, 4, 5)
 
@@ -113,3 +116,49 @@ def test_steps_that_compute_prompts_are_not_compared() -> None:
     assert len(payback.steps) == known
     engine.step()
     assert len(payback.steps) == known + 1
+
+
+class Ticking:
+    """A clock of the engine's thread on which a second passes at each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def _probed_engine(payback: Payback, script: Script = _wrong, *, free: bool = True) -> tuple[Engine, Scripted]:
+    scripted = Scripted(script, free=free)
+    engine = build(EngineSetup(proposers=[scripted]))
+    proposers = engine.speculation.proposers
+    clock = Ticking()
+    engine.speculation = Speculation(proposers, max_step_tokens=64, max_model_len=256, payback=payback, clock=clock)
+    return engine, scripted
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_a_proposer_that_is_no_longer_asked_is_probed_without_a_draft_verified(free: bool) -> None:
+    engine, scripted = _probed_engine(Told(), free=free)
+    asked = [request(str(i), PROMPT) for i in range(8)]
+    plain = outputs(run(build(EngineSetup()), *asked))
+    events = run(engine, *asked)
+    assert outputs(events) == plain
+    stats = [event.stats for event in terminals(events).values()]
+    probed = [one for one in stats if one.shadow]
+    assert 0 < len(probed) < len(stats)
+    for one in probed:
+        assert [draft.right for draft in one.judged["scripted"]] == [False] * PROBED_DRAFTS
+        assert one.shadow["scripted"].num_drafts == PROBED_DRAFTS
+        assert (one.num_drafts, one.mode.mode, one.mode.reason) == (0, "off", "too_costly")
+    assert scripted.committed, "it learns the text of what it is probed on"
+
+
+def test_what_drafts_anyway_is_not_probed() -> None:
+    asked = [request(str(i), PROMPT) for i in range(8)]
+    engine, _ = _probed_engine(
+        Told([f"{i}/0" for i in range(8)]), lambda sequence, limit: draft_chain(sequence, limit, wrong_from=99)
+    )
+    stats = [event.stats for event in terminals(run(engine, *asked)).values()]
+    assert all(one.num_drafts > 0 and not one.shadow for one in stats)

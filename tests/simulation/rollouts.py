@@ -29,6 +29,8 @@ class RolloutPlan:
     max_step_s: float = 600.0
     acceptance_length: float = 1.25
     acceptance_rate: float = 0.1
+    dry_length: bool = False
+    """The guardrail on acceptance length does not decide."""
 
     def __str__(self) -> str:
         return f"""
@@ -47,7 +49,7 @@ rules:
       max_step_s: {self.max_step_s}
     guardrails:
       - {{name: taken, metric: acceptance_rate, limit: {self.acceptance_rate}}}
-      - {{name: far, metric: acceptance_length, limit: {self.acceptance_length}}}
+      - {{name: far, metric: acceptance_length, limit: {self.acceptance_length}, dry_run: {self.dry_length}}}
       - {{name: errors, metric: error_rate, margin: 0.2, dry_run: true}}
 """
 
@@ -111,6 +113,8 @@ async def ask_until(traffic: Traffic, pace: Pace, condition: Callable[[], bool])
 class TakenBack:
     """How a damaged head was taken back. Seconds since it was put in."""
 
+    put_in_at: float
+    """The clock's reading (`time.monotonic`)."""
     decided_s: float
     """Until the engine got the command."""
     last_draft_s: float
@@ -125,13 +129,15 @@ class TakenBack:
     """Commands of control to the engine since the exchange."""
 
 
-async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: int, pace: Pace) -> TakenBack:
+async def damage(
+    traffic: Traffic, client: WatchedClient, head: str, *, after: int, pace: Pace, warm: Pace | None = None
+) -> TakenBack:
     """Put `head` in once `after` canary requests drafted, and ask until the rollout is taken back.
 
-    Raises `RuntimeError` where it is not in time.
+    `warm`: how requests come before; None: as afterwards. Raises `RuntimeError` where it is not in time.
     """
     server = traffic.server
-    await ask_until(traffic, pace, lambda: traffic.num_on >= after)
+    await ask_until(traffic, warm or pace, lambda: traffic.num_on >= after)
     before, num_before = traffic.num_on, len(client.commands)
     await client.swap_head(head)
     put_in = time.monotonic()
@@ -141,6 +147,7 @@ async def damage(traffic: Traffic, client: WatchedClient, head: str, *, after: i
     steps, verdict = client.steps, server.events[-1][1].verdict
     drafted = [end for end, did in zip(steps.ends, steps.drafted, strict=True) if did and end > put_in]
     return TakenBack(
+        put_in_at=put_in,
         decided_s=stop.at - put_in,
         last_draft_s=max(drafted, default=put_in) - put_in,
         drafted_after=client.drafted_after(stop),

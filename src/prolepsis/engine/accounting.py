@@ -176,7 +176,8 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
         stats.prediction_accepted = predicted.num_accepted
         stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
     reason = "replay" if request.source.is_replay else _reason(request, plan)
-    mode: Mode = "on" if stats.num_drafts else "shadow" if stats.shadow else "off"
+    is_shadow = stats.shadow and request.source.speculation.mode == "shadow"
+    mode: Mode = "on" if stats.num_drafts else "shadow" if is_shadow else "off"
     stats.mode = EffectiveMode(mode, reason, plan.version)
 
 
@@ -184,7 +185,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice, stats = request.source.speculation, request.stats
     if choice.enabled and plan.kills(request.source.kill_scopes):
         return "killed"
-    if stats.num_drafts or stats.shadow:
+    if stats.num_drafts or (stats.shadow and choice.mode == "shadow"):
         is_cut = stats.num_drafts and plan.reason == "overload_shallow"
         return "overload_shallow" if is_cut else "speculating" if stats.num_drafts else "compared"
     if choice.rollout_run in plan.stopped:

@@ -17,6 +17,7 @@ from prolepsis.spec.choose import ChosenDraft, ProposerSet
 from prolepsis.spec.comparison import AS_PREDICTED, StepCost
 from prolepsis.spec.ledger import DisabledProposers
 from prolepsis.spec.payback import Payback
+from prolepsis.spec.probes import PROBED_DRAFTS, ProbeBudget
 from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
 
@@ -41,6 +42,7 @@ class Speculation:
         """Leaves out drafts that do not pay, by the steps themselves; None: they cost what is predicted."""
         self._awake: frozenset[str] | None = None  # sequences that might draft in this step; None: any
         self._shadow_budget = ShadowBudget(shadow_cost)
+        self._probe_budget = ProbeBudget(proposers.ledger, clock) if payback is not None else None
         self._clock = clock
         self._max_step_tokens = max_step_tokens
         self._max_model_len = max_model_len
@@ -53,7 +55,8 @@ class Speculation:
         choice = self._choice(sequence, plan)
         if not choice.enabled or not self._drafts(plan):
             return False
-        if self.payback is not None and choice.mode == "auto" and self.payback.rests(sequence.key):
+        is_spared = self.payback is not None and choice.mode == "auto" and self.payback.rests(sequence.key)
+        if is_spared and not sequence.request.probes_left:
             return False
         if proposer is None:
             return True
@@ -69,13 +72,15 @@ class Speculation:
             return list(rows)
         for row in rows:
             self._admit_to_shadow(row.sequence.request)
+            self._admit_to_probes(row.sequence, plan)
         choices = {row.sequence.key: self._choice(row.sequence, plan) for row in rows}
         if not any(choice.enabled for choice in choices.values()):
             return [_explained(row) for row in rows]
         decoding = [row for row in rows if row.num_tokens == 1 and row.sequence.num_output_tokens]
         chosen = [choices[row.sequence.key] for row in decoding]
         decoding = self._spared(decoding, chosen, plan)
-        if any(row.plain is None and choice.enabled for row, choice in zip(decoding, chosen, strict=True)):
+        is_probed = any(_is_probed(row) for row in decoding)
+        if is_probed or any(row.plain is None and one.enabled for row, one in zip(decoding, chosen, strict=True)):
             decoding = self._drafted(decoding, chosen, plan, self._load(rows, len(decoding)))
         drafted = {row.sequence.key: row for row in decoding}
         return [_explained(drafted.get(row.sequence.key, row)) for row in rows]
@@ -136,6 +141,18 @@ class Speculation:
         if request.shadow_admitted is None and is_shadow:
             request.shadow_admitted = self._shadow_budget.admit(request.request_id)
 
+    def _admit_to_probes(self, sequence: SequenceState, plan: SpecPlan) -> None:
+        """Decide once for a request that drafts where that pays whether its first drafts are compared in any case."""
+        request = sequence.request
+        if request.probes_left is not None:
+            return
+        choice = self._choice(sequence, plan)
+        is_free = choice.mode == "auto" and plan.fixed_depth is None and choice.num_speculative_tokens != 0
+        names = choice.proposers or plan.proposers or self.proposers.names
+        budget = self._probe_budget if is_free else None
+        is_probed = budget is not None and budget.admit(sequence.traffic_class, names)
+        request.probes_left = PROBED_DRAFTS if is_probed else 0
+
     def _drafts(self, plan: SpecPlan) -> bool:
         return plan.ceiling > 0 and bool(self.proposers.names)
 
@@ -165,14 +182,38 @@ class Speculation:
         """Return the decoding rows with drafts, to verify or to compare, for all but those that are spared."""
         rows = list(decoding)
         for row, choice in zip(rows, choices, strict=True):
-            if choice.enabled and row.plain is None:
+            if choice.enabled and (row.plain is None or _is_probed(row)):
                 self._commit(row.sequence)  # tokens from before it might draft
         requests = self._requests(rows, choices, plan, load)
         for verify in (True, False):
             due = [_is_due(row, choice, verify=verify) for row, choice in zip(rows, choices, strict=True)]
             if any(due):
                 rows = self._with_drafts(rows, due, requests, plan, load, verify=verify)
-        return rows
+        return self._probed(rows, choices, plan, load) if any(map(_is_probed, rows)) else rows
+
+    def _probed(
+        self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
+    ) -> list[Row]:
+        """Return the rows; those that are probed with a draft of all proposers to compare, whether or not it pays."""
+        due = [_is_probed(row) and choice.mode == "auto" for row, choice in zip(rows, choices, strict=True)]
+        names = self.proposers.names
+        probes = [
+            replace(request, allowed=self._allowed(row.sequence, plan), always_verify=True, insists_on=names)
+            for row, request in zip(rows, self._requests(rows, choices, plan, load), strict=True)
+        ]
+        compared = self._with_drafts(rows, due, probes, plan, load, verify=False)
+        for row, is_due in zip(rows, due, strict=True):
+            request = row.sequence.request
+            request.probes_left = (request.probes_left or 0) - is_due
+        return [replace(one, plain=row.plain) for row, one in zip(rows, compared, strict=True)]
+
+    def _allowed(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...] | None:
+        """Return the proposers that may draft for the sequence, less those that are disabled; None: all."""
+        allowed = sequence.request.source.speculation.proposers
+        if plan.disabled or plan.killed:
+            names = plan.proposers or self.proposers.names
+            return self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
+        return allowed
 
     def _requests(
         self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
@@ -182,10 +223,7 @@ class Speculation:
         for row, choice in zip(rows, choices, strict=True):
             sequence = row.sequence
             limit = min(self._limit(sequence, choice), load.max_draft_tokens)
-            allowed = sequence.request.source.speculation.proposers
-            if plan.disabled or plan.killed:
-                names = plan.proposers or self.proposers.names
-                allowed = self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
+            allowed = self._allowed(sequence, plan)
             if self.payback is not None and choice.mode == "auto" and self.payback.is_cheap(sequence.key):
                 free = self.proposers.free
                 candidates = self.proposers.names if allowed is None else allowed
@@ -255,6 +293,14 @@ class Speculation:
             judged = sequence.request.stats.judged
             for proposer, draft in self.proposers.commit(sequence, num_new):
                 judged.setdefault(proposer, []).append(draft)
+
+
+def _is_probed(row: Row) -> bool:
+    """Whether the row has no draft and its request's first drafts are compared in any case."""
+    sequence, request = row.sequence, row.sequence.request
+    return (
+        bool(request.probes_left) and row.draft is None and sequence.shadow is None and sequence is request.sequences[0]
+    )
 
 
 def _is_due(row: Row, choice: SpeculationChoice, *, verify: bool) -> bool:

@@ -255,7 +255,7 @@ def _concerns(condition: _Condition, traffic_class: str, gone: Sequence[str]) ->
 def _saved_s(stats: RequestStats) -> float:
     """Return the device time that the drafts of a request saved, or would have saved if it was in shadow."""
     device, num_tokens = stats.device, stats.num_output_tokens
-    if not stats.shadow:
+    if stats.num_drafts or not stats.shadow:
         return device.predicted_plain - device.total
     saved = sum(one.num_accepted - one.drafting - one.verifying for one in stats.shadow.values())
     return saved * device.plain / num_tokens if num_tokens else 0.0
