@@ -1,11 +1,13 @@
 """One account of an HTTP request while it is answered; what it comes to is `RequestEnded`."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from prolepsis.api.admission.group import Progress
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.tool_calls import ToolCallCheck
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import ProlepsisError, UserError
@@ -31,13 +33,17 @@ def classified(error: BaseException) -> tuple[End, str | None]:
 class PromptAccount:
     """What one prompt's answer has come to so far."""
 
-    def __init__(self, request: GenerateRequest, progress: Progress, *, whole: bool) -> None:
-        """`whole`: the answer goes out at its end, or not at all."""
+    def __init__(
+        self, request: GenerateRequest, progress: Progress, check: Callable[[], ToolCallCheck] | None, *, whole: bool
+    ) -> None:
+        """`whole`: the answer goes out at its end, or not at all. `check` reads the tool calls of a sample."""
         self.progress = progress
         self.delivery = Delivery(whole=whole)
         self.num_shown_tokens: int | None = None
         """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
         self._request = request
+        self._check = check
+        self._calls: dict[int, ToolCallCheck] = {}
         self._finish_reasons: list[str] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
@@ -54,6 +60,10 @@ class PromptAccount:
 
     def sending(self, delta: Delta) -> None:
         """Take in what is about to go to the client."""
+        if self._check is not None:
+            if delta.index not in self._calls:
+                self._calls[delta.index] = self._check()
+            self._calls[delta.index].take(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)
 
@@ -87,21 +97,23 @@ class PromptAccount:
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),
             delivery=self.delivery.by_proposer(filled),
+            whole_calls=tuple(calls.whole for calls in self._calls.values() if calls.whole is not None),
         )
 
 
 class RequestAccount:
     """What an HTTP request has come to so far, over all of its prompts."""
 
-    def __init__(self, about: RequestAbout, *, whole: bool) -> None:
+    def __init__(self, about: RequestAbout, *, whole: bool, check: Callable[[], ToolCallCheck] | None = None) -> None:
         self.about = about
+        self._check = check
         self._whole = whole
         self._prompts: list[PromptAccount] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
     def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
         """Return the account of a prompt that runs now."""
-        self._prompts.append(PromptAccount(request, progress, whole=self._whole))
+        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole))
         return self._prompts[-1]
 
     def fail(self, error: BaseException) -> None:

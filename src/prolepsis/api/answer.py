@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from starlette.requests import HTTPConnection
 
@@ -10,6 +11,7 @@ from prolepsis.api.admission.group import RequestGroup
 from prolepsis.api.admission.response_cache import Answer, replayed
 from prolepsis.api.deltas import Choice, Delta
 from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.tool_calls import ToolCallCheck
 from prolepsis.api.openai.usage import summed
 from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.policy import AnswerFacts
@@ -35,7 +37,8 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
     once.
     """
     http.scope["state"][ANSWER_ID] = prepared.answer_id
-    account = RequestAccount(about(prepared), whole=not prepared.stream)
+    check = partial(ToolCallCheck, prepared) if prepared.tools.callable else None
+    account = RequestAccount(about(prepared), whole=not prepared.stream, check=check)
     answering, stats = _Answering(prepared, services, account), list[RequestStats]()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
         parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])

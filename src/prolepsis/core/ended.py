@@ -121,6 +121,8 @@ class PromptEnded:
     """Of its samples that ended, as the client sees them."""
     delivery: Mapping[str, DeliveredDrafts]
     """By proposer."""
+    whole_calls: tuple[bool, ...] = ()
+    """Of its samples that began a tool call, whether all of their calls are whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ Value = Literal[
     "acceptance_length",
     "error",
     "validity",
+    "tool_calls",
     "first_token_ms",
     "latency_per_token_ms",
     "latency_ms",
@@ -28,6 +29,7 @@ Metric = Literal[
     "acceptance_length",
     "error_rate",
     "structured_validity",
+    "tool_call_success",
     "time_to_first_token_p95_ms",
     "time_to_first_token_p99_ms",
     "latency_per_token_p50_ms",
@@ -85,6 +87,9 @@ METRICS: dict[Metric, MetricInfo] = {
     "error_rate": MetricInfo("requests that failed / requests", "error", is_rate=True),
     "structured_validity": MetricInfo(
         "answers of the requested form / answers with a requested form", "validity", "higher", is_rate=True
+    ),
+    "tool_call_success": MetricInfo(
+        "answers whose tool calls are all whole / answers with a tool call", "tool_calls", "higher", is_rate=True
     ),
     "time_to_first_token_p95_ms": MetricInfo(
         "95th percentile of the time to the first token", "first_token_ms", level=0.95

@@ -32,7 +32,12 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     if not prompts or any(prompt.answer == "cached" for prompt in prompts):
         return None
     values = values_of([_shown(prompt) for prompt in prompts])
-    return values | {"validity": float(_is_whole(prompts))} if _is_structured(prompts) else values
+    if _is_structured(prompts):
+        values["validity"] = float(_is_whole(prompts))
+    calls = [whole for prompt in prompts for whole in prompt.whole_calls]
+    if calls and not _is_stopped(prompts):
+        values["tool_calls"] = float(all(calls))
+    return values
 
 
 def _shown(prompt: PromptEnded) -> RequestStats:
@@ -44,8 +49,12 @@ def _shown(prompt: PromptEnded) -> RequestStats:
 
 def _is_structured(prompts: Sequence[PromptEnded]) -> bool:
     """Return whether the answers had to have a form, and kept it or not by their own doing."""
-    stopped = any("content_filter" in prompt.finish_reasons for prompt in prompts)
-    return not stopped and any(prompt.request.grammar is not None for prompt in prompts)
+    return not _is_stopped(prompts) and any(prompt.request.grammar is not None for prompt in prompts)
+
+
+def _is_stopped(prompts: Sequence[PromptEnded]) -> bool:
+    """Return whether an output policy ended an answer."""
+    return any("content_filter" in prompt.finish_reasons for prompt in prompts)
 
 
 def _is_whole(prompts: Sequence[PromptEnded]) -> bool:
