@@ -170,6 +170,16 @@ def test_one_call_that_was_not_waited_for_opens_it() -> None:
         assert (event.after, event.reason) == ("open", "overdue")
 
 
+def test_it_stays_open_while_the_call_has_not_come_back() -> None:
+    watched = Watched()
+    watched.counts = replace(watched.counts, num_overdue=1, is_lost=True)
+    [event] = watched.poll()
+    assert watched.poll(10.0 * event.open_s) == []
+    watched.counts = replace(watched.counts, is_lost=False)
+    [event] = watched.poll()
+    assert event.after == "half_open"
+
+
 def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     watched = tripped()
     assert watched.poll(SETTINGS.open_s - 0.1) == []

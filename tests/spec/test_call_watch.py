@@ -118,8 +118,10 @@ def test_a_lost_proposer_is_not_called_until_its_call_comes_back_and_learns_then
     contained.forget(SEQUENCES[0])
     assert all(contained.backs_off() for _ in range(2000))
     assert late.scripted.forgotten == []
+    assert all(count.is_lost for count in late.ledger.counts())
     call.returned = True
     assert not contained.backs_off()
+    assert not any(count.is_lost for count in late.ledger.counts())
     assert late.scripted.forgotten == ["a"]
 
 

@@ -80,6 +80,8 @@ class TrafficClassCounts:
     late_in_row: int = 0
     num_overdue: int = 0
     """Calls that were not waited for."""
+    is_lost: bool = False
+    """One of these has not come back, so the proposer cannot be asked."""
 
 
 @dataclass(frozen=True, slots=True)

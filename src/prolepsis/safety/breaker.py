@@ -219,7 +219,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     if breaker.state in ("closed", "metrics_only"):
         reason = _why_open(breaker, settings)
         return _open(breaker, reason, now, settings) if reason else (breaker, ())
-    if breaker.state == "open" and now - breaker.since >= breaker.open_s:
+    if breaker.state == "open" and now - breaker.since >= breaker.open_s and not counts.is_lost:
         probed = replace(breaker.entered("half_open", now), probe_round=breaker.probe_round + 1)
         return probed, (_event(breaker, probed, "backoff_elapsed", now),)
     return _probe(breaker, now, settings) if breaker.state == "half_open" else (breaker, ())

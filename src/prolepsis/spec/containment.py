@@ -76,6 +76,7 @@ class ContainedProposer:
             return False
         if self._overdue.returned and len(self._missed) < _MOST_FORGOTTEN:
             self._overdue, missed, self._missed = None, self._missed, []
+            self._ledger.find(self.name)
             for sequence in missed:
                 self.forget(sequence)
             return False

@@ -35,6 +35,7 @@ class _Tally:
     late_in_row: int = 0
     num_late: int = 0
     num_overdue: int = 0
+    is_lost: bool = False
 
 
 _COUNTS = tuple(field.name for field in fields(_Tally))
@@ -112,6 +113,13 @@ class Ledger:
         for traffic_class in set(traffic_classes):
             if (tally := self._of(proposer, traffic_class)) is not None:
                 tally.num_overdue += 1
+                tally.is_lost = True
+
+    def find(self, proposer: str) -> None:
+        """The overdue call of a proposer came back."""
+        for key, tally in self._tallies.items():
+            if key[0] == proposer:
+                tally.is_lost = False
 
     def succeed(self, proposer: str, traffic_class: str) -> None:
         """It returned a sound draft."""

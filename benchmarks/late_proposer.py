@@ -1,0 +1,171 @@
+"""What do other requests notice of a proposer that is late, or never returns?
+
+Usage: python -m benchmarks.late_proposer [--seconds 30] [--streams 4] [--limit-ms 150] [--json OUT]
+
+One engine on the default model serves streams that a bad proposer may draft for, and others that it may not. Breakers
+follow the engine's counts as in the server. Told are the gaps between two events of the other streams, how late after
+its deadline an endless request ends, and the state of the bad proposer's breaker; for a proposer that has no drafts,
+one that sleeps for 8 seconds in each call, and one that never returns.
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import DeadlineExceeded
+from prolepsis.core.events import Event, Failed
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.build import FREE_PROPOSERS, assemble
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
+from prolepsis.safety.effective_plan import EffectivePlan
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.telemetry.logs import configure_logs
+
+BAD = "prediction"
+"""The name that the bad proposer takes."""
+DEADLINE_S = 1.0
+OTHERS = SpeculationChoice(proposers=("suffix", "prompt_lookup"))
+OWN = SpeculationChoice(proposers=(BAD,))
+ARMS = {"no drafts": 0.0, "sleeps 8 s": 8.0, "never returns": None}
+"""Seconds of each call; None: for ever."""
+
+
+class Bad(Proposer):
+    """Has no drafts, after a while."""
+
+    name = BAD
+    free = True
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        if self._seconds != 0.0:
+            threading.Event().wait(self._seconds)
+        return [None] * len(sequences)
+
+
+@dataclass
+class Figures:
+    gaps_ms: list[float] = field(default_factory=list)
+    late_ms: list[float] = field(default_factory=list)
+    """From the deadline of a request to its end."""
+
+
+class Load:
+    """Streams of one engine until a moment; each begins anew when it ends."""
+
+    def __init__(self, client: ThreadEngineClient, prompts: Sequence[Sequence[int]], seconds: float) -> None:
+        self.figures = Figures()
+        self._client = client
+        self._prompts = prompts
+        self._number = 0
+        self._end = time.perf_counter() + seconds
+
+    async def stream(self, choice: SpeculationChoice, *, measured: bool) -> None:
+        while time.perf_counter() < self._end:
+            request = self._request(choice, SamplingParams(seed=self._number, max_tokens=400, ignore_eos=True))
+            times = [at for at, _ in await self._collect(request)]
+            if measured:
+                self.figures.gaps_ms += [1000.0 * (after - before) for before, after in pairwise(times)]
+
+    async def deadlines(self) -> None:
+        params = SamplingParams(seed=1, max_tokens=100_000, ignore_eos=True)
+        while time.perf_counter() < self._end:
+            request = self._request(OTHERS, params, DEADLINE_S)
+            began = time.perf_counter()
+            at, last = (await self._collect(request))[-1]
+            assert isinstance(last, Failed), last
+            assert isinstance(last.error, DeadlineExceeded), last.error
+            self.figures.late_ms.append(1000.0 * (at - began - DEADLINE_S))
+
+    async def _collect(self, request: GenerateRequest) -> list[tuple[float, Event]]:
+        return [(time.perf_counter(), event) async for event in self._client.generate(request)]
+
+    def _request(
+        self, choice: SpeculationChoice, params: SamplingParams, deadline_s: float | None = None
+    ) -> GenerateRequest:
+        self._number += 1
+        prompt = tuple(self._prompts[self._number % len(self._prompts)])
+        traffic_class = "own" if choice is OWN else "others"
+        return GenerateRequest(
+            f"r{self._number}",
+            prompt,
+            params,
+            deadline_s=deadline_s,
+            traffic_class=traffic_class,
+            speculation=choice,
+        )
+
+
+async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: argparse.Namespace) -> dict[str, object]:
+    """Return the figures of one arm."""
+    FREE_PROPOSERS[BAD] = lambda _: Bad(seconds_of_call)
+    config = EngineConfig(max_model_len=8192, kv_memory="512MiB", propose_limit_ms=given.limit_ms, draft_head="none")
+    client = ThreadEngineClient(assemble(config, loaded))
+    plan = EffectivePlan(SpecPlan(), client.apply_plan)
+    with tempfile.TemporaryDirectory() as folder:
+        file = breaker_file(Path(folder) / "breakers.json")
+        breakers = Breakers(BreakerSettings())
+        feature = BreakerFeature(
+            breakers, client.proposer_counts, plan.disable, CollectorRegistry(), file=file, proposers=lambda: [BAD]
+        )
+        ticking = asyncio.create_task(feature.run())
+        load = Load(
+            client, [prompt.token_ids for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)], given.seconds
+        )
+        streams = [load.stream(choice, measured=choice is OTHERS) for choice in (OTHERS, OWN) * given.streams]
+        await asyncio.gather(*streams, load.deadlines())
+        ticking.cancel()
+    gaps = sorted(load.figures.gaps_ms)
+    states = {key[1]: breaker.state for key, breaker in breakers.all.items() if key[0] == BAD}
+    counts = [count for count in client.proposer_counts() if count.proposer == BAD]
+    await client.close()
+    return {
+        "gaps": len(gaps),
+        "p50_ms": round(gaps[len(gaps) // 2], 1),
+        "p99_ms": round(gaps[int(0.99 * len(gaps))], 1),
+        "max_ms": round(gaps[-1], 1),
+        "deadlines": len(load.figures.late_ms),
+        "latest_after_deadline_ms": round(max(load.figures.late_ms), 1),
+        "overdue_calls": sum(count.num_overdue for count in counts),
+        "breakers": states,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--limit-ms", type=float, default=150.0)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    configure_logs("error")
+    loaded = load_model(EngineConfig())
+    found: dict[str, object] = {}
+    for arm, seconds in ARMS.items():
+        found[arm] = asyncio.run(measure(seconds, loaded, given))
+        print(f"{arm}: {found[arm]}", flush=True)
+    if given.json:
+        given.json.write_text(json.dumps({"provenance": provenance({"first": 0}, {}), "arms": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
