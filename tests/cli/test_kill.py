@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import structlog
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.core.config import ServerConfig
 from prolepsis.safety.kill_switch import kill_file
+from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
@@ -118,3 +121,16 @@ def test_breakers_of_a_server(home: Path, server: Served) -> None:
     assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_saved"] is None
     wrong = breaker("set", "magic", name, "closed")
     assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)
+
+
+def test_what_all_replicas_stop_is_shown(home: Path) -> None:
+    configure_logs("error")
+    store = open_store(f"sqlite:///{home / 'store.sqlite'}", CollectorRegistry())
+    assert store is not None
+    with closing(store), served(FakeEngine(), ServerConfig(kill_file=home / "its.json"), store=store) as running:
+        kill("on", "--url", running.url, "--scope", "tenant:bank", "--reason", "drill")
+        shown = kill("status", "--url", running.url).stdout.splitlines()
+    assert shown[0] == "off"
+    assert shown[1].startswith("on for tenant:bank on all replicas, since 20")
+    assert shown[1].endswith("by developer: drill")
+    structlog.reset_defaults()

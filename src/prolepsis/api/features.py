@@ -113,6 +113,7 @@ def features_of(
     listed = (
         admission,
         idempotency,
+        safety.controls,
         safety.kill_switch,
         safety.flags,
         KeyChanges(key_file, emit) if key_file is not None else None,
@@ -216,7 +217,7 @@ def _replays(
     kill_switch = safety.kill_switch
 
     def trip(reason: str) -> None:
-        if not kill_switch.status.operator.on:
+        if not kill_switch.status.on:
             kill_switch.turn(on=True, by=REPLAYS, reason=reason)
 
     def count(assignment: Assignment, right: bool) -> None:

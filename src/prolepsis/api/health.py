@@ -120,7 +120,7 @@ class Ready(Reply):
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
     store: StoreState | None
-    killed_by: Sequence[Literal["operator", "flag"]]
+    killed_by: Sequence[Literal["operator", "store", "flag"]]
 
 
 class Version(Reply):

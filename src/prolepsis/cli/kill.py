@@ -95,6 +95,8 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
         print_json(status)
         return
     _print(KillState.model_validate(status["operator"]), on=status["on"])
+    for entry in map(KilledScope.model_validate, status.get("shared", ())):
+        _line(f"on for {entry.scope} on all replicas", entry, known=True)
     if status["sources"]:
         note(f"turned on by: {', '.join(status['sources'])}")
     for problem in (status["fault"], status.get("not_saved")):

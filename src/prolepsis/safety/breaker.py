@@ -24,6 +24,7 @@ TripReason = Literal[
     "errors",  # several calls in a row raised, or returned invalid drafts
     "late",  # several calls in a row took too long
     "overdue",  # a call took so long that it was not waited for
+    "shared",  # it opened on another replica
     "cliff",  # acceptance suddenly fell to nearly nothing (`safety.drift`)
 ]
 Reason = (

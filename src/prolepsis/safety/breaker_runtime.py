@@ -4,12 +4,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
+from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.errors import ConfigError
@@ -28,6 +30,7 @@ from prolepsis.safety.breaker import (
     State,
     TripReason,
 )
+from prolepsis.safety.shared_controls import SharedControls, Values
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -35,6 +38,11 @@ from prolepsis.web.errors import RequestRefused
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
+
+OVERRIDDEN, OPENED = "breaker", "breaker_opened"
+"""Kinds of the controls in the store: breakers that operators set, and breakers that opened by themselves."""
+NEWS_S = 60.0
+"""A breaker that opened on another replica longer ago is left to judge by itself."""
 
 log = structlog.get_logger(__name__)
 
@@ -100,11 +108,15 @@ class BreakerFeature(Feature):
         registry: CollectorRegistry,
         *,
         file: BreakerFile,
+        shared: SharedControls | None = None,
         proposers: Callable[[], Sequence[str]] = tuple,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`breakers`: None disables them. `file` keeps the overrides; `proposers` are those of the engine."""
+        """`breakers`: None disables them. `file` keeps the overrides; `proposers` are those of the engine.
+
+        `shared`: operators set breakers for all replicas, and one that opens by itself opens on all.
+        """
         self.breakers = breakers
         self.proposers = proposers
         self.routes = breaker_routes(self)
@@ -114,10 +126,20 @@ class BreakerFeature(Feature):
         self._emit = emit
         self._clock = clock
         self._file = file
-        self._overrides: dict[Key, BreakerOverride] = {}
+        self._shared = shared
+        self._replica = uuid4().hex
+        self._in_file: dict[Key, BreakerOverride] = {}
         """As last read from the file."""
+        self._in_store: dict[Key, BreakerOverride] = {}
+        self._overrides: dict[Key, BreakerOverride] = {}
+        """Of file and store, as last applied."""
+        self._opened: Values = shared.of(OPENED) if shared is not None else {}
+        """Breakers that opened on any replica, as last read from the store."""
         if breakers is not None:
             self._follow_file(breakers)
+            if shared is not None:
+                shared.follow(OVERRIDDEN, partial(self._follow_store, breakers))
+                shared.follow(OPENED, partial(self._follow_opened, breakers))
 
     @property
     def shown(self) -> "BreakersReply":
@@ -156,25 +178,66 @@ class BreakerFeature(Feature):
             self._follow(self.breakers, self.breakers.trip(key, reason, self._clock()))
 
     def _save(self, key: Key, state: OperatorState, by: str) -> None:
-        """Write the file with this override, or without it if the breaker decides again; raises `ConfigError`.
+        """Keep this override, or none if the breaker decides again; raises `ConfigError`."""
+        entry = None
+        if state != "closed":
+            entry = BreakerOverride(proposer=key[0], traffic_class=key[1], state=state, by=by)
+        if self._shared is None:
+            self._write_file(key, entry)
+            return
+        if key in self._in_file:
+            self._write_file(key, None)
+            del self._in_file[key]
+        fault = self._shared.set(OVERRIDDEN, " ".join(key), entry.model_dump_json() if entry else None)
+        if fault:
+            raise ConfigError(fault, param="breaker_file")
+
+    def _write_file(self, key: Key, entry: BreakerOverride | None) -> None:
+        """Write the file with this override, or without it; raises `ConfigError`.
 
         The next tick follows the file, with the overrides of other servers.
         """
-        entries = self._overrides
+        entries = self._in_file
         with suppress(ConfigError):  # a damaged file is replaced
-            entries = {entry.key: entry for entry in self._file.read()}
-        others = tuple(entry for entry in entries.values() if entry.key != key)
-        if state != "closed":
-            others += (BreakerOverride(proposer=key[0], traffic_class=key[1], state=state, by=by),)
-        self._file.write(others)
+            entries = {one.key: one for one in self._file.read()}
+        others = tuple(one for one in entries.values() if one.key != key)
+        self._file.write((*others, entry) if entry is not None else others)
 
     def _follow_file(self, breakers: Breakers) -> None:
         """Apply the file's overrides, and close the breakers whose override is gone; a damaged file changes nothing."""
         try:
-            now = {entry.key: entry for entry in self._file.read()}
+            self._in_file = {entry.key: entry for entry in self._file.read()}
         except ConfigError as error:
             log.error("breaker_file_unusable", error=str(error))
             return
+        self._override(breakers)
+
+    def _follow_store(self, breakers: Breakers, values: Values) -> None:
+        """Apply the overrides of all replicas; what this version does not understand changes nothing."""
+        try:
+            self._in_store = {entry.key: entry for entry in map(BreakerOverride.model_validate_json, values.values())}
+        except ValidationError as error:
+            log.error("shared_breakers_unusable", error=str(error))
+            return
+        self._override(breakers)
+
+    def _follow_opened(self, breakers: Breakers, values: Values) -> None:
+        """Open the breakers that opened on another replica since the last look; each replica probes for itself."""
+        before, self._opened = self._opened, values
+        for name, value in values.items():
+            if before.get(name) != value and self._is_news(value):
+                proposer, _, traffic_class = name.partition(" ")
+                self._follow(breakers, breakers.trip((proposer, traffic_class), "shared", self._clock()))
+
+    def _is_news(self, opened: str) -> bool:
+        """Return whether another replica opened a breaker just now."""
+        replica, _, at = opened.partition(" ")
+        return replica != self._replica and time.time() - float(at) < NEWS_S
+
+    def _override(self, breakers: Breakers) -> None:
+        """Apply the overrides of file and store; where they differ, what stops wins, else the store."""
+        now = self._in_file | self._in_store
+        now |= {key: entry for key, entry in self._in_file.items() if entry.state == "forced_open"}
         before, self._overrides = self._overrides, now
         for key in before.keys() - now.keys():
             self._set(breakers, key, "closed", before[key].by)
@@ -189,6 +252,7 @@ class BreakerFeature(Feature):
             write = log.info if event.reason in _QUIET else log.warning
             write("breaker", **asdict(event))
             self._metrics.changed(event)
+            self._share(event)
             self._emit(
                 AuditEvent(
                     actor=event.by or SERVER,
@@ -198,6 +262,12 @@ class BreakerFeature(Feature):
                 )
             )
         self._disable(breakers.disabled())
+
+    def _share(self, event: BreakerEvent) -> None:
+        """Tell other replicas of a breaker that opened here by itself."""
+        opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
+        if opened and self._shared is not None:
+            self._shared.set(OPENED, f"{event.proposer} {event.traffic_class}", f"{self._replica} {time.time():.3f}")
 
 
 class BreakerBody(Body):

@@ -19,6 +19,8 @@ from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.flags_runtime import FlagsFeature
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
+from prolepsis.safety.shared_controls import SharedControls, copy_file
+from prolepsis.store.controls import ControlTable
 from prolepsis.store.database import Database
 
 
@@ -26,6 +28,8 @@ from prolepsis.store.database import Database
 class Safety:
     """Everything that may turn speculation off."""
 
+    controls: SharedControls | None
+    """None: there is no store."""
     kill_switch: KillSwitch
     flags: FlagsFeature | None
     """None: none are configured."""
@@ -44,14 +48,19 @@ def safety_features(
     database: Database | None,
     emit: Emit,
 ) -> Safety:
-    """Return them for an engine; `version_of` names what a proposer drafts with, `database` keeps baselines."""
-    kill_switch = KillSwitch(kill_file(config.kill_file), plan.kill, registry, emit=emit)
-    breaker = _breaker(config, client, plan, registry, emit)
+    """Return them for an engine; `version_of` names what a proposer drafts with, `database` is the store's."""
+    file = kill_file(config.kill_file)
+    controls = None
+    if database is not None:
+        controls = SharedControls(ControlTable(database), copy_file(file.path.with_name("controls.json")))
+    kill_switch = KillSwitch(file, plan.kill, registry, shared=controls, emit=emit)
+    breaker = _breaker(config, client, plan, registry, shared=controls, emit=emit)
     streams = DriftStreams() if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
     baselines = BaselineStore(database) if database is not None else None
     counts = client.proposer_counts
     return Safety(
+        controls=controls,
         kill_switch=kill_switch,
         flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow, emit=emit) if flags is not None else None,
         breaker=breaker,
@@ -60,7 +69,13 @@ def safety_features(
 
 
 def _breaker(
-    config: ServerConfig, client: EngineClient, plan: EffectivePlan, registry: CollectorRegistry, emit: Emit
+    config: ServerConfig,
+    client: EngineClient,
+    plan: EffectivePlan,
+    registry: CollectorRegistry,
+    *,
+    shared: SharedControls | None,
+    emit: Emit,
 ) -> BreakerFeature:
     least = config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
@@ -71,6 +86,7 @@ def _breaker(
         plan.disable,
         registry,
         file=breaker_file(config.breaker_file),
+        shared=shared,
         proposers=lambda: client.info.proposers,
         emit=emit,
     )

@@ -11,7 +11,7 @@ from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile, data_directory
 from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 
-Source = Literal["operator", "flag"]
+Source = Literal["operator", "store", "flag"]
 By = Annotated[str, Field(max_length=256)]
 Reason = Annotated[str, Field(max_length=1024)]
 Scope = Annotated[str, Field(pattern=SCOPE, max_length=300)]
@@ -78,11 +78,14 @@ def kill_file(path: Path | None = None) -> JsonFile[KillState]:
 
 
 class KillStatus(BaseModel):
-    """The kill switch: a scope is stopped while the operator or the flag says so."""
+    """The kill switch: a scope is stopped while the file, the store or the flag says so."""
 
     model_config = ConfigDict(frozen=True)
 
     operator: KillState = NEVER_SET
+    """In the file."""
+    shared: tuple[KilledScope, ...] = ()
+    """In the store, for all replicas."""
     flag: FlagDecision | None = None
     """The last successful evaluation of the flag; null if no flags are configured."""
     fault: str | None = None
@@ -94,7 +97,11 @@ class KillStatus(BaseModel):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Those that stop everything."""
-        says: dict[Source, bool] = {"operator": self.operator.on, "flag": self.flag is not None and self.flag.value}
+        says: dict[Source, bool] = {
+            "operator": self.operator.on,
+            "store": any(entry.scope == EVERYTHING for entry in self.shared),
+            "flag": self.flag is not None and self.flag.value,
+        }
         return tuple(source for source, on in says.items() if on)
 
     @computed_field  # type: ignore[prop-decorator]
@@ -105,12 +112,14 @@ class KillStatus(BaseModel):
 
     def explained(self, scope: str) -> dict[str, object]:
         """Return who stops a scope, for the log."""
-        sources = self.sources if scope == EVERYTHING else ("operator",)
-        last = next((one for one in self.operator.scopes if one.scope == scope), self.operator)
+        shared = next((one for one in self.shared if one.scope == scope), None)
+        sources = self.sources if scope == EVERYTHING else ("store",) if shared else ("operator",)
+        last = shared or next((one for one in self.operator.scopes if one.scope == scope), self.operator)
         return {"scope": scope, "sources": sources, "by": last.by, "reason": last.reason}
 
     @computed_field  # type: ignore[prop-decorator]
     @property
     def killed(self) -> tuple[str, ...]:
         """All scopes that are stopped, by name."""
-        return tuple(sorted(self.operator.killed | ({EVERYTHING} if self.on else set())))
+        shared = {entry.scope for entry in self.shared}
+        return tuple(sorted(self.operator.killed | shared | ({EVERYTHING} if self.on else set())))

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, get_args
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING, check_scope
-from prolepsis.safety.kill_switch import KilledScope, KillState, KillStatus
+from prolepsis.safety.kill_switch import MAX_SCOPES, KilledScope, KillState, KillStatus, Source
+from prolepsis.safety.shared_controls import SharedControls, Values
 from prolepsis.telemetry.declare import gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -21,6 +22,8 @@ from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
 
+KIND = "kill"
+"""Of the controls in the store."""
 FLAG = "flag"
 """The actor where the flag turns the switch."""
 
@@ -40,9 +43,11 @@ class KillSwitch(Feature):
         kill: Callable[[frozenset[str]], None],
         registry: CollectorRegistry,
         *,
+        shared: SharedControls | None = None,
         emit: Emit = discard,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """`shared`: operators turn the switch for all replicas; without it, for the servers that share `file`."""
         self.status = KillStatus()
         self.routes = kill_routes(self)
         self._file = file
@@ -51,7 +56,12 @@ class KillSwitch(Feature):
         self._now = now
         self._killed = gauge(registry, "speculation_killed", "1 while the kill switch is on, by source", "source")
         self._scopes = gauge(registry, "speculation_killed_scopes", "Scopes that the kill switch stops one by one")
+        self._shared = shared
         self._read(at_start=True)
+        if shared is not None:
+            shared.follow(KIND, self._follow_shared)
+            if self.status.shared:
+                self._record(KillStatus(), on=True, actor=SERVER, subject="store")
 
     async def tick(self) -> None:
         """Follow the file if it changed."""
@@ -64,14 +74,40 @@ class KillSwitch(Feature):
         Raises `InvalidParameter` if too many scopes are stopped.
         """
         before = self.status
-        state = before.operator.turned(KilledScope(scope=scope, by=by, reason=reason, at=self._now()), on=on)
-        self._become(KillStatus(operator=state, flag=before.flag))
+        entry = KilledScope(scope=scope, by=by, reason=reason, at=self._now())
+        if self._shared is not None:
+            fault = self._turn_shared(self._shared, entry, on=on)
+        if self._shared is None or (not on and scope in before.operator.killed):
+            fault = self._turn_file(entry, on=on)
+        self.status = self.status.model_copy(update={"not_saved": fault or None})
+        self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope)
+
+    def _turn_shared(self, shared: SharedControls, entry: KilledScope, *, on: bool) -> str:
+        others = shared.of(KIND).keys() - {EVERYTHING, entry.scope}
+        if on and entry.scope != EVERYTHING and len(others) >= MAX_SCOPES:
+            raise InvalidParameter(f"{MAX_SCOPES} scopes are stopped already; allowed: {EVERYTHING}", param="scope")
+        return shared.set(KIND, entry.scope, entry.model_dump_json() if on else None)
+
+    def _turn_file(self, entry: KilledScope, *, on: bool) -> str:
+        state = self.status.operator.turned(entry, on=on)
+        self._become(self.status.model_copy(update={"operator": state, "fault": None}))
         try:
             self._file.write(state)
         except ConfigError as error:
             log.error("kill_switch_not_saved", error=str(error))
-            self.status = self.status.model_copy(update={"not_saved": str(error)})
-        self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope)
+            return str(error)
+        return ""
+
+    def _follow_shared(self, values: Values) -> None:
+        """Follow what the store says; where that is not known, everything is stopped."""
+        entries = [entry for value in values.values() if (entry := _entry(value)) is not None]
+        if self._shared_unknown or len(entries) < len(values):
+            entries.append(KilledScope(scope=EVERYTHING, reason="what the store says is not known", at=self._now()))
+        self._become(self.status.model_copy(update={"shared": tuple(entries)}))
+
+    @property
+    def _shared_unknown(self) -> bool:
+        return self._shared is not None and self._shared.unknown
 
     def follow(self, flag: FlagDecision) -> None:
         """Follow the flag; an evaluation that failed changes nothing."""
@@ -92,7 +128,7 @@ class KillSwitch(Feature):
             log.error("kill_file_unusable", error=fault)
             unknown = KillState(on=True, reason=fault[:1024], at=self._now())
             operator = unknown if at_start else before.operator
-        self._become(KillStatus(operator=operator, flag=before.flag, fault=fault))
+        self._become(KillStatus(operator=operator, shared=before.shared, flag=before.flag, fault=fault))
         if operator.killed if at_start else operator != before.operator:
             on = operator.on or bool(operator.killed - before.operator.killed)
             self._record(before, on=on, actor=operator.last_by or SERVER, subject=str(self._file.path))
@@ -105,15 +141,23 @@ class KillSwitch(Feature):
 
     def _become(self, status: KillStatus) -> None:
         before, self.status = self.status, status
-        for source in ("operator", "flag"):
+        for source in get_args(Source):
             self._killed.labels(source).set(source in status.sources)
-        self._scopes.set(len(status.operator.scopes))
+        self._scopes.set(len({*status.killed} - {EVERYTHING}))
         if status.killed == before.killed:
             return
         self._kill(frozenset(status.killed))
         for scope in sorted({*status.killed} ^ {*before.killed}):
             on = scope in status.killed
             (log.warning if on else log.info)("kill_switch", on=on, **status.explained(scope))
+
+
+def _entry(text: str) -> KilledScope | None:
+    """Return an entry of the store; None for one that this version does not know."""
+    try:
+        return KilledScope.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 class KillBody(Body):

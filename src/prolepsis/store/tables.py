@@ -152,3 +152,13 @@ drift_baselines = Table(
     Column("kept_at", Double, nullable=False),
 )
 """What drift learnt of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""
+
+controls = Table(
+    "controls",
+    metadata,
+    Column("kind", String(32), primary_key=True),
+    Column("name", String(400), primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("changed_at", Double, nullable=False),
+)
+"""Scopes of the kill switch and breakers that operators set, and breakers that opened, for all replicas."""

@@ -1,0 +1,152 @@
+"""Controls that replicas share through the store, and that hold without it.
+
+What this server sets takes effect here at once, is kept in a file until the store has it, and beats what the store says
+until then. What all replicas set is read again and again; the file keeps a copy for a start without the store.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+import structlog
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.files import JsonFile
+from prolepsis.store.controls import ControlKey, ControlTable
+from prolepsis.web.feature import Feature
+
+PATIENCE_S = 1.0
+"""How long a tick waits for the store; a slower exchange goes on behind it."""
+
+Values = Mapping[str, str]
+"""By name, of one kind."""
+
+log = structlog.get_logger(__name__)
+
+
+class ControlCopy(BaseModel):
+    """What a server knows of the store's controls."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    values: tuple[tuple[str, str, str], ...] = ()
+    """Kind, name and value."""
+    pending: tuple[tuple[str, str, str | None], ...] = ()
+    """What was set here and is not in the store yet; no value: to be removed."""
+
+    @classmethod
+    def of(cls, values: Mapping[ControlKey, str], pending: Mapping[ControlKey, str | None]) -> Self:
+        return cls(
+            values=tuple((*key, value) for key, value in sorted(values.items())),
+            pending=tuple((*key, value) for key, value in pending.items()),
+        )
+
+
+def copy_file(path: Path) -> JsonFile[ControlCopy]:
+    """Return the file of a server's copy."""
+    return JsonFile(path, TypeAdapter(ControlCopy), absent=ControlCopy(), param="kill_file")
+
+
+class SharedControls(Feature):
+    """Belongs to one event loop; blocking work runs in threads."""
+
+    name = "shared_controls"
+    period_s = 0.8
+    ticks_before_serving = True
+
+    def __init__(self, table: ControlTable, copy: JsonFile[ControlCopy]) -> None:
+        self.unknown = False
+        """The copy is damaged and the store has not been read: it may say anything."""
+        self._table = table
+        self._copy = copy
+        self._values: dict[ControlKey, str] = {}
+        self._pending: dict[ControlKey, str | None] = {}
+        self._followers: dict[str, Callable[[Values], None]] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._is_failing = False
+        try:
+            kept = copy.read()
+            self._values = {(kind, name): value for kind, name, value in kept.values}
+            self._pending = {(kind, name): value for kind, name, value in kept.pending}
+        except ConfigError as error:
+            log.error("controls_unknown", error=str(error))
+            self.unknown = True
+
+    def follow(self, kind: str, follower: Callable[[Values], None]) -> None:
+        """Call `follower` with all values of a kind, now and whenever they change."""
+        self._followers[kind] = follower
+        follower(self.of(kind))
+
+    def of(self, kind: str) -> Values:
+        """Return the values of a kind that are in effect here."""
+        merged: dict[ControlKey, str | None] = {**self._values, **self._pending}
+        return {name: value for (of, name), value in merged.items() if of == kind and value is not None}
+
+    def set(self, kind: str, name: str, value: str | None) -> str:
+        """Set a value, or remove it: here at once, for all replicas as soon as the store takes it.
+
+        Returns why it would be lost if the server ended before that, else "".
+        """
+        before = self.of(kind)
+        self._pending[kind, name] = value
+        fault = self._save()
+        if self.of(kind) != before:
+            self._tell(kind)
+        self._start()
+        return fault
+
+    async def tick(self) -> None:
+        """Store what was set here, and follow what others set."""
+        await asyncio.wait({self._start()}, timeout=PATIENCE_S)
+
+    async def close(self) -> None:
+        """Store what was set here, if the store takes it soon."""
+        if self._pending:
+            await self.tick()
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._exchange())
+        return self._running
+
+    async def _exchange(self) -> None:
+        """Exchange with the store until it has all that was set meanwhile."""
+        while True:
+            sent = dict(self._pending)
+            try:
+                stored = await asyncio.to_thread(self._table.exchange, sent)
+            except StoreUnavailable as error:
+                if not self._is_failing:
+                    log.error("controls_not_shared", error=str(error))
+                self._is_failing = True
+                return
+            self._is_failing = False
+            self._take(stored, sent)
+            if not self._pending:
+                return
+
+    def _take(self, stored: dict[ControlKey, str], sent: Mapping[ControlKey, str | None]) -> None:
+        before = {kind: self.of(kind) for kind in self._followers}
+        changed = stored != self._values or bool(sent) or self.unknown
+        was_unknown, self.unknown = self.unknown, False
+        self._values = stored
+        self._pending = {key: value for key, value in self._pending.items() if key not in sent or sent[key] != value}
+        if changed:
+            self._save()
+        for kind, values in before.items():
+            if was_unknown or self.of(kind) != values:
+                self._tell(kind)
+
+    def _tell(self, kind: str) -> None:
+        if (follower := self._followers.get(kind)) is not None:
+            follower(self.of(kind))
+
+    def _save(self) -> str:
+        try:
+            self._copy.write(ControlCopy.of(self._values, self._pending))
+        except ConfigError as error:
+            log.error("controls_not_saved", error=str(error))
+            return str(error)
+        return ""

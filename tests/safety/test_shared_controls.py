@@ -1,0 +1,235 @@
+"""What one replica sets, all follow; without the store it holds where it was set, also over a restart."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter, StoreUnavailable
+from prolepsis.core.kill_scope import EVERYTHING
+from prolepsis.core.plan import DisabledProposer
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
+from prolepsis.safety.kill_switch import MAX_SCOPES, kill_file
+from prolepsis.safety.kill_switch_runtime import KillSwitch
+from prolepsis.safety.shared_controls import SharedControls, Values, copy_file
+from prolepsis.store.controls import ControlKey, ControlTable
+from prolepsis.store.database import Database
+from tests.rollout.stores import memory_database
+
+KIND = "kill"
+
+
+class Table(ControlTable):
+    """A store that may be down."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.is_down = False
+
+    def exchange(self, changes: Mapping[ControlKey, str | None]) -> dict[ControlKey, str]:
+        if self.is_down:
+            raise StoreUnavailable("down")
+        return super().exchange(changes)
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(memory_database())
+
+
+def replica(table: Table, folder: Path, name: str = "a") -> SharedControls:
+    return SharedControls(table, copy_file(folder / f"{name}.json"))
+
+
+async def settle(*controls: SharedControls) -> None:
+    for _ in range(2):
+        await asyncio.gather(*(one.tick() for one in controls))
+
+
+async def test_what_one_sets_all_follow(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a"), replica(table, tmp_path, "b")
+    seen: list[Values] = []
+    theirs.follow(KIND, seen.append)
+    ours.set(KIND, "tenant:bank", "1")
+    assert ours.of(KIND) == {"tenant:bank": "1"}
+    await settle(ours, theirs)
+    ours.set("breaker", "x", "2")
+    await settle(ours, theirs)
+    theirs.set(KIND, "tenant:bank", None)
+    await settle(theirs, ours)
+    assert seen == [{}, {"tenant:bank": "1"}, {}]
+    assert (dict(ours.of(KIND)), dict(ours.of("breaker"))) == ({}, {"x": "2"})
+
+
+async def test_without_the_store_it_holds_here_and_over_a_restart(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a"), replica(table, tmp_path, "b")
+    theirs.set(KIND, "rule:old", "0")
+    await settle(theirs, ours)
+    table.is_down = True
+    ours.set(KIND, "tenant:bank", "1")
+    ours.set(KIND, "rule:old", None)
+    await settle(ours, theirs)
+    again = replica(table, tmp_path, "a")
+    await settle(again)
+    assert dict(again.of(KIND)) == {"tenant:bank": "1"}
+    assert dict(theirs.of(KIND)) == {"rule:old": "0"}
+    table.is_down = False
+    await settle(again, theirs)
+    assert dict(again.of(KIND)) == dict(theirs.of(KIND)) == {"tenant:bank": "1"}
+    assert copy_file(tmp_path / "a.json").read().pending == ()
+
+
+async def test_a_damaged_copy_is_unknown_until_the_store_is_read(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{")
+    table.is_down = True
+    controls = replica(table, tmp_path, "a")
+    switch = kill_switch(controls, tmp_path, "a")
+    await settle(controls)
+    assert (switch.status.on, switch.status.sources) == (True, ("store",))
+    table.is_down = False
+    await settle(controls)
+    assert not switch.status.on
+
+
+async def test_a_copy_that_cannot_be_written_is_said(table: Table, tmp_path: Path) -> None:
+    controls = replica(table, tmp_path / "a.json", "b")
+    (tmp_path / "a.json").write_text("")
+    assert "cannot be written" in controls.set(KIND, "tenant:bank", "1")
+    await settle(controls)
+
+
+def kill_switch(
+    controls: SharedControls, folder: Path, name: str, killed: list[frozenset[str]] | None = None
+) -> KillSwitch:
+    kill = killed.append if killed is not None else lambda scopes: None
+    return KillSwitch(kill_file(folder / f"kill-{name}.json"), kill, CollectorRegistry(), shared=controls)
+
+
+async def test_a_kill_by_scope_reaches_all_replicas_and_any_of_them_lifts_it(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a"), replica(table, tmp_path, "b")
+    here, there = list[frozenset[str]](), list[frozenset[str]]()
+    one, other = kill_switch(ours, tmp_path, "a", here), kill_switch(theirs, tmp_path, "b", there)
+    one.turn(on=True, by="kim", reason="drill", scope="tenant:bank")
+    assert here == [{"tenant:bank"}]
+    await settle(ours, theirs)
+    assert there == [{"tenant:bank"}]
+    assert [(entry.scope, entry.by) for entry in other.status.shared] == [("tenant:bank", "kim")]
+    other.turn(on=False, by="bob", reason="", scope="tenant:bank")
+    await settle(theirs, ours)
+    assert here[-1] == there[-1] == frozenset()
+
+
+def sources(switch: KillSwitch) -> list[str]:
+    return list(switch.status.sources)
+
+
+async def test_whichever_says_stop_wins(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a"), replica(table, tmp_path, "b")
+    file = kill_file(tmp_path / "kill-a.json")
+    one, other = kill_switch(ours, tmp_path, "a"), kill_switch(theirs, tmp_path, "b")
+    file.write(file.read().model_copy(update={"on": True}))
+    await one.tick()
+    other.turn(on=True, by="kim", reason="")
+    await settle(theirs, ours)
+    assert sources(one) == ["operator", "store"]
+    other.turn(on=False, by="kim", reason="")
+    await settle(theirs, ours)
+    assert (sources(one), sources(other)) == (["operator"], [])
+    one.turn(on=False, by="kim", reason="")
+    assert not one.status.on, "where it is turned off, the file is too"
+    assert not file.read().on
+
+
+async def test_a_store_never_gets_more_scopes_than_it_may_hold(table: Table, tmp_path: Path) -> None:
+    switch = kill_switch(replica(table, tmp_path), tmp_path, "a")
+    for number in range(MAX_SCOPES):
+        switch.turn(on=True, by="", reason="", scope=f"tenant:{number}")
+    with pytest.raises(InvalidParameter, match="256 scopes"):
+        switch.turn(on=True, by="", reason="", scope="tenant:more")
+    switch.turn(on=True, by="", reason="")
+    assert EVERYTHING in switch.status.killed
+
+
+class Replica:
+    """The breakers of one replica, and what its plan leaves out."""
+
+    def __init__(self, controls: SharedControls, folder: Path, name: str) -> None:
+        self.controls = controls
+        self.counts = TrafficClassCounts("suffix", "chat")
+        self.disabled: list[DisabledProposer] = []
+        self.events: list[AuditEvent] = []
+        self.feature = BreakerFeature(
+            Breakers(BreakerSettings()),
+            lambda: [self.counts],
+            self._disable,
+            CollectorRegistry(),
+            file=breaker_file(folder / f"breakers-{name}.json"),
+            shared=controls,
+            emit=self.events.append,
+        )
+
+    def _disable(self, disabled: tuple[DisabledProposer, ...]) -> None:
+        self.disabled = list(disabled)
+
+    async def tick(self) -> None:
+        await settle(self.controls)
+        await self.feature.tick()
+
+    @property
+    def reasons(self) -> list[str]:
+        return [str(event.after["reason"]) for event in self.events if isinstance(event.after, dict)]
+
+
+@pytest.fixture
+def pair(table: Table, tmp_path: Path) -> tuple[Replica, Replica]:
+    return (
+        Replica(replica(table, tmp_path, "a"), tmp_path, "a"),
+        Replica(replica(table, tmp_path, "b"), tmp_path, "b"),
+    )
+
+
+OUT = [DisabledProposer("suffix", "chat")]
+
+
+async def test_a_breaker_that_an_operator_sets_is_set_on_all_replicas(pair: tuple[Replica, Replica]) -> None:
+    one, other = pair
+    one.feature.set(("suffix", "chat"), "forced_open", "kim")
+    for each in (one, other, one):
+        await each.tick()
+    assert one.disabled == other.disabled == OUT
+    other.feature.set(("suffix", "chat"), "closed", "bob")
+    for each in (other, one):
+        await each.tick()
+    assert one.disabled == other.disabled == []
+    assert one.reasons == other.reasons == ["operator", "operator"]
+
+
+async def test_a_breaker_forced_open_by_a_file_stays_open(pair: tuple[Replica, Replica], tmp_path: Path) -> None:
+    one, other = pair
+    path = tmp_path / "breakers-a.json"
+    path.write_text('[{"proposer": "suffix", "traffic_class": "chat", "state": "forced_open", "by": "ann"}]')
+    await one.tick()
+    other.feature.set(("suffix", "chat"), "forced_closed", "bob")
+    for each in (other, one):
+        await each.tick()
+    assert one.disabled == OUT
+    one.feature.set(("suffix", "chat"), "closed", "kim")
+    await one.tick()
+    assert one.disabled == []
+    assert path.read_text().strip() == "[]"
+
+
+async def test_a_breaker_that_opens_by_itself_opens_on_all_and_is_not_sent_back(pair: tuple[Replica, Replica]) -> None:
+    one, other = pair
+    for each in pair:
+        await each.tick()
+    one.counts = TrafficClassCounts("suffix", "chat", num_overdue=1)
+    for each in (one, one, other, one, other):
+        await each.tick()
+    assert (one.reasons, other.reasons) == (["overdue"], ["shared"])
+    assert one.disabled == other.disabled == OUT
