@@ -129,7 +129,7 @@ async def damage_on_row(bench: Bench) -> Figures:
         for i in range(bench.args.repeats):
             await client.swap_head("auto")
             plan = RolloutPlan(
-                rule=f"head-{i}", shadow_percentage=0, step_weights="[80]", acceptance_rate=0.15, dry_length=True
+                rule=f"head-{i}", shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True
             )
             files = Path(folder) / str(i)
             files.mkdir()
@@ -138,11 +138,10 @@ async def damage_on_row(bench: Bench) -> Figures:
             ) as h:
                 traffic = Traffic(h, bench.bodies())
                 await traffic.learn()
-                warm = Pace(per_s=20.0, most_s=300.0)
+                warm = Pace(at_once=2, most_s=600.0)
                 await ask_until(traffic, warm, lambda: h.last[0] == "completed")
-                on = traffic.num_on + bench.args.before
-                pace = Pace(per_s=1.0, most_s=300.0)
-                taken = await damage(traffic, client, str(bad), after=on, pace=pace, warm=warm)
+                await in_flight([partial(traffic.ask, number) for number in range(bench.args.before)], 2)
+                taken = await damage(traffic, client, str(bad), after=0, pace=Pace(per_s=1.0, most_s=400.0))
             found["decided_s"].append(taken.decided_s)
             found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
             found["steps_drafted_after"].append(taken.drafted_after)
@@ -156,7 +155,6 @@ def _warnings(file: Path, since: float) -> list[float]:
     """Return the seconds from `since` (Unix time) to each warning of drift in the audit log."""
     with closing(sqlite3.connect(file)) as connection:
         rows = connection.execute("SELECT at, action FROM audit_entries WHERE action LIKE 'drift.%'").fetchall()
-    print(rows, flush=True)
     return [datetime.fromisoformat(at).timestamp() - since for at, _ in rows]
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.speculation import Speculation
 from prolepsis.policy.check import parse_policy
 from prolepsis.policy.rollout_terms import OnHarm
 from prolepsis.rollout.live import LiveRollout, RolloutTarget, step_with_references, stopped_runs, targets_of
@@ -14,6 +16,7 @@ from prolepsis.rollout.settings import RolloutSettings, stages
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit
+from tests.engine.test_payback import Told
 from tests.rollout.test_runtime import POLICY, Server
 
 TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, num_points=33), better="higher")
@@ -133,6 +136,26 @@ async def test_a_head_that_is_damaged_after_on_is_taken_back_at_a_request_a_seco
     server.arms.clear()
     await server.ask(30)
     assert {mode for _, mode in server.arms} == {"off"}
+
+
+async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_taken_back(server: Server) -> None:
+    """Its drafts do not pay, so all sequences pause: what shows the damage are probes, one in three seconds."""
+    await server.go_on()
+    await server.until("on", 2)
+    await server.ask(60)
+    engine = server.client.engine
+    engine.speculation = Speculation(
+        engine.speculation.proposers,
+        max_step_tokens=64,
+        max_model_len=256,
+        payback=Told(),
+        clock=lambda: server.now,
+    )
+    server.client.apply_plan(SpecPlan())
+    server.damaged = True
+    assert 60 <= await until_rolled_back(server) <= 250
+    event = (await server.rollouts.events(server.state.rollout_id))[-1]
+    assert (event.kind, event.reason) == ("rolled_back", "taken")
 
 
 async def test_a_restart_keeps_the_window(server: Server, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Speculation:
         """Leaves out drafts that do not pay, by the steps themselves; None: they cost what is predicted."""
         self._awake: frozenset[str] | None = None  # sequences that might draft in this step; None: any
         self._shadow_budget = ShadowBudget(shadow_cost)
-        self._probe_budget = ProbeBudget(proposers.ledger, clock) if payback is not None else None
+        self._probe_budget = ProbeBudget(clock) if payback is not None else None
         self._clock = clock
         self._max_step_tokens = max_step_tokens
         self._max_model_len = max_model_len
@@ -128,6 +128,7 @@ class Speculation:
         for sequence in sequences:
             if self.payback is not None:
                 self.payback.forget(sequence.key)
+            self._see_decided(sequence)
             if sequence.num_output_tokens and sequence.replays is None and self.proposers.names:
                 self._commit(sequence)
             if self._num_committed.pop(sequence.key, None) is not None:
@@ -141,6 +142,13 @@ class Speculation:
         if request.shadow_admitted is None and is_shadow:
             request.shadow_admitted = self._shadow_budget.admit(request.request_id)
 
+    def _see_decided(self, sequence: SequenceState) -> None:
+        """Tell the probes of whom a request that ends had drafts verified or compared."""
+        request = sequence.request
+        if self._probe_budget is not None and sequence is request.sequences[0]:
+            for name in {*request.stats.proposers, *request.stats.shadow}:
+                self._probe_budget.saw(name, sequence.traffic_class)
+
     def _admit_to_probes(self, sequence: SequenceState, plan: SpecPlan) -> None:
         """Decide once for a request that drafts where that pays whether its first drafts are compared in any case."""
         request = sequence.request
@@ -149,8 +157,9 @@ class Speculation:
         choice = self._choice(sequence, plan)
         is_free = choice.mode == "auto" and plan.fixed_depth is None and choice.num_speculative_tokens != 0
         names = choice.proposers or plan.proposers or self.proposers.names
+        costly = [name for name in names if name not in self.proposers.free]
         budget = self._probe_budget if is_free else None
-        is_probed = budget is not None and budget.admit(sequence.traffic_class, names)
+        is_probed = budget is not None and budget.admit(sequence.traffic_class, costly or names)
         request.probes_left = PROBED_DRAFTS if is_probed else 0
 
     def _drafts(self, plan: SpecPlan) -> bool:
