@@ -73,7 +73,7 @@ def script(request: GenerateRequest) -> Iterable[Event]:
     """One token a step until `max_tokens`."""
     last = request.params.max_tokens - 1
     for i in range(last + 1):
-        yield Tokens(request.request_id, 0, (LETTER,), finish_reason="length" if i == last else None)
+        yield Tokens(request.request_id, 0, (LETTER,), finish_reason="length" if i == last else None, position=i)
     yield Finished(request.request_id, RequestStats(num_prompt_tokens=9, num_output_tokens=last + 1))
 
 

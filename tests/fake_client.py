@@ -114,10 +114,12 @@ def answer(tokens: Sequence[Sequence[int]], stats: RequestStats | None = None) -
 
     def script(request: GenerateRequest) -> Iterable[Event]:
         num_output = request.n * sum(len(step) for step in tokens)
+        position = 0
         for i, step in enumerate(tokens):
             reason: FinishReason | None = "stop" if i == len(tokens) - 1 else None
             for index in range(request.n):
-                yield Tokens(request.request_id, index, tuple(step), finish_reason=reason)
+                yield Tokens(request.request_id, index, tuple(step), finish_reason=reason, position=position)
+            position += len(step)
         counted = RequestStats(num_prompt_tokens=len(request.prompt_token_ids), num_output_tokens=num_output)
         yield Finished(request.request_id, stats or counted)
 

@@ -254,9 +254,13 @@ def run(engine: Engine, *requests: GenerateRequest) -> list[Event]:
 def outputs(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:
     """Return the tokens of each (request, sequence)."""
     texts: dict[tuple[str, int], list[int]] = {}
+    ends: dict[tuple[str, int], int] = {}
     for event in events:
         if isinstance(event, Tokens):
-            texts.setdefault((event.request_id, event.index), []).extend(event.token_ids)
+            sample = event.request_id, event.index
+            assert event.position == ends.get(sample, event.position), "the events follow one another"
+            ends[sample] = event.position + len(event.token_ids)
+            texts.setdefault(sample, []).extend(event.token_ids)
     return texts
 
 

@@ -19,7 +19,7 @@ async def test_answer_ends_every_sample_and_the_request() -> None:
 
 
 async def test_script_without_an_end_waits_for_the_abort() -> None:
-    client = FakeEngineClient(lambda source: [Tokens(source.request_id, 0, (1,)), 60.0])
+    client = FakeEngineClient(lambda source: [Tokens(source.request_id, 0, (1,), position=0), 60.0])
     stream = client.generate(request("a", [9]))
     await anext(stream)
     asyncio.get_running_loop().call_later(0.01, client.abort, "a")

@@ -135,7 +135,7 @@ async def test_drafted_tokens_are_redacted_too(store: Store) -> None:
         async def generate(self, request: GenerateRequest) -> Any:
             draft = tuple(b"ann@example.org")
             proposed = Proposed(draft, tuple(range(-1, len(draft) - 1)), "suffix")
-            yield Tokens(request.request_id, 0, (111, 107), finish_reason="stop", proposed=proposed)
+            yield Tokens(request.request_id, 0, (111, 107), finish_reason="stop", proposed=proposed, position=0)
             yield Finished(request.request_id, self._stats(request, 2))
 
     await ask(store, Drafting(), ASKED, audit_content="tokens")

@@ -65,7 +65,7 @@ def table_client(
         tokens = alter(request, speculating)
         width = 3 if speculating else 1
         for start in range(0, len(tokens), width):
-            yield Tokens(request.request_id, 0, tuple(tokens[start : start + width]))
+            yield Tokens(request.request_id, 0, tuple(tokens[start : start + width]), position=start)
         yield Finished(request.request_id, _stats(len(tokens), speculating))
 
     client = FakeEngineClient(script, info)

@@ -109,7 +109,7 @@ async def test_the_prediction_is_tokenised_without_special_tokens() -> None:
 
 async def test_a_failed_request_raises_its_error() -> None:
     def script(request: GenerateRequest) -> Iterable[Event]:
-        yield Tokens(request.request_id, 0, (97,))
+        yield Tokens(request.request_id, 0, (97,), position=0)
         yield Failed(request.request_id, DeadlineExceeded("too late"), RequestStats())
 
     with pytest.raises(DeadlineExceeded, match="too late"):

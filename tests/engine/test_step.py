@@ -452,3 +452,14 @@ def test_shutdown_ends_what_is_live_and_what_is_still_in_the_inbox() -> None:
         ("b", "shutdown"),
     ]
     assert not engine.has_work
+
+
+def test_positions_go_on_through_preemptions_drafts_and_sequences() -> None:
+    sources = [request(str(i), [i + 1] * 30, LONG, n=2) for i in range(4)]
+    engine = build(EngineSetup(num_pages=8, max_model_len=128, proposers=[Scripted(draft_tree)]))
+    events = [event for event in run(engine, *sources) if isinstance(event, Tokens)]
+    lengths: dict[tuple[str, int], int] = {}
+    for event in events:
+        assert event.position == lengths.get((event.request_id, event.index), 0)
+        lengths[event.request_id, event.index] = event.position + len(event.token_ids)
+    assert len(lengths) == 8

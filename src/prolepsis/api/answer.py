@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 from prolepsis.api.account import PromptAccount, RequestAccount, about
 from prolepsis.api.admission.group import RequestGroup
 from prolepsis.api.admission.response_cache import Answer, replayed
-from prolepsis.api.deltas import Choice, Delta
+from prolepsis.api.deltas import Choice, Delta, Positions
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.tool_calls import ToolCallCheck
 from prolepsis.api.openai.usage import summed
@@ -19,7 +19,7 @@ from prolepsis.api.pacing import Paced
 from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
 from prolepsis.api.tracing import ANSWER_ID
-from prolepsis.core.errors import InvalidGrammar
+from prolepsis.core.errors import InvalidGrammar, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -39,12 +39,13 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
     http.scope["state"][ANSWER_ID] = prepared.answer_id
     check = partial(ToolCallCheck, prepared) if prepared.tools.callable else None
     account = RequestAccount(about(prepared), whole=not prepared.stream, check=check)
-    answering, stats = _Answering(prepared, services, account), list[RequestStats]()
+    answering, stats, positions = _Answering(prepared, services, account), list[RequestStats](), Positions()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
         parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
         try:
             async for part in parts:
                 if isinstance(part, Delta):
+                    positions.check(part.index, part.position, part.num_tokens)
                     yield part
                 else:
                     stats.append(part)
@@ -183,6 +184,8 @@ def _stats_of(event: Terminal, samples: Sequence[_Sample]) -> RequestStats:
         raise event.error
     if isinstance(event, Aborted) and not all(sample.choice.finished for sample in samples):
         raise RequestAborted(f"The request was aborted: {event.reason}.")
+    if not all(sample.choice.finished for sample in samples):
+        raise TokensOutOfPlace("the engine finished the request, and the end of a sample never came")
     if not any(sample.filtered.stopped for sample in samples):
         return event.stats
     num_tokens = sum(sample.filtered.num_tokens for sample in samples)

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import structlog
+
 from prolepsis.api.tokenizer import Tokenizer, Verbatim
+from prolepsis.core.errors import TokensOutOfPlace
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.text import StopStrings, TextStream
+
+log = structlog.get_logger(__name__)
 
 ShownReason = FinishReason | Literal["content_filter"]
 """Why an answer ended, as the client sees it; `content_filter`: an output policy ended it."""
@@ -50,11 +55,28 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     tokens: tuple[OutputToken, ...] = ()
     """The same tokens one by one; empty if an output policy changed the text."""
+    position: int = 0
+    """Tokens of the sample that earlier deltas account for."""
     num_tokens: int = 0
     """Tokens of the answer that this accounts for, those included that are not shown."""
     delivered: tuple[str, ...] = ()
     """The proposers whose draft tokens reach the client with this, a name for each token; before the output policies,
     those of its tokens."""
+
+
+class Positions:
+    """Checks that what comes of each sample follows what came before."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, int] = {}
+
+    def check(self, index: int, position: int, num_tokens: int) -> None:
+        """Take in the next tokens of a sample; raises `TokensOutOfPlace` where one is repeated or skipped."""
+        expected = self._next.get(index, 0)
+        if position != expected:
+            log.error("tokens_out_of_place", sample=index, expected=expected, position=position)
+            raise TokensOutOfPlace(f"sample {index} goes on at token {position}; allowed: {expected}, the next one")
+        self._next[index] = position + num_tokens
 
 
 class Choice:
@@ -80,15 +102,18 @@ class Choice:
         self._with_logprobs = request.params.logprobs is not None
         self._held: list[OutputToken] = []
         self._offset = 0
+        self._positions = Positions()
+        self._num_told = 0
         self._first = True
 
     def take(self, event: Tokens) -> Delta | None:
         """Return what `event` adds, or None where there is nothing to show yet.
 
-        A stop string ends the sample here even where the engine has not tokens so.
+        A stop string ends the sample here even where the engine has not tokens so. Raises `TokensOutOfPlace`.
         """
         if self.finished:
             return None
+        self._positions.check(self._index, event.position, len(event.token_ids))
         text = self._read(event)
         if event.finish_reason is not None:
             text += self._stream.finish()
@@ -103,8 +128,21 @@ class Choice:
         logprobs = tuple(one.shown for one in tokens if one.shown) if self._with_logprobs else None
         token_ids = tuple([one.token_id for one in tokens])
         by = tuple([one.by for one in tokens if one.by])
-        delta = Delta(self._index, text, self._first, logprobs, reason, stop_reason, token_ids, tokens, len(tokens), by)
+        delta = Delta(
+            self._index,
+            text,
+            self._first,
+            logprobs,
+            reason,
+            stop_reason,
+            token_ids,
+            tokens,
+            position=self._num_told,
+            num_tokens=len(tokens),
+            delivered=by,
+        )
         self._first = False
+        self._num_told += len(tokens)
         return delta
 
     def _read(self, event: Tokens) -> str:

@@ -49,7 +49,18 @@ def split(event: Tokens) -> list[Tokens]:
         last = i == len(event.token_ids) - 1
         reason, stop = (event.finish_reason, event.stop_reason) if last else (None, None)
         accepted_by = event.accepted_by[i : i + 1]
-        parts.append(Tokens(event.request_id, event.index, (token,), logprobs, reason, stop, accepted_by=accepted_by))
+        parts.append(
+            Tokens(
+                event.request_id,
+                event.index,
+                (token,),
+                logprobs,
+                reason,
+                stop,
+                accepted_by=accepted_by,
+                position=event.position + i,
+            )
+        )
     return parts
 
 

@@ -190,7 +190,7 @@ async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, sh
     """
     text = TextStream(tokenizer, StopStrings.of(ask.params.stop), min_tokens=ask.params.min_tokens)
     pieces: list[str] = []
-    last = Tokens("", 0, ())
+    last = Tokens("", 0, (), position=0)
 
     def take(piece: str) -> None:
         if piece:

@@ -19,6 +19,7 @@ ProlepsisError
 │   └── StoreConflict          it was changed meanwhile: says what is there now
 └── EngineError                the engine could not finish a request it had accepted
     ├── DeadlineExceeded       the request's own deadline passed
+    ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     └── EngineDead             the engine thread ended; nothing is accepted any more
 """
@@ -107,6 +108,10 @@ class EngineError(ProlepsisError):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
+
+
+class TokensOutOfPlace(EngineError):
+    code = "tokens_out_of_place"
 
 
 class GrammarFailed(EngineError):

@@ -1,6 +1,6 @@
 """Events of a request. Each accepted request gets exactly one terminal event, its last."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from prolepsis.core.errors import ProlepsisError
@@ -54,6 +54,8 @@ class Tokens:
     request_id: str
     index: int
     token_ids: tuple[int, ...]
+    position: int = field(kw_only=True)
+    """Output position of the first of the tokens, from 0."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

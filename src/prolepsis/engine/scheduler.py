@@ -320,6 +320,7 @@ class Scheduler:
         sequence = row.sequence
         tokens = result.tokens[: ending.num_tokens] if ending else result.tokens
         num_accepted = min(len(result.path), len(tokens))
+        position = sequence.num_output_tokens
         sequence.tokens += tokens
         sequence.num_computed = row.start + row.num_tokens + num_accepted
         assert ending or sequence.num_pending == 1, "while decoding, all but the last committed token are computed"
@@ -341,6 +342,7 @@ class Scheduler:
                 row.proposed if sequence.request.source.tells_drafts else None,
                 result.difference,
                 accepted_by,
+                position=position,
             )
         )
         self._fork(sequence, now)

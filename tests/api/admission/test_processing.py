@@ -52,6 +52,6 @@ def test_what_is_given_back_counts_the_processing_of_the_tokens_that_came() -> N
     per_token = processing_per_token(progress.request)
     assert progress.load == progress.cost + 300 * per_token
     assert progress.load_used == 0
-    progress.see(Tokens("r", 0, (1, 2, 3, 4)))
+    progress.see(Tokens("r", 0, (1, 2, 3, 4), position=0))
     assert progress.load_used == progress.num_used + 4 * per_token
     assert progress.num_used == 6, "limits of rate count tokens only"

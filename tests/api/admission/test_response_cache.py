@@ -114,7 +114,7 @@ async def test_an_answer_that_failed_is_not_stored(keyed_app: KeyedApp) -> None:
 
 
 def tokens(number: int) -> list[Tokens]:
-    return [Tokens("r", 0, (1,) * number)]
+    return [Tokens("r", 0, (1,) * number, position=0)]
 
 
 def test_bytes_are_bounded_and_the_oldest_use_goes_first() -> None:

@@ -173,6 +173,7 @@ class FilteredSample:
             stop_reason=stopped_by if stopped_by is not None else delta.stop_reason,
             token_ids=tuple(token.token_id for token in ready),
             tokens=(),
+            position=self.num_tokens - unsent,
             num_tokens=unsent,
             delivered=delivered,
         )
