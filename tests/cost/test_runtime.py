@@ -18,6 +18,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory
+from prolepsis.cost import period_history
 from prolepsis.cost import price_history as prices
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
@@ -173,6 +174,25 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
     assert text.count("prolepsis_price_per_device_second{") == 1
 
 
+async def test_an_edited_book_changes_no_amount_of_the_past(tmp_path: Path) -> None:
+    app = served(tmp_path, book=BOOK)
+    async with app.router.lifespan_context(app), client(app) as http:
+        await http.post("/v1/completions", json=BODY)
+        before = CostReply.model_validate((await http.get("/admin/cost")).json())
+        (tmp_path / "prices.yaml").write_text(BOOK.replace("3.0", "6.6"))
+        for _ in range(200):
+            after = CostReply.model_validate((await http.get("/admin/cost")).json())
+            if len(after.periods) == 2:
+                break
+            await asyncio.sleep(0.05)
+    assert after.price is not None
+    assert after.price.per_hour == pytest.approx(7.2)
+    assert before.total.amount == after.total.amount == pytest.approx(SPECULATING_S * 0.001)
+    assert after.device.amount_used == pytest.approx(after.total.amount)
+    assert [one.num_output_tokens for one in after.periods] == [0, 4]
+    assert after.device.used_per_million_tokens == pytest.approx(SPECULATING_S / 4 * 1000)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().registry)
@@ -195,6 +215,9 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     with store.database.read() as connection:
         [record] = latest_records(connection, 10)
         actions = [entry.action for entry in chain.entries(connection)]
+        [period] = period_history.newest(connection, 10)
+    assert (period.price, period.num_output_tokens) == (f"{books[0].version}/a", 4)
+    assert (period.amount_used, period.used_s) == pytest.approx((SPECULATING_S * 0.001, SPECULATING_S))
     assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
     assert record.prices_version == f"{books[0].version}/a"
     assert "prices.loaded" in actions

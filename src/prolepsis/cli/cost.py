@@ -1,6 +1,7 @@
 """`prolepsis cost`: price books, and what a running server's requests cost."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +17,13 @@ from prolepsis.cli.output import (
     print_facts,
     print_json,
     print_table,
+    shown_duration,
     shown_time,
 )
 from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.cost import period_history
 from prolepsis.cost import price_history as stored_prices
+from prolepsis.cost.device_time import DeviceCost
 from prolepsis.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 
 app = command_group("Show what requests cost and what speculation saves; check price books.")
@@ -54,15 +58,29 @@ def check(
 
 @app.command(epilog=EPILOG)
 def history(store: StoreOption = None, as_json: AsJson = False) -> None:
-    """List the price books that were used, the newest first."""
+    """List the price books that were used, and what the device cost hour by hour, the newest first."""
     with ready_database(store) as database, database.read() as connection:
-        books = stored_prices.history(connection, _NEWEST)
+        books, periods = stored_prices.history(connection, _NEWEST), period_history.newest(connection, _NEWEST)
     if as_json:
         rows = [{"version": one.version, "taken_at": one.taken_at, **json.loads(one.content)} for one in books]
-        print_json({"books": rows})
+        print_json({"books": rows, "periods": [asdict(one) for one in periods]})
         return
     shown = [[shown_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
     print_table("price books", ["from (UTC)", "version", "prices an hour"], shown)
+    columns = ["from (UTC)", "held", "used", "tokens", "paid", "used", "per million: paid", "used"]
+    print_table("device", columns, [_shown(one) for one in periods])
+
+
+def _shown(period: DeviceCost) -> list[str]:
+    amounts = (
+        period.amount_paid,
+        period.amount_used,
+        period.paid_per_million_tokens,
+        period.used_per_million_tokens,
+    )
+    times = [shown_time(period.started_at), shown_duration(period.held_s), shown_duration(period.used_s)]
+    money = ["-" if one is None else f"{one:.4g} {period.currency}" for one in amounts]
+    return [*times, str(period.num_output_tokens), *money]
 
 
 def _names(content: dict[str, Any]) -> str:

@@ -36,6 +36,8 @@ class RequestCost:
     """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
     num_output_tokens: int
     device: DeviceSeconds
+    amount: float | None = None
+    """At the prices of the time that it took; None: without prices."""
     experiment: Experiment | None = None
     """None: it is not part of a comparison."""
     arm: Arm = "control"
@@ -56,11 +58,18 @@ class UsageTotals:
     num_requests: int = 0
     num_output_tokens: int = 0
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
+    amount: float | None = None
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
         self.num_output_tokens += cost.num_output_tokens
         self.device.add(cost.device)
+        if cost.amount is not None:
+            self.amount = (self.amount or 0.0) + cost.amount
+
+    @property
+    def amount_per_million_tokens(self) -> float | None:
+        return None if self.amount is None or not self.num_output_tokens else 1e6 * self.amount / self.num_output_tokens
 
     @property
     def seconds_per_token(self) -> float | None:

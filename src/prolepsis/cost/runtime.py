@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
+from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -14,8 +15,10 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
+from prolepsis.cost import period_history
 from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.comparison import ArmComparison, Comparison, Comparisons
+from prolepsis.cost.device_time import DeviceCost, DevicePrice, DeviceTime
 from prolepsis.cost.meter import (
     DIMENSIONS,
     NO_PROPOSER,
@@ -71,8 +74,12 @@ class CostFeature(Feature):
         store: Store | None = None,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`memory` returns the memory of the proposers; `store` keeps the price books that were used."""
+        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers.
+
+        `store` keeps the price books that were used, and what the device cost.
+        """
         self.usage = Usage()
         self.routes = cost_routes(self)
         self._metrics = _Metrics(registry)
@@ -82,6 +89,9 @@ class CostFeature(Feature):
         self._emit = emit
         self._clock = clock
         self._rates = RateWindow(clock)
+        self.device_time = DeviceTime(clock, now)
+        self._replica = uuid4().hex
+        self._saved_until = 0.0
         self._comparisons = Comparisons()
         self._compared: tuple[ExperimentReply, ...] = ()
         self._compared_at = float("-inf")
@@ -120,12 +130,14 @@ class CostFeature(Feature):
 
     def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
         assignment = about.assignment if about.is_evidence else None
+        amount = self.device_time.charge(stats.device.total, stats.compute_s or 0.0, stats.num_output_tokens)
         cost = RequestCost(
             route=about.route,
             tenant=about.tenant or _NO_TENANT,
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
+            amount=amount,
             experiment=_contest(assignment) if is_compared else None,
             arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
@@ -139,9 +151,16 @@ class CostFeature(Feature):
         """Follow the price file and take a snapshot of the totals."""
         self._metrics.memory(self._memory())
         self._rates.poll(self.usage.total)
+        self.device_time.poll()
+        await self._keep_periods()
         if self._prices is not None:
             self._follow(self._prices)
             await self._keep(self._prices)
+
+    async def close(self) -> None:
+        """End the period and save it."""
+        self.device_time.close()
+        await self._keep_periods()
 
     def forecast(self) -> Forecast | None:
         """Return the forecast of a month, None in the first minute."""
@@ -169,6 +188,7 @@ class CostFeature(Feature):
     def _show(self, prices: PriceFile, what: str, before: object = None) -> None:
         book, price = prices.value, prices.price
         self._metrics.priced(book.currency, price.name, book.full_version, price.per_second)
+        self.device_time.price(DevicePrice(f"{book.full_version}/{price.name}", book.currency, price.per_second))
         log.info(f"prices_{what}", file=str(prices.path), version=book.full_version, price=price.name)
         self._emit(
             AuditEvent(
@@ -181,6 +201,15 @@ class CostFeature(Feature):
             )
         )
 
+    async def _keep_periods(self) -> None:
+        """Save the periods that are over; an unavailable database is retried at the next tick."""
+        unsaved = [one for one in self.device_time.closed if one.ended_at > self._saved_until]
+        if self._store is None or not unsaved:
+            return
+        with suppress(Exception):  # contained: the writer reports an unavailable database
+            await asyncio.to_thread(_put_periods, self._store, self._replica, unsaved)
+            self._saved_until = unsaved[-1].ended_at
+
     async def _keep(self, prices: PriceFile) -> None:
         """Save the book in the store once; an unavailable database is retried at the next tick."""
         book, store = prices.value, self._store
@@ -189,6 +218,11 @@ class CostFeature(Feature):
         with suppress(Exception):  # contained: the writer reports an unavailable database
             await asyncio.to_thread(_put, store, book.full_version, json.dumps(book.content(), sort_keys=True))
             self._kept = book.full_version
+
+
+def _put_periods(store: Store, replica: str, periods: Sequence[DeviceCost]) -> None:
+    with store.database.write() as connection:
+        period_history.put(connection, replica, periods)
 
 
 def _put(store: Store, version: str, content: str) -> None:
@@ -258,7 +292,10 @@ class PriceReply(Reply):
 
 
 class UsageReply(Reply):
-    """Totals of requests since the server started; amounts are null without a price book."""
+    """Totals of requests since the server started; amounts are null without a price book.
+
+    Each request has the prices of the time that it took.
+    """
 
     value: str
     num_requests: int
@@ -271,6 +308,26 @@ class UsageReply(Reply):
     predicted_plain_s: float
     saved_s: float
     """Predicted less total; negative if speculation costs more."""
+
+
+class DeviceReply(Reply):
+    """The device, busy and idle; times in seconds, from and to as Unix time. Amounts are null without a price book."""
+
+    started_at: float
+    ended_at: float
+    price: str | None
+    currency: str | None
+    held_s: float
+    used_s: float
+    idle_s: float
+    num_output_tokens: int
+    amount_paid: float | None
+    """For the device while the server ran, idle or not."""
+    amount_used: float | None
+    """For the time that requests used."""
+    amount_idle: float | None
+    paid_per_million_tokens: float | None
+    used_per_million_tokens: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +356,10 @@ class CostReply(Reply):
     price: PriceReply | None
     """null: no price book; device seconds only."""
     total: UsageReply
+    device: DeviceReply
+    """Since the server started."""
+    periods: list[DeviceReply]
+    """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
     by_route: list[UsageReply]
     by_tenant: list[UsageReply]
     by_proposer: list[UsageReply]
@@ -314,11 +375,13 @@ def cost_routes(costs: CostFeature) -> Sequence[Route]:
 
     @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
     async def cost() -> CostReply:
-        price = costs.price
-        by = {dimension: _by(costs.usage, dimension, price) for dimension in DIMENSIONS}
+        price, device = costs.price, costs.device_time
+        by = {dimension: _by(costs.usage, dimension) for dimension in DIMENSIONS}
         return CostReply(
             price=_price(price) if price else None,
-            total=_usage("", costs.usage.total, price),
+            total=_usage("", costs.usage.total),
+            device=_device(device.total()),
+            periods=[_device(one) for one in (device.current(), *reversed(device.closed))],
             by_route=by["route"],
             by_tenant=by["tenant"],
             by_proposer=by["proposer"],
@@ -336,27 +399,30 @@ def _price(used: PriceInUse) -> PriceReply:
     return PriceReply(version=used.version, currency=used.currency, per_hour=price.per_hour, **shown)
 
 
-def _by(usage: Usage, dimension: Dimension, price: PriceInUse | None) -> list[UsageReply]:
+def _by(usage: Usage, dimension: Dimension) -> list[UsageReply]:
     """Return the totals of a dimension, the most expensive first."""
     ordered = sorted(usage.by[dimension].items(), key=lambda item: -item[1].device.total)
-    return [_usage(value, totals, price) for value, totals in ordered]
+    return [_usage(value, totals) for value, totals in ordered]
 
 
-def _usage(value: str, totals: UsageTotals, used: PriceInUse | None) -> UsageReply:
-    seconds, per_token = totals.device.total, totals.seconds_per_token
-    per_second = used.price.per_second if used else None
+def _usage(value: str, totals: UsageTotals) -> UsageReply:
     return UsageReply(
         value=value,
         num_requests=totals.num_requests,
         num_output_tokens=totals.num_output_tokens,
         device_s=totals.device.by_kind(),
-        total_device_s=seconds,
-        device_s_per_token=per_token,
-        amount=None if per_second is None else seconds * per_second,
-        amount_per_million_tokens=None if per_second is None or per_token is None else 1e6 * per_token * per_second,
+        total_device_s=totals.device.total,
+        device_s_per_token=totals.seconds_per_token,
+        amount=totals.amount,
+        amount_per_million_tokens=totals.amount_per_million_tokens,
         predicted_plain_s=totals.device.predicted_plain,
         saved_s=totals.saved_s,
     )
+
+
+def _device(cost: DeviceCost) -> DeviceReply:
+    derived = ("idle_s", "amount_idle", "paid_per_million_tokens", "used_per_million_tokens")
+    return DeviceReply(**asdict(cost), **{name: getattr(cost, name) for name in derived})
 
 
 def _experiment(comparison: Comparison) -> ExperimentReply:

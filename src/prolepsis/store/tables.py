@@ -101,6 +101,20 @@ price_books = Table(
     Column("taken_at", Double, nullable=False),
 )
 
+cost_periods = Table(
+    "cost_periods",
+    metadata,
+    Column("replica", String(32), primary_key=True),
+    Column("started_at", Double, primary_key=True, autoincrement=False),
+    Column("ended_at", Double, nullable=False),
+    Column("price", Text),
+    Column("currency", String(3)),
+    *_columns(Double, "held_s used_s"),
+    Column("num_output_tokens", BigInteger, nullable=False),
+    *_columns(Double, "amount_paid amount_used", nullable=True),
+)
+"""What the device of each server cost, period by period; the fields of `DeviceCost`."""
+
 rollout_states = Table(
     "rollout_states",
     metadata,
