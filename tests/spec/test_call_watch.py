@@ -26,6 +26,9 @@ class Clock:
 class Named:
     name = "slow"
 
+    def __init__(self, *, free: bool = True) -> None:
+        self.free = free
+
 
 def watch_at(clock: Clock) -> CallWatch:
     return CallWatch(0.1, clock)
@@ -58,15 +61,16 @@ def test_an_overdue_call_is_taken_once_and_its_thread_ends() -> None:
     watch.leave(later)
 
 
-def test_slow_passes_leave_more_time() -> None:
+@pytest.mark.parametrize(("free", "limit_s"), [(False, 0.55), (True, 0.1)])
+def test_slow_passes_leave_more_time_to_costly_proposers(free: bool, limit_s: float) -> None:
     clock = Clock()
     watch = watch_at(clock)
     watch.passed(0.5)
     watch.passed(0.01)
-    watch.enter(Named(), [])
-    clock.now = 0.54
+    watch.enter(Named(free=free), [])
+    clock.now = limit_s - 0.01
     assert watch.take_overdue() is None
-    clock.now = 0.56
+    clock.now = limit_s + 0.01
     assert watch.take_overdue() is not None
 
 

@@ -72,7 +72,7 @@ class EngineConfig(BaseModel):
     propose_limit_ms: float = Field(
         default=150.0,
         ge=0,
-        description="time that a call of a proposer may take besides that of a pass; a later draft is not waited for, "
+        description="time that a call of a proposer may take, a costly one besides a pass; later it is not waited for, "
         "and the breaker opens; 0: no limit",
     )
     stuck_after_s: float = Field(

@@ -24,6 +24,7 @@ class Watched(Protocol):
     """What is called."""
 
     name: str
+    free: bool
 
 
 @dataclass(slots=True)
@@ -60,10 +61,10 @@ class CallWatch:
     """
 
     def __init__(self, limit_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`limit_s`: seconds that a call may take, besides the time of a pass; None: any."""
+        """`limit_s`: seconds that a call may take, of a costly proposer besides the time of a pass; None: any."""
         self.limit_s = limit_s
         self.pass_s = 0.0
-        """What passes took lately: a call may take this much longer, as drafts for a slow model pay even if slow."""
+        """What the longest pass took lately: a costly proposer, which may read prompts, may take this much longer."""
         self._clock = clock
         self._call: WatchedCall | None = None
 
@@ -90,7 +91,10 @@ class CallWatch:
     def take_overdue(self) -> WatchedCall | None:
         """Return the call that runs if it has taken too long; its thread ends when it comes back."""
         call, limit_s = self._call, self.limit_s
-        if call is None or limit_s is None or self._clock() - call.began <= limit_s + self.pass_s or not call.claim():
+        if call is None or limit_s is None:
+            return None
+        allowed_s = limit_s if call.proposer.free else limit_s + self.pass_s
+        if self._clock() - call.began <= allowed_s or not call.claim():
             return None
         self._call = None
         return call
