@@ -14,10 +14,10 @@ from structlog.testing import capture_logs
 
 from prolepsis.audit import chain
 from prolepsis.audit.anchors import AnchorFeature, AnchorFile, AnchorLog, AnchorWebhook, places, read_anchors
-from prolepsis.audit.signing import AuditKeys
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.store.database import Database
+from prolepsis.store.signing import AuditKeys
 from prolepsis.store.tables import audit_entries, audit_head
 from tests.audit.test_tampering import in_memory
 
@@ -93,7 +93,9 @@ async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> 
     assert [body["seq"] for body in bodies if isinstance(body, dict)] == [1, 1]
     assert "secret" not in str(logs)
     assert registry.get_sample_value("prolepsis_audit_anchor_failures_total", {"place": "127.0.0.1"}) == 1.0
-    assert registry.get_sample_value("prolepsis_audit_anchored_entries", {"place": "127.0.0.1"}) == 1.0
+    assert (
+        registry.get_sample_value("prolepsis_audit_anchored_entries", {"place": "127.0.0.1", "chain": "audit"}) == 1.0
+    )
 
 
 async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_path: Path, database: Database) -> None:

@@ -11,13 +11,14 @@ from sqlalchemy import URL, Connection, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.audit import chain
-from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Details, canonical
-from prolepsis.audit.signing import OPTION, AuditKeys, SignedHead
+from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Details
 from prolepsis.audit.verify import Anchor, Evidence, Verified, verify
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.digests import canonical
 from prolepsis.store.database import Database
-from prolepsis.store.tables import audit_entries, audit_head, metadata
-from tests.audit.test_signing import keyed
+from prolepsis.store.signing import OPTION, AuditKeys, SignedHead
+from prolepsis.store.tables import audit_entries, audit_head, metadata, record_head
+from tests.store.test_signing import keyed
 
 NUM_ENTRIES = 12
 ANCHORED = (4, 8, 12)
@@ -55,7 +56,8 @@ def in_memory(keys: AuditKeys) -> Database:
     database = Database(URL.create("sqlite"), options={OPTION: keys})
     with database.write() as connection:
         metadata.create_all(connection)
-        connection.execute(insert(audit_head), [{"id": 1, "seq": 0, "digest": START_OF_CHAIN}])
+        for head in (audit_head, record_head):
+            connection.execute(insert(head), [{"id": 1, "seq": 0, "digest": START_OF_CHAIN}])
     return database
 
 

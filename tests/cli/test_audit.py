@@ -11,13 +11,13 @@ from typer.testing import CliRunner, Result
 from prolepsis.audit import chain
 from prolepsis.audit.anchors import AnchorFeature, AnchorFile, default_file
 from prolepsis.audit.entry import SERVED
-from prolepsis.audit.signing import key_file
 from prolepsis.cli.main import app
 from prolepsis.cli.output import UNPROVEN
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
+from prolepsis.store.signing import OPTION, AuditKeys, key_file
 from prolepsis.store.tables import audit_entries
 from tests.store.fakes import record
 
@@ -89,6 +89,11 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
 
 
 async def test_what_signatures_and_anchors_prove_is_said(database: Database, home: Path) -> None:
+    url = store_url("auto")
+    assert url is not None
+    signing = Database(url, options={OPTION: AuditKeys(key_file(ServerConfig()))})
+    with signing.write() as connection:
+        records.add(connection, [record("acme")])
     assert plain("store", "prune", "--days", "1")
     assert "before 4" in str(plain("audit", "verify", status=UNPROVEN)["unproven"])
     place = AnchorFile(default_file(key_file(ServerConfig()), database))

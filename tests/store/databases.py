@@ -12,7 +12,7 @@ from sqlalchemy import delete, make_url, update
 
 from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database, store_url
-from prolepsis.store.tables import audit_head, metadata, policy_current
+from prolepsis.store.tables import audit_head, metadata, policy_current, record_head
 
 SERVER = os.environ.get("PROLEPSIS_TEST_POSTGRES", "postgresql://127.0.0.1:5432/postgres")
 """The PostgreSQL server on which tests make databases, as a URL; whoever it names may make them."""
@@ -52,9 +52,10 @@ def postgresql_setting() -> Iterator[str]:
 def emptied(setting: str) -> None:
     """Leave in a database what its migrations put there."""
     with closing(opened(setting)) as database, database.write() as connection:
-        for table in set(metadata.sorted_tables) - {audit_head, policy_current}:
+        for table in set(metadata.sorted_tables) - {audit_head, record_head, policy_current}:
             connection.execute(delete(table))
         connection.execute(update(audit_head).values(seq=0, digest=START_OF_CHAIN))
+        connection.execute(update(record_head).values(seq=0, digest=START_OF_CHAIN))
         connection.execute(update(policy_current).values(version=0))
 
 

@@ -19,7 +19,6 @@ from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
-from prolepsis.audit.signing import key_file
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
@@ -37,6 +36,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
+from prolepsis.store.signing import key_file
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.feature import Feature

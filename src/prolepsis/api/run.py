@@ -29,7 +29,6 @@ from prolepsis.api.services import Gateway
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.retention import text_upkeep
-from prolepsis.audit.signing import OPTION, usable_keys
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -44,6 +43,7 @@ from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flags import flag_provider
 from prolepsis.store.database import in_memory
 from prolepsis.store.migrate import upgrade
+from prolepsis.store.signing import OPTION, usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics

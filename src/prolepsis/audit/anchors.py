@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -13,11 +14,13 @@ from urllib.parse import urlsplit
 import httpx
 import structlog
 from prometheus_client import CollectorRegistry
+from sqlalchemy import Connection
 
 from prolepsis.audit import chain
-from prolepsis.audit.signing import SignedHead
 from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.store import record_chain
 from prolepsis.store.database import Database
+from prolepsis.store.signing import ChainName, SignedHead
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.feature import Feature
 
@@ -37,8 +40,8 @@ class AnchorPlace(Protocol):
     def keep(self, head: SignedHead) -> None:
         """Write a head durably; raises `OSError` or `httpx.HTTPError`."""
 
-    def last(self) -> SignedHead | None:
-        """Return the last head, None if the place cannot be read or has none."""
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        """Return the last head of each chain, none if the place cannot be read."""
 
 
 class AnchorFile:
@@ -57,12 +60,12 @@ class AnchorFile:
         finally:
             os.close(descriptor)
 
-    def last(self) -> SignedHead | None:
+    def last(self) -> Mapping[ChainName, SignedHead]:
         try:
             with self.path.open(encoding="utf-8") as lines:
-                return max(read_anchors(lines, self.name), key=lambda head: head.seq, default=None)
+                return {head.chain: head for head in sorted(read_anchors(lines, self.name), key=lambda one: one.seq)}
         except (OSError, UnicodeDecodeError, ConfigError):  # `prolepsis audit verify` says what is wrong with it
-            return None
+            return {}
 
 
 class AnchorLog:
@@ -73,8 +76,8 @@ class AnchorLog:
     def keep(self, head: SignedHead) -> None:
         log.info("audit_anchor", **head.plain())
 
-    def last(self) -> None:
-        return None
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        return {}
 
 
 class AnchorWebhook:
@@ -87,8 +90,8 @@ class AnchorWebhook:
     def keep(self, head: SignedHead) -> None:
         httpx.post(self._url, json=head.plain(), timeout=WEBHOOK_TIMEOUT_S).raise_for_status()
 
-    def last(self) -> None:
-        return None
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        return {}
 
 
 def places(settings: Sequence[str], default: Path) -> list[AnchorPlace]:
@@ -138,11 +141,11 @@ class AnchorFeature(Feature):
     ) -> None:
         self.period_s = period_s
         self._database = database
-        self._kept = {place.name: head for place in places if (head := place.last()) is not None}
-        """The last head by place."""
+        self._kept = {(place.name, chain): head for place in places for chain, head in place.last().items()}
+        """The last head by place and chain."""
         self._places = places
         self._failures = counter(registry, "audit_anchor_failures", "Anchors that a place did not take", "place")
-        self._anchored = gauge(registry, "audit_anchored_entries", "Entries up to the last anchor", "place")
+        self._anchored = gauge(registry, "audit_anchored_entries", "Entries up to the last anchor", "place", "chain")
         self._broken = gauge(registry, "audit_chain_broken", "1 if the chain no longer has the entry of an anchor")
 
     async def tick(self) -> None:
@@ -157,13 +160,15 @@ class AnchorFeature(Feature):
 
     def _anchor(self) -> None:
         with self._database.read() as connection:
-            head = chain.signed_head(connection)
-            lost = [kept for kept in self._kept.values() if chain.digest_at(connection, kept.seq) != kept.digest]
+            ends = (chain.signed_head(connection), record_chain.signed_head(connection))
+            heads = [head for head in ends if head is not None]
+            lost = [head for head in self._kept.values() if _digest_at(connection, head) != head.digest]
         self._broken.set(bool(lost))
-        for kept in lost:
-            log.error("audit_chain_broken", seq=kept.seq, digest=kept.digest)
-        for place in self._places:
-            if head is not None and self._kept.get(place.name) != head:
+        for head in lost:
+            log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
+        for place, head in product(self._places, heads):
+            kept = self._kept.get((place.name, head.chain))
+            if kept is None or (kept.seq, kept.digest) != (head.seq, head.digest):
                 self._keep(place, head)
 
     def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
@@ -173,5 +178,10 @@ class AnchorFeature(Feature):
             self._failures.labels(place.name).inc()
             log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
             return
-        self._kept[place.name] = head
-        self._anchored.labels(place.name).set(head.seq)
+        self._kept[place.name, head.chain] = head
+        self._anchored.labels(place.name, head.chain).set(head.seq)
+
+
+def _digest_at(connection: Connection, head: SignedHead) -> str | None:
+    of_chain = chain.digest_at if head.chain == "audit" else record_chain.digest_at
+    return of_chain(connection, head.seq)

@@ -14,12 +14,12 @@ from prolepsis.audit.entry import (
     AuditEntry,
     Details,
     RedactedEvent,
-    canonical,
     name_digest,
     redact,
 )
-from prolepsis.audit.signing import SignedHead, keys_of
 from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.core.digests import canonical
+from prolepsis.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.store.tables import audit_entries, audit_head, audit_names
 
 _PAGE = 500
@@ -64,15 +64,7 @@ def _set_names(connection: Connection, added: Mapping[str, int], events: Sequenc
 def _set_head(connection: Connection, last: AuditEntry) -> None:
     keys = keys_of(connection)
     signed = keys.sign("audit", last.seq, last.digest) if keys is not None else None
-    connection.execute(
-        update(audit_head).values(
-            seq=last.seq,
-            digest=last.digest,
-            signed_at=signed and signed.at,
-            key_id=signed and signed.key_id,
-            signature=signed and signed.signature,
-        )
-    )
+    connection.execute(update(audit_head).values(seq=last.seq, digest=last.digest, **signed_columns(signed)))
 
 
 def _notice(connection: Connection) -> AuditEvent | None:
@@ -100,17 +92,7 @@ def head(connection: Connection, *, hold: bool = False) -> tuple[int, str]:
 
 def signed_head(connection: Connection) -> SignedHead | None:
     """Return the head with its signature, None if it has none."""
-    row = connection.execute(select(audit_head)).first()
-    if row is None or row.signature is None:
-        return None
-    return SignedHead(
-        chain="audit",
-        seq=row.seq,
-        digest=row.digest,
-        at=row.signed_at or "",
-        key_id=row.key_id or "",
-        signature=row.signature,
-    )
+    return signed_row("audit", connection.execute(select(audit_head)).first())
 
 
 def digest_at(connection: Connection, seq: int) -> str | None:

@@ -5,13 +5,13 @@ the details of an entry can be erased, and the chain still verifies. The salt is
 cannot be checked.
 """
 
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.digests import digest_of
 from prolepsis.redaction.values import redacted, redacted_text, storable
 
 SERVED = "request.served"
@@ -99,13 +99,3 @@ def redact(event: AuditEvent) -> RedactedEvent:
 def name_digest(name: str) -> str:
     """Return what an entry is found by: names that clients choose are stored in no other form."""
     return sha256(name.encode()).hexdigest()
-
-
-def canonical(value: object) -> str:
-    """Return canonical JSON: keys sorted, no spaces, ASCII; raises ValueError for values that JSON cannot express."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def digest_of(value: object) -> str:
-    """Return the SHA-256 of the canonical JSON, hexadecimal."""
-    return sha256(canonical(value).encode()).hexdigest()

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 
-from prolepsis.audit.entry import RECORDING, SERVED, canonical
+from prolepsis.audit.entry import RECORDING, SERVED
 from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.routes import Replay, audit_routes
 from prolepsis.core.audit_event import AuditEvent, Emit
+from prolepsis.core.digests import canonical
 from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.recording import Recording, plain, recording

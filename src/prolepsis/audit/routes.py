@@ -11,13 +11,13 @@ from pydantic import Field
 from prolepsis.audit import chain
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.found import FoundRequest, find_request
-from prolepsis.audit.signing import SignedHead
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.recording import Recording, Replayed, SampleDifference, parse
 from prolepsis.engine.client import EngineInfo
 from prolepsis.redaction.values import storable
+from prolepsis.store.signing import SignedHead
 from prolepsis.store.store import Store
 from prolepsis.web.body_reader import read_query
 from prolepsis.web.caller import SignedIn

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prolepsis.audit.entry import HEAD_INVALID, HEAD_UNSIGNED, START_OF_CHAIN, AuditEntry
-from prolepsis.audit.signing import PublicKeys, SignedHead
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.store.signing import PublicKeys, SignedHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def verify(entries: Iterable[AuditEntry], evidence: Evidence = NO_EVIDENCE) -> V
     faults: list[Fault] = []
     last, num_entries, num_erased, anchored = Anchor(0, START_OF_CHAIN), 0, 0, 0
     unexplained: set[int] = set()
-    anchors = _by_seq(evidence.anchors)
+    anchors = by_seq(evidence.anchors)
     unsigned: list[int] = []
     for entry in entries:
         faults += [Fault(entry.seq, what) for what in (*_faults(entry, last), *_anchor_faults(entry, anchors))]
@@ -74,9 +74,9 @@ def verify(entries: Iterable[AuditEntry], evidence: Evidence = NO_EVIDENCE) -> V
         last = Anchor(entry.seq, entry.digest)
         num_entries += 1
     faults += [Fault(seq, "has no details, and no later entry lists it as erased") for seq in sorted(unexplained)]
-    faults += _unsigned_faults(unsigned, anchors)
-    faults += _end_faults(last, evidence.head, anchors)
-    faults += _signature_faults(last, evidence)
+    faults += unsigned_faults(unsigned, anchors)
+    faults += end_faults(last, evidence.head, anchors)
+    faults += signature_faults(last, evidence)
     return Verified(last, num_entries, num_erased, anchored, tuple(faults), tuple(_unproven(evidence, unsigned)))
 
 
@@ -104,11 +104,11 @@ def _faults(entry: AuditEntry, last: Anchor) -> list[str]:
     return faults
 
 
-def _by_seq(anchors: Iterable[Anchor]) -> Mapping[int, frozenset[str]]:
-    by_seq: dict[int, frozenset[str]] = {}
+def by_seq(anchors: Iterable[Anchor]) -> Mapping[int, frozenset[str]]:
+    found: dict[int, frozenset[str]] = {}
     for anchor in anchors:
-        by_seq[anchor.seq] = by_seq.get(anchor.seq, frozenset()) | {anchor.digest}
-    return by_seq
+        found[anchor.seq] = found.get(anchor.seq, frozenset()) | {anchor.digest}
+    return found
 
 
 def _anchor_faults(entry: AuditEntry, anchors: Mapping[int, frozenset[str]]) -> list[str]:
@@ -116,7 +116,7 @@ def _anchor_faults(entry: AuditEntry, anchors: Mapping[int, frozenset[str]]) -> 
     return ["is not the entry of the anchor: the chain has been rewritten"] if wrong else []
 
 
-def _end_faults(last: Anchor, head: Anchor | None, anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
+def end_faults(last: Anchor, head: Anchor | None, anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
     faults = []
     if head is not None and head != last:
         faults.append(Fault(last.seq, f"is the last, but the store's chain ends with {head.seq}"))
@@ -126,7 +126,7 @@ def _end_faults(last: Anchor, head: Anchor | None, anchors: Mapping[int, frozens
     return faults
 
 
-def _unsigned_faults(unsigned: Sequence[int], anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
+def unsigned_faults(unsigned: Sequence[int], anchors: Mapping[int, frozenset[str]]) -> list[Fault]:
     """A chain may begin without signatures, written by an earlier version; it does not go back to that."""
     first = min(anchors, default=None)
     return [
@@ -136,7 +136,7 @@ def _unsigned_faults(unsigned: Sequence[int], anchors: Mapping[int, frozenset[st
     ]
 
 
-def _signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
+def signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
     if evidence.head is None or evidence.keys is None or not evidence.head.seq:
         return []
     if evidence.signed is None:

@@ -28,9 +28,9 @@ def record_act(event: AuditEvent) -> None:
     Without a store nothing is recorded: a server records at its start what it finds.
     """
     from prolepsis.audit import chain
-    from prolepsis.audit.signing import OPTION, AuditKeys, key_file
     from prolepsis.store.database import Database, store_url
     from prolepsis.store.migrate import NEWEST, revision
+    from prolepsis.store.signing import OPTION, AuditKeys, key_file
 
     try:
         config = settings_here().server

@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry, Details
-from prolepsis.audit.signing import SignedHead
 from prolepsis.audit.verify import Anchor, parse_anchor
 from prolepsis.cli.admin import ask
 from prolepsis.cli.store import ready_database
 from prolepsis.core.errors import ConfigError
+from prolepsis.store.signing import SignedHead
 
 ServerUrl = Annotated[str | None, typer.Option("--url", help="address of a running server, instead of the store")]
 _PAGE = 500

@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 
 from prolepsis.audit.anchors import AnchorFile, default_file, places, read_anchors
-from prolepsis.audit.signing import PublicKeys, SignedHead, key_file
 from prolepsis.audit.verify import Anchor, Evidence, Verified, parse_anchor
 from prolepsis.audit.verify import verify as verify_entries
+from prolepsis.audit.verify_records import RecordsVerified, verify_records
 from prolepsis.cli.admin import Key
 from prolepsis.cli.audit_log import ServerUrl, exported, opened_log
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import FAILED, UNPROVEN, AsJson, note, print_error, print_facts, print_json, warn
-from prolepsis.cli.store import StoreOption
+from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.store.database import Database, store_url
+from prolepsis.store.signing import PublicKeys, SignedHead, key_file
 
 _FAULTS_SHOWN = 20
 
@@ -97,7 +98,15 @@ def verify(
     else:
         with opened_log(store, url, key) as log:
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
-    _show(verified, known.forged, as_json=as_json)
+    records = _records(store, known) if local else None
+    _show(verified, records, known.forged, as_json=as_json)
+
+
+def _records(store: str | None, known: Known) -> RecordsVerified:
+    """Verify the store's request records too: they are in a chain of their own."""
+    anchors = [Anchor(head.seq, head.digest) for head in known.heads if head.chain == "requests"]
+    with ready_database(store) as database, database.read() as connection:
+        return verify_records(connection, anchors, known.keys)
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
@@ -125,28 +134,30 @@ def _configured(store: str | None) -> list[Path]:
     return [place.path for place in kept if isinstance(place, AnchorFile) and place.path.exists()]
 
 
-def _show(verified: Verified, forged: Sequence[str], *, as_json: bool) -> None:
-    num_faults = len(verified.faults) + len(forged)
+def _show(verified: Verified, records: RecordsVerified | None, forged: Sequence[str], *, as_json: bool) -> None:
+    faults = [("entry", fault) for fault in verified.faults]
+    faults += [("record link", fault) for fault in (records.faults if records else ())]
     facts: list[tuple[str, object]] = [
         ("entries", verified.num_entries),
         ("erased", verified.num_erased),
         ("anchored", verified.anchored),
-        ("faults", num_faults),
+        *([("records", records.num_records), ("records_anchored", records.anchored)] if records else []),
+        ("faults", len(faults) + len(forged)),
         ("head", verified.head),
     ]
     if as_json:
-        faults = [{"seq": fault.seq, "what": fault.what} for fault in verified.faults]
-        found = {"faults": faults, "forged_anchors": forged, "unproven": verified.unproven}
+        shown = [{"of": what, "seq": fault.seq, "what": fault.what} for what, fault in faults]
+        found = {"faults": shown, "forged_anchors": forged, "unproven": verified.unproven}
         print_json({**dict(facts), **found, "head": str(verified.head)})
     else:
         print_facts(facts)
-        for line in (*forged, *(f"entry {fault.seq} {fault.what}" for fault in verified.faults[:_FAULTS_SHOWN])):
+        for line in (*forged, *(f"{what} {fault.seq} {fault.what}" for what, fault in faults[:_FAULTS_SHOWN])):
             print_error(line)
         for what in verified.unproven:
             warn(f"not proven: {what}")
         if 0 < verified.anchored < verified.head.seq:
             note(f"entries after {verified.anchored} are newer than the last anchor")
-    if num_faults:
+    if faults or forged:
         raise typer.Exit(FAILED)
     if verified.unproven:
         raise typer.Exit(UNPROVEN)

@@ -12,7 +12,6 @@ import typer
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.retention import DAY_S, OldText, TextRetention, erase_old_texts, old_texts
-from prolepsis.audit.signing import OPTION, AuditKeys, key_file
 from prolepsis.cli.acts import actor
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
@@ -24,6 +23,7 @@ from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import NEWEST, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
+from prolepsis.store.signing import OPTION, AuditKeys, key_file
 
 StoreOption = Annotated[
     str | None,

@@ -53,14 +53,15 @@ class Database:
     def __init__(self, url: URL, *, options: Mapping[str, object] | None = None) -> None:
         """Nothing is opened yet. Raises `ConfigError` if the PostgreSQL driver is not installed.
 
-        `options`: execution options of the connections that write, for code that gets the connection only.
+        `options`: execution options of the connections, for code that gets the connection only.
         """
         is_sqlite = url.get_backend_name() == "sqlite"
         self.file = Path(url.database) if is_sqlite and url.database else None
         """Of SQLite; None: PostgreSQL, or SQLite in memory."""
         self.name = url.render_as_string(hide_password=True)
         self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
-        self._writing = self._engine.execution_options(**(options or {}), **{_WRITES: True})
+        self._engine = self._engine.execution_options(**(options or {}))
+        self._writing = self._engine.execution_options(**{_WRITES: True})
         self._reading = self._engine if is_sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
 
     @contextmanager

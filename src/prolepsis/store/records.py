@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, sel
 
 from prolepsis.core.ended import PromptEnded, RequestAbout
 from prolepsis.core.stats import DeviceKind, ProposerCounts
+from prolepsis.store import record_chain
 from prolepsis.store.database import Database
 from prolepsis.store.queue import Kind, QueueItem
 from prolepsis.store.tables import NAMES, request_records
@@ -78,6 +79,7 @@ def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
     rows = [record.row for record in records if record.row["record_id"] not in known]
     if rows:
         connection.execute(insert(request_records), rows)
+        record_chain.append_records(connection, rows)
 
 
 def count(connection: Connection, before: float = math.inf) -> int:
@@ -110,7 +112,9 @@ def _delete(database: Database, which: ColumnElement[bool]) -> int:
     total = 0
     while True:
         with database.write() as connection:
-            deleted = connection.execute(delete(request_records).where(request_records.c.record_id.in_(some))).rowcount
-        total += deleted
-        if deleted < DELETE_BATCH:
+            record_ids = list(connection.scalars(some))
+            record_chain.append_deletion(connection, record_ids)
+            connection.execute(delete(request_records).where(request_records.c.record_id.in_(record_ids)))
+        total += len(record_ids)
+        if len(record_ids) < DELETE_BATCH:
             return total

@@ -42,6 +42,31 @@ request_records = Table(
 counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
 Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them."""
 
+record_chain = Table(
+    "record_chain",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(8), nullable=False),
+    Column("record_id", String(32)),
+    Column("content_digest", String(64), nullable=False),
+    Column("deletes", Text, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Index("ix_record_chain_record_id", "record_id"),
+)
+"""A link for each request record, and one for each deletion; it stays when the record is deleted."""
+
+record_head = Table(
+    "record_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("signed_at", String(32)),
+    Column("key_id", String(16)),
+    Column("signature", String(88)),
+)
+"""One row: the end of that chain, as `audit_head`."""
+
 audit_entries = Table(
     "audit_entries",
     metadata,

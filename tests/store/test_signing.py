@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from prolepsis.audit import chain
-from prolepsis.audit.signing import OPTION, AuditKeys, PublicKeys, key_file, usable_keys
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import upgrade
+from prolepsis.store.signing import OPTION, AuditKeys, PublicKeys, key_file, usable_keys
 from tests.store.databases import sqlite_setting
 
 EVENT = AuditEvent(actor="ann", action="plan.applied")

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
-from prolepsis.audit.entry import canonical
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.digests import canonical
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import config_directory, exclusive, write_whole
 
@@ -161,6 +161,23 @@ def usable_keys(config: ServerConfig) -> AuditKeys | None:
         log.error("audit_log_not_signed", error=str(error))
         return None
     return keys
+
+
+def signed_columns(head: SignedHead | None) -> dict[str, str | None]:
+    """Return the columns of a table's head; None: it is not signed."""
+    return {
+        "signed_at": None if head is None else head.at,
+        "key_id": None if head is None else head.key_id,
+        "signature": None if head is None else head.signature,
+    }
+
+
+def signed_row(chain: ChainName, row: Row[Any] | None) -> SignedHead | None:
+    """Return the signed head that a row of a table of heads holds, None if it is not signed."""
+    if row is None or row.signature is None:
+        return None
+    at, key = row.signed_at or "", row.key_id or ""
+    return SignedHead(chain=chain, seq=row.seq, digest=row.digest, at=at, key_id=key, signature=row.signature)
 
 
 def keys_of(connection: Connection) -> AuditKeys | None:
