@@ -162,3 +162,14 @@ def test_what_drafts_anyway_is_not_probed() -> None:
     )
     stats = [event.stats for event in terminals(run(engine, *asked)).values()]
     assert all(one.num_drafts > 0 and not one.shadow for one in stats)
+
+
+def test_a_probe_waits_for_a_proposer_that_has_no_draft_yet() -> None:
+    """As a head whose states of the prompt are missing, which drafts from the next page on."""
+
+    def late(sequence: SequenceView, limit: int) -> Draft | None:
+        return None if len(sequence.tokens) < 10 else _wrong(sequence, limit)
+
+    engine, _ = _probed_engine(Told(), late)
+    stats = [event.stats for event in terminals(run(engine, *(request(str(i), PROMPT) for i in range(8)))).values()]
+    assert {one.shadow["scripted"].num_drafts for one in stats if one.shadow} == {PROBED_DRAFTS}

@@ -211,9 +211,9 @@ class Speculation:
             for row, request in zip(rows, self._requests(rows, choices, plan, load), strict=True)
         ]
         compared = self._with_drafts(rows, due, probes, plan, load, verify=False)
-        for row, is_due in zip(rows, due, strict=True):
-            request = row.sequence.request
-            request.probes_left = (request.probes_left or 0) - is_due
+        for row, is_due in zip(compared, due, strict=True):
+            if is_due and row.shadow is not None:  # a head that lacks the prompt's states drafts from the next page on
+                row.sequence.request.probes_left = (row.sequence.request.probes_left or 0) - 1
         return [replace(one, plain=row.plain) for row, one in zip(rows, compared, strict=True)]
 
     def _allowed(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...] | None:
