@@ -316,6 +316,7 @@ READING = {
     *(
         "policy explain",
         "audit verify",
+        "audit find",
         "audit show",
         "audit export",
         "audit replay",
