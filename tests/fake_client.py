@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
 
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
 """Request -> events to yield; a float sleeps so many seconds, an exception is raised."""
@@ -36,6 +39,7 @@ class FakeEngineClient:
         self.plans: list[SpecPlan] = []
         self.stopped: list[str] = []
         self.swaps: list[str] = []
+        self.installed: Sequence[HeadInfo] = ()
         self.closed = False
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
@@ -90,9 +94,19 @@ class FakeEngineClient:
     def stop_run(self, name: str) -> None:
         self.stopped.append(name)
 
-    async def swap_head(self, name: str) -> HeadSwapped:
+    async def heads(self) -> Sequence[HeadInfo]:
+        return self.installed
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        """Swap any head but one called broken."""
+        if name.startswith("broken"):
+            raise ModelLoadError(f"{name} is damaged")
         self.swaps.append(name)
-        return HeadSwapped(None, None if name == "none" else name, 0)
+        before, label = getattr(self.info, proposer), None if name == "none" else name
+        info = self.info
+        is_candidate = proposer == CANDIDATE_HEAD
+        self.info = replace(info, candidate_head=label) if is_candidate else replace(info, draft_head=label)
+        return HeadSwapped(before, label, 0)
 
     def health(self) -> EngineHealth:
         return self.reported

@@ -191,6 +191,7 @@ BY_ROUTE = {
         Act("rollout.promoted", steered("promote"), STARTED),
         Act("rollout.rolled_back", steered("rollback"), STARTED),
     ],
+    "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }
 
@@ -307,7 +308,8 @@ LOCAL = {
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
-    *("policy apply", "policy rollback", "policy history", "policy show", "policy eligibility"),
+    *("policy apply", "policy rollback", "policy history", "policy show"),
+    *("policy eligibility", "heads list", "heads swap"),
     *(f"rollout {verb}" for verb in ("list", "show", "start", "hold", "resume", "promote", "rollback")),
 }
 """Commands that ask a server."""

@@ -186,3 +186,18 @@ def test_draft_models_are_listed_beside_heads(root: Path, head: Path) -> None:
     assert (listed["kind"], listed["name"], listed["target"]) == ("draft-model", "tiny", "big")
     assert listed["checksum"] == "not recorded"
     assert "draft-model" in run(root, "list").stdout
+
+
+def test_an_alias_names_a_version_everywhere(root: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(root.parent))
+    for _ in range(2):
+        assert run(root, "import", str(head), "--as", "mine").exit_code == 0
+    done = run(root, "alias", "mine@1", "champion")
+    assert (done.exit_code, done.stdout.strip()) == (0, "mine@champion is mine@1"), done.output
+    assert [one["aliases"] for one in own_drafters(root)] == [["champion"], []]
+    assert json.loads(run(root, "show", "mine@champion", "--json").stdout)["version"] == 1
+    assert run(root, "alias", "mine", "champion").stdout.strip() == "mine@champion is mine@2; it was mine@1"
+    assert run(root, "remove", "mine@2").exit_code == 2
+    assert run(root, "alias", "mine", "champion", "--remove").stdout.strip() == "mine@champion is gone; it was mine@2"
+    assert run(root, "alias", "mine", "Champion").exit_code == 2
+    assert run(root, "alias", "other@1", "champion").exit_code == 3

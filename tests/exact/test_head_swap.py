@@ -3,15 +3,17 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig, HeadProposerName
 from prolepsis.core.errors import EngineDead, InvalidParameter, ModelLoadError
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.build import assemble
 from prolepsis.engine.client import HeadSwapped
@@ -27,7 +29,7 @@ from tests.models.random_heads import record_checksum, save_random_head
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 
-HEAD = "draft_head"
+HEAD, CANDIDATE = DRAFT_HEAD, CANDIDATE_HEAD
 OTHER_PROMPT = tuple(3 + (11 * i) % 150 for i in range(40))
 ROOMY = CONFIG.model_copy(update={"kv_memory": "2MiB", "max_requests": 8})
 DEEP = SpecPlan(fixed_depth=6)
@@ -53,9 +55,9 @@ def engine_with(heads: Mapping[str, DraftHead], first: DraftHead | None = None, 
     return engine
 
 
-def swap(engine: Engine, name: str) -> HeadSwapped:
+def swap(engine: Engine, name: str, proposer: HeadProposerName = HEAD) -> HeadSwapped:
     """Put another head in, as between any two steps."""
-    message, done = engine.load_head(name)
+    message, done = engine.load_head(name, proposer)
     engine.send(message)
     engine.wait()
     return done.result(timeout=1)
@@ -175,6 +177,38 @@ def test_what_was_learnt_of_the_old_head_is_forgotten() -> None:
     assert acceptance.survival(HEAD, 1) != (0.6,)
     swap(engine, "new")
     assert acceptance.survival(HEAD, 1) == (0.6,), "the prior"
+
+
+def test_a_candidate_drafts_beside_the_head_in_use_and_only_where_it_is_named() -> None:
+    old, new = oracle("old"), oracle("new", (2, 0))
+    engine = engine_with({"new": new, "newer": oracle("newer")}, old)
+    submit(engine, *(ask(kind) for kind in PARAMS))
+    events = steps(engine, 8)
+    assert swap(engine, "new", CANDIDATE) == HeadSwapped(None, "new", 8)
+    assert (engine.info.draft_head, engine.info.candidate_head) == ("old", "new")
+    events += steps(engine, 20)
+    drafted = engine.speculation.proposers.counts
+    assert drafted[CANDIDATE].num_drafts == 0, "nobody named it"
+    named = {f"{head}-{kind}": (kind, PROMPT) for head in (HEAD, CANDIDATE) for kind in PARAMS}
+    submit(
+        engine,
+        *(
+            replace(ask(kind, name), speculation=SpeculationChoice(proposers=(name.partition("-")[0],)))
+            for name, (kind, _) in named.items()
+        ),
+    )
+    events += drain(engine)
+    check(engine, events, {**{kind: (kind, PROMPT) for kind in PARAMS}, **named})
+    ends = terminals(events)
+    for name in named:
+        assert set(ends[name].stats.proposers) == {name.partition("-")[0]}
+        assert ends[name].stats.num_accepted > 5
+    swap(engine, "newer")
+    swap(engine, "none", CANDIDATE)
+    assert (engine.info.draft_head, engine.info.candidate_head) == ("newer", None)
+    assert engine.info.proposers == (HEAD,)
+    submit(engine, ask("greedy", "last"))
+    check(engine, drain(engine), {"last": ("greedy", PROMPT)})
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftMo
     assert provenance.training["settings"]["hidden"] == 32
     (entry,) = list_draft_models(folder.parent)
     assert (entry.name, entry.target) == ("model", target.name)
-    assert describe_drafter(entry)["checksum"] == "matches"
+    assert describe_drafter(entry, None)["checksum"] == "matches"
     assert "Held-out acceptance" in trained.directory.report.read_text()
     assert (folder / "README.md").read_text().startswith(f"# Draft model for {target.name}")
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}

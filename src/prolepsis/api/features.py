@@ -20,12 +20,13 @@ from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
 from prolepsis.core.audit_event import Emit
-from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
+from prolepsis.drafts.heads import DraftHeads
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.eligibility import Eligibility, StartTerms
 from prolepsis.policy.eligibility_runtime import EligibilityFeature
@@ -124,6 +125,7 @@ def features_of(
         policies,
         sources.rollouts,
         eligibility,
+        DraftHeads(client, emit=emit),
         ShadowFeature(partial(_shadow_version, client, policies)),
         replays,
         DeliveryFeature(registry, output),
@@ -180,7 +182,8 @@ def _eligibility(
 def _weights_of(client: EngineClient, proposer: str) -> str:
     """Return the version of what a proposer drafts with."""
     info = client.info
-    return info.draft_head if proposer == DRAFT_HEAD and info.draft_head else info.fingerprint
+    heads = {DRAFT_HEAD: info.draft_head, CANDIDATE_HEAD: info.candidate_head}
+    return heads.get(proposer) or info.fingerprint
 
 
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:

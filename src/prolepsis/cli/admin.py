@@ -12,6 +12,7 @@ import typer
 from prolepsis.cli.documents import Columns, print_reply
 from prolepsis.cli.flags import take_signature
 from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group, note
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import ConfigError, InvalidParameter
 
 HERE = "http://127.0.0.1:8000"
@@ -281,4 +282,29 @@ COST = Verb(
             "amount_per_hour",
         ),
     },
+)
+
+_SWAPPED = typer.Argument(metavar="HEAD", help="NAME (its newest version), NAME@VERSION, NAME@ALIAS, auto or none")
+_PLACE = typer.Option(help="draft_head, or candidate_head: a second head, which drafts only where a rule names it")
+
+heads = add_verbs(
+    command_group("Show and swap the draft heads of a running server."),
+    [
+        Verb(
+            "list",
+            "GET /admin/heads",
+            "List the installed heads, and those in use.",
+            columns={"heads": ("name", "version", "aliases", "target", "misfit", "chain_of_3", "size=size:bytes")},
+        ),
+        Verb(
+            "swap",
+            "POST /admin/heads/swap",
+            "Draft with another head; requests in flight go on, with the same tokens.",
+            (
+                parameter("head", Annotated[str, _SWAPPED]),
+                parameter("proposer", Annotated[HeadProposerName, _PLACE], DRAFT_HEAD),
+                parameter("reason", Annotated[str, typer.Option(help="recorded in the audit log")], ""),
+            ),
+        ),
+    ],
 )

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drift": ("prolepsis.cli.admin:drift", "Show changes of the acceptance of proposers."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
     "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
+    "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
     "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prolepsis.cli.acts import actor, record_act
 from prolepsis.cli.config import Settings
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
@@ -22,6 +23,7 @@ from prolepsis.cli.output import (
     stderr,
     stdout,
 )
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "models": ("name", "size=size:bytes", "licence", "source"),
     "known": ("name", "licence", "description"),
-    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "from"),
+    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "from", "aliases"),
 }
 
 app = command_group("Download, list, export and import models, draft heads and draft models.")
@@ -104,12 +106,39 @@ def import_(
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
     if as_json:
-        print_json({**describe_drafter(entry), "fits": fits})
+        print_json({**describe_drafter(entry, root), "fits": fits})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
+
+
+@app.command(epilog=EPILOG)
+def alias(
+    head: Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@ALIAS; with --remove: NAME")],
+    alias: Annotated[str, typer.Argument(help="such as champion or candidate")],
+    drop: Annotated[bool, typer.Option("--remove", help="the alias stands for no version any more")] = False,
+    model_dir: Directory = None,
+) -> None:
+    """Let an alias stand for a version of a draft head; NAME@ALIAS then works wherever NAME@VERSION does.
+
+    A running server keeps the head that it has; `prolepsis heads swap NAME@ALIAS` loads the one of the alias.
+    """
+    from prolepsis.models.heads.aliases import HeadAliases
+    from prolepsis.models.heads.registry import find_head, head_folder
+
+    quiet_logs()
+    root = settings_here(model_dir=model_dir).engine.model_dir
+    name, version = head.partition("@")[0], None
+    if not drop:
+        entry = find_head(head, root)
+        name, version = entry.name, entry.version
+    before = HeadAliases(head_folder(root)).set(name, alias, version)
+    was, now = (None if one is None else f"{name}@{one}" for one in (before, version))
+    action, subject = "head.alias_removed" if drop else "head.alias_set", f"{name}@{alias}"
+    record_act(AuditEvent(actor=actor(), action=action, subject=subject, before={"head": was}, after={"head": now}))
+    stdout().print(f"{subject} is {now or 'gone'}" + (f"; it was {was}" if was else ""), soft_wrap=True)
 
 
 @app.command(epilog=EPILOG)
@@ -137,7 +166,7 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
         "directory": str(store.root),
         "models": [_described(store, manifest) for manifest in store.installed()],
         "known": [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()],
-        "drafters": [describe_drafter(entry) for entry in entries],
+        "drafters": [describe_drafter(entry, settings.engine.model_dir) for entry in entries],
     }
     print_reply(document, _COLUMNS, as_json=as_json)
     if not as_json:
@@ -198,7 +227,7 @@ def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: b
         names = [entry.name for entry in (*store.installed(), *drafters(settings.engine.model_dir))]
         here = ", ".join(dict.fromkeys(names)) or "none"
         raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
-    print_reply(describe_drafter(entry), as_json=as_json)
+    print_reply(describe_drafter(entry, settings.engine.model_dir), as_json=as_json)
 
 
 @contextmanager
@@ -248,18 +277,27 @@ def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
 
 
 def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry | None":
-    """Return the newest head or draft model called `name`, or exactly NAME@VERSION; None without one."""
+    """Return the newest head or draft model called `name`, or exactly NAME@VERSION or NAME@ALIAS; None without one."""
+    from prolepsis.models.heads.aliases import HeadAliases
+    from prolepsis.models.heads.registry import head_folder
+
+    name = HeadAliases(head_folder(root)).resolved(name)
     matching = [entry for entry in drafters(root) if name in (entry.name, f"{entry.name}@{entry.version}")]
     return matching[-1] if matching else None
 
 
-def describe_drafter(entry: "HeadEntry | DraftModelEntry") -> dict[str, object]:
+def describe_drafter(entry: "HeadEntry | DraftModelEntry", root: Path | None) -> dict[str, object]:
     """Return everything known about a head or draft model, as JSON values."""
+    from prolepsis.models.heads.aliases import HeadAliases
+    from prolepsis.models.heads.registry import head_folder
+
     provenance = entry.provenance
+    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version) if _kind(entry) == "head" else ()
     return {
         "kind": _kind(entry),
         "name": entry.name,
         "version": entry.version,
+        "aliases": list(aliases),
         "path": str(entry.folder),
         "from": _origin(entry),
         "size": entry.size,

@@ -8,9 +8,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-DRAFT_HEAD = "draft_head"
+DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 """The proposer whose weights can be swapped while serving."""
-PROPOSER_NAMES = ("grammar", "suffix", "prompt_lookup", "prediction", "draft_model", DRAFT_HEAD, "early_exit")
+CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
+"""A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
+HeadProposerName = Literal["draft_head", "candidate_head"]
+PROPOSER_NAMES = (
+    *("grammar", "suffix", "prompt_lookup", "prediction", "draft_model"),
+    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit"),
+)
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
 
 

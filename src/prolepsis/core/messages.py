@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 
@@ -38,6 +39,7 @@ class SwapHead:
     name: str
     """NAME@VERSION, or "none"."""
     ticket: int
+    proposer: HeadProposerName = DRAFT_HEAD
 
 
 Message = Submit | Abort | ApplyPlan | StopRun | SwapHead

@@ -1,18 +1,19 @@
 """Builds an engine from a configuration: the one place that puts its parts together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import structlog
 
-from prolepsis.core.config import DRAFT_HEAD, PROPOSER_NAMES, EngineConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, PROPOSER_NAMES, EngineConfig, HeadProposerName
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import AppliedPlan, SpecPlan
-from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.client import EngineInfo, HeadInfo
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.memory import Loaded, check_head, plan_memory
+from prolepsis.engine.memory import Loaded, plan_memory
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
@@ -25,8 +26,9 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.memory import MemoryUse, parse_bytes
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.draft_models import warn_of_other_target
+from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.base import DraftHead
-from prolepsis.models.heads.registry import head_for
+from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
 from prolepsis.models.load import LoadedModel, build_of, load_model
 from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
 from prolepsis.models.targets.early_exit import make_exit
@@ -113,7 +115,8 @@ def assemble(
     loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
     num_pages = plan_memory(config, loaded, max_model_len, reserved)
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
-    slot = _draft_head_slot(config, target, head, find_head, num_pages)
+    slots = _draft_head_slots(config, target, head, find_head, num_pages)
+    slot = slots[DRAFT_HEAD]
     proposers = _proposers(config, target, draft, num_pages)
     if early:
         scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
@@ -127,37 +130,52 @@ def assemble(
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
-        scheduler=_scheduler(config, target, max_model_len, _pages(config, num_pages, cache, slot), plan),
+        scheduler=_scheduler(config, target, max_model_len, _pages(config, num_pages, cache, *slots.values()), plan),
         speculation=speculation,
         runner=Runner(model, cache),
         verifier=Verification(sampler, max_model_len=max_model_len),
         plan=plan,
         observer=observer,
         hidden_states=hidden_states,
-        draft_head=slot if config.num_speculative_tokens else None,
         stuck_after_s=config.stuck_after_s or None,
+        draft_heads=slots if config.num_speculative_tokens else {},
+        installed_heads=partial(_installed_heads, target, config.model_dir),
     )
     return Engine(parts)
 
 
-def _draft_head_slot(
+def _draft_head_slots(
     config: EngineConfig,
     target: LoadedModel,
     head: DraftHead | None,
     find: Callable[[str], DraftHead | None] | None,
     num_pages: int,
-) -> DraftHeadSlot:
-    proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests)
+) -> Mapping[str, DraftHeadSlot]:
+    """Return a slot for the head in use, and one for a candidate, which is empty."""
     find = find or partial(head_for, target=target, root=config.model_dir)
 
-    def load(name: str) -> HeadProposer | None:
-        found = find(name)
-        if found is None:
-            return None
-        check_head(found.info, target.model.info.device, num_pages, config.max_requests)
-        return proposer(found)
+    def slot(name: HeadProposerName, first: DraftHead | None) -> DraftHeadSlot:
+        proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests, name=name)
+        load = lambda head: proposer(found) if (found := find(head)) else None  # noqa: E731
+        return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
 
-    return DraftHeadSlot(load, target.model, proposer(head) if head else None)
+    return {DRAFT_HEAD: slot(DRAFT_HEAD, head), CANDIDATE_HEAD: slot(CANDIDATE_HEAD, None)}
+
+
+def _installed_heads(target: LoadedModel, root: Path | None) -> list[HeadInfo]:
+    aliases = HeadAliases(head_folder(root))
+    return [
+        HeadInfo(
+            name=entry.name,
+            version=entry.version,
+            aliases=aliases.of(entry.name, entry.version),
+            target=entry.target,
+            misfit=misfit_of(entry, target),
+            size=entry.size,
+            chain_of_3=entry.provenance.chain_of_3,
+        )
+        for entry in list_heads(root)
+    ]
 
 
 def _speculation(
@@ -222,6 +240,9 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     for name in config.proposers:
         if name not in PROPOSER_NAMES:
             raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(PROPOSER_NAMES)}", param="proposers")
+    if CANDIDATE_HEAD in config.proposers:
+        message = f"proposers names {CANDIDATE_HEAD!r}, which is loaded while serving; `prolepsis heads swap` loads it"
+        raise ConfigError(message, param="proposers")
     names = dict.fromkeys(config.proposers)
     for name, param in ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer")):
         if getattr(config, param) is not None:

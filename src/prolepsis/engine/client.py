@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prolepsis import __version__
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
@@ -26,6 +27,8 @@ class EngineInfo:
     proposers: tuple[str, ...]
     draft_head: str | None = None
     """NAME@VERSION of the draft head in use."""
+    candidate_head: str | None = None
+    """Of the second one, which drafts only where it is named."""
     num_experts: int = 0
     """Of each layer of a mixture-of-experts target, 0 for others."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
@@ -49,6 +52,32 @@ class EngineHealth:
     num_waiting: int = 0
     kv_usage: float = 0.0
     """Share of KV pages in use, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadInfo:
+    """A draft head that is installed."""
+
+    name: str
+    version: int
+    aliases: tuple[str, ...]
+    target: str
+    """Name of the target it was trained for; empty if unknown."""
+    misfit: str | None
+    """Why it cannot draft for the engine's target."""
+    size: int
+    """Bytes of its weights."""
+    chain_of_3: float | None
+    """Tokens of a step with a chain of three drafted tokens, on held-out text."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it may be called."""
+        return (self.name, self.label, *(f"{self.name}@{alias}" for alias in self.aliases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +111,11 @@ class EngineClient(Protocol):
     def stop_run(self, name: str) -> None:
         """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
 
-    async def swap_head(self, name: str) -> HeadSwapped:
-        """Load a draft head ("none", "auto", NAME, NAME@VERSION or a folder) and put it in between two steps.
+    async def heads(self) -> Sequence[HeadInfo]:
+        """Return the draft heads that are installed, by name and version."""
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        """Load a draft head ("none", "auto", NAME, NAME@VERSION, NAME@ALIAS or a folder), put it in between two steps.
 
         Requests in flight go on with the same tokens, and without the head. Raises `ModelError` if it cannot be used
         and `InvalidParameter` if the engine takes none; the old one stays.

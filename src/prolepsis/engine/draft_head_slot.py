@@ -1,4 +1,4 @@
-"""The slot of an engine's draft head, and how a head is replaced while requests are served.
+"""A slot of an engine for a draft head, and how a head is replaced while requests are served.
 
 A head is loaded off the engine thread, with K/V and page marks of its own, and activated between two steps. So nothing
 that one head wrote is read by the next. Pages filled before are stale to it (`spec.proposers.head_slots`): requests in
@@ -14,6 +14,7 @@ from threading import Lock
 
 import structlog
 
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.messages import SwapHead
 from prolepsis.engine.client import HeadSwapped
@@ -36,10 +37,16 @@ class DraftHeadSlot:
     """The head of one engine. `load` and `close` may be called from any thread, the rest from the engine's only."""
 
     def __init__(
-        self, find: Callable[[str], HeadProposer | None], model: TargetModel, head: HeadProposer | None = None
+        self,
+        find: Callable[[str], HeadProposer | None],
+        model: TargetModel,
+        head: HeadProposer | None = None,
+        *,
+        proposer: HeadProposerName = DRAFT_HEAD,
     ) -> None:
         """`find` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
         self.head = head
+        self.proposer = proposer
         self._find = find
         self._model = model
         self._waiting: dict[int, _Loaded] = {}
@@ -69,7 +76,7 @@ class DraftHeadSlot:
         with self._closing:
             if self._closed:
                 raise EngineDead("the engine is closed")
-            message = SwapHead(head.label if head is not None else "none", next(self._tickets))
+            message = SwapHead(head.label if head is not None else "none", next(self._tickets), self.proposer)
             self._waiting[message.ticket] = loaded
         return message, loaded.done
 
@@ -81,9 +88,9 @@ class DraftHeadSlot:
         if loaded is None or not loaded.done.set_running_or_notify_cancel():
             return None
         previous, old, self.head = self.label, self.head, loaded.head
-        proposers.exchange(HeadProposer.name, loaded.head)
+        proposers.exchange(self.proposer, loaded.head)
         hidden_states.exchange(old, loaded.head)
-        log.info("draft_head_swapped", previous=previous, current=self.label, step=step)
+        log.info("draft_head_swapped", proposer=self.proposer, previous=previous, current=self.label, step=step)
         return partial(loaded.done.set_result, HeadSwapped(previous, self.label, step))
 
     def close(self, error: EngineDead) -> None:

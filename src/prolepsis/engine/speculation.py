@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
@@ -62,7 +63,7 @@ class Speculation:
             return True
         if kill_scope("proposer", proposer) in plan.killed:
             return False
-        named = (names for names in (choice.proposers, plan.proposers) if names is not None)
+        named = (names for names in (self._named(choice), plan.proposers) if names is not None)
         return choice.num_speculative_tokens != 0 and all(proposer in names for names in named)
 
     def propose(self, rows: Sequence[Row], plan: SpecPlan) -> list[Row]:
@@ -156,7 +157,7 @@ class Speculation:
             return
         choice = self._choice(sequence, plan)
         is_free = choice.mode == "auto" and plan.fixed_depth is None and choice.num_speculative_tokens != 0
-        names = choice.proposers or plan.proposers or self.proposers.names
+        names = self._named(choice) or plan.proposers or self.proposers.names
         costly = [name for name in names if name not in self.proposers.free]
         budget = self._probe_budget if is_free else None
         is_probed = budget is not None and budget.admit(sequence.traffic_class, costly or names)
@@ -218,7 +219,7 @@ class Speculation:
 
     def _allowed(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...] | None:
         """Return the proposers that may draft for the sequence, less those that are disabled; None: all."""
-        allowed = sequence.request.source.speculation.proposers
+        allowed = self._named(sequence.request.source.speculation)
         if plan.disabled or plan.killed:
             names = plan.proposers or self.proposers.names
             return self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
@@ -269,6 +270,13 @@ class Speculation:
             _with_draft(row, request, choice, barred, verify=verify) if is_due else row
             for row, request, choice, is_due in zip(rows, requests, chosen, due, strict=True)
         ]
+
+    def _named(self, choice: SpeculationChoice) -> tuple[str, ...] | None:
+        """Return the proposers that a request may have; None: all. A candidate head has to be named."""
+        names = self.proposers.names
+        if choice.proposers is not None or CANDIDATE_HEAD not in names:
+            return choice.proposers
+        return tuple(name for name in names if name != CANDIDATE_HEAD)
 
     @staticmethod
     def _choice(sequence: SequenceState, plan: SpecPlan) -> SpeculationChoice:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
@@ -19,7 +20,7 @@ from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, Reporter
@@ -58,8 +59,10 @@ class EngineParts:
     verifier: StepVerifier
     observer: EngineObserver | None = None
     hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
-    draft_head: DraftHeadSlot | None = None
-    """None if the engine takes no draft head."""
+    draft_heads: Mapping[str, DraftHeadSlot] = field(default_factory=dict)
+    """By proposer; empty if the engine takes no draft head."""
+    installed_heads: Callable[[], Sequence[HeadInfo]] = tuple
+    """Reads the registry."""
     stuck_after_s: float | None = None
     """Seconds after which a step is given up by a watchdog; None: never."""
 
@@ -85,7 +88,8 @@ class Engine:
         self.runner = parts.runner
         self.hidden_states = parts.hidden_states
         self._verifier = parts.verifier
-        self._draft_head = parts.draft_head
+        self._draft_heads = parts.draft_heads
+        self.installed_heads = parts.installed_heads
         self._reporter = Reporter(parts.observer, parts.speculation.proposers)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
@@ -138,14 +142,14 @@ class Engine:
         """
         return self.scheduler.compile(request)
 
-    def load_head(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
+    def load_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> tuple[SwapHead, Future[HeadSwapped]]:
         """Load a draft head, from any thread but the engine's; return the message to send, and the future result.
 
         Raises `ModelError` if the head cannot be used, `InvalidParameter` if the engine takes none.
         """
-        if self._draft_head is None:
+        if not self._draft_heads:
             raise InvalidParameter("this engine drafts nothing (num_speculative_tokens is 0)", param="draft_head")
-        return self._draft_head.load(name)
+        return self._draft_heads[proposer].load(name)
 
     def health(self) -> EngineHealth:
         """Return the state of the engine, from any thread."""
@@ -176,8 +180,8 @@ class Engine:
 
     def close_heads(self) -> None:
         """Take no further draft head: callers that wait for one get an error."""
-        if self._draft_head is not None:
-            self._draft_head.close(self.dead or EngineDead("the engine is closed"))
+        for slot in self._draft_heads.values():
+            slot.close(self.dead or EngineDead("the engine is closed"))
 
     def die(self, error: BaseException | str) -> None:
         """Serve nothing from now on: fail every request."""
@@ -220,12 +224,17 @@ class Engine:
             self._refused.append(Failed(request.request_id, EngineError(f"not accepted: {error!r}"), RequestStats()))
 
     def _swap_head(self, message: SwapHead) -> None:
-        assert self._draft_head is not None, "a head is loaded by its slot"
-        proposers = self.speculation.proposers
-        finish = self._draft_head.activate(message, proposers, self.hidden_states, self.timings.num_steps)
+        proposers, slot = self.speculation.proposers, self._draft_heads[message.proposer]
+        finish = slot.activate(message, proposers, self.hidden_states, self.timings.num_steps)
         if finish is not None:
             self.scheduler.forget_prefixes()
-            self.info = replace(self.info, draft_head=self._draft_head.label, proposers=proposers.names)
+            labels = {name: slot.label for name, slot in self._draft_heads.items()}
+            self.info = replace(
+                self.info,
+                draft_head=labels[DRAFT_HEAD],
+                candidate_head=labels[CANDIDATE_HEAD],
+                proposers=proposers.names,
+            )
             finish()
 
     @timed("schedule")

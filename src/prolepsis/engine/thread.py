@@ -6,13 +6,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
 from prolepsis.spec.call_watch import Superseded, WatchedCall
@@ -111,13 +112,17 @@ class ThreadEngineClient:
     def stop_run(self, name: str) -> None:
         self.engine.send(StopRun(name))
 
-    async def swap_head(self, name: str) -> HeadSwapped:
+    async def heads(self) -> Sequence[HeadInfo]:
+        """Read the registry in a thread of its own."""
+        return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.installed_heads)
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
         """Load a draft head in a thread of its own and put it in between two steps; one after the other."""
         async with self._swapping:
             if self._closing.is_set():
                 raise EngineDead("the engine is closed")
             loop = asyncio.get_running_loop()
-            message, done = await loop.run_in_executor(self._compilers, self.engine.load_head, name)
+            message, done = await loop.run_in_executor(self._compilers, self.engine.load_head, name, proposer)
             self._start()
             self.engine.send(message)
             return await asyncio.wrap_future(done)

@@ -70,6 +70,8 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/drift": READERS,
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
+    "GET /admin/heads": READERS,
+    "POST /admin/heads/swap": OPERATORS,
     "POST /admin/drift/reset": OPERATORS,
 }
 """Who may use which route: a change here is a change of the product."""

@@ -13,6 +13,7 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.exchange import export_head, import_head, remove_head
 from prolepsis.models.heads.format import CONFIG, WEIGHTS, load_head, read_config
 from prolepsis.models.heads.levels import LEVELS, save_levels
@@ -211,3 +212,25 @@ def test_draft_models_are_model_folders_that_say_so(root: Path, target: LoadedMo
         for name in ("ours", "unknown", "other"):
             warn_of_other_target(str(root / name), target, root)
     assert [line["draft_model"] for line in lines] == [str(root / "other")]
+
+
+def test_an_alias_stands_for_a_version_and_moves(target: LoadedModel, root: Path) -> None:
+    assert isinstance(target.model, LeanModel)
+    for version in (1, 2):
+        save_random_head(head_folder(root) / f"mine@{version}", target.model.shape, {})
+    aliases = HeadAliases(head_folder(root))
+    assert aliases.set("mine", "champion", 1) is None
+    assert find_head("mine@champion", root).label == "mine@1"
+    assert find_head("mine", root).label == "mine@2"
+    assert aliases.set("mine", "champion", 2) == 1
+    assert (find_head("mine@champion", root).label, aliases.of("mine", 2)) == ("mine@2", ("champion",))
+    with pytest.raises(InvalidParameter, match="mine@2 is champion"):
+        remove_head("mine@2", root)
+    assert aliases.set("mine", "champion", None) == 2
+    with pytest.raises(ModelLoadError, match="'mine@champion'"):
+        find_head("mine@champion", root)
+    with pytest.raises(InvalidParameter, match="no alias 'champion'; it has: none"):
+        aliases.set("mine", "champion", None)
+    for word in ("7", "Champion", "", "a b", "x" * 33):
+        with pytest.raises(InvalidParameter, match="allowed: up to 32 small letters"):
+            aliases.set("mine", word, 1)

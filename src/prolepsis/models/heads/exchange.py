@@ -10,6 +10,7 @@ from typing import Any
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.files.store import open_store
 from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.format import CONFIG, WEIGHTS, load_head, weights_checksum
 from prolepsis.models.heads.levels import LEVELS
 from prolepsis.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
@@ -79,6 +80,10 @@ def remove_head(name: str, root: Path | None = None) -> HeadEntry:
         raise InvalidParameter(
             f"{entry.label} is in {entry.folder}; allowed: heads in {head_folder(root)}", param="name"
         )
+    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version)
+    if aliases:
+        message = f"{entry.label} is {', '.join(aliases)}; allowed: heads without an alias"
+        raise InvalidParameter(message, param="name")
     shutil.rmtree(entry.folder)
     return entry
 

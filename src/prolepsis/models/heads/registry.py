@@ -8,6 +8,7 @@ import structlog
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import cache_directory
+from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.format import (
     CONFIG,
@@ -91,7 +92,7 @@ def list_heads(root: Path | None = None) -> list[HeadEntry]:
 
 
 def find_head(name: str, root: Path | None = None) -> HeadEntry:
-    """Return the head called `name`: NAME@VERSION, the newest of NAME, or a folder.
+    """Return the head called `name`: NAME@VERSION, NAME@ALIAS, the newest of NAME, or a folder.
 
     Raises `ModelLoadError` if there is none.
     """
@@ -99,7 +100,8 @@ def find_head(name: str, root: Path | None = None) -> HeadEntry:
     if (folder / CONFIG).is_file():
         return _entry(folder.resolve())
     heads = list_heads(root)
-    matching = [entry for entry in heads if name in (entry.name, entry.label)]
+    wanted = HeadAliases(head_folder(root)).resolved(name)
+    matching = [entry for entry in heads if wanted in (entry.name, entry.label)]
     if not matching:
         allowed = ", ".join(entry.label for entry in heads) or "no head is installed"
         raise ModelLoadError(f"draft_head is {name!r}; allowed: a folder with {CONFIG}, {AUTO}, {NONE}, or: {allowed}")
@@ -117,18 +119,24 @@ def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | N
 
 def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
     """Load a head for a target. Raises `ModelLoadError` with the difference if it does not fit, or if it is damaged."""
-    model = target.model
-    if not isinstance(model, NativeModel | LeanModel):
-        raise ModelLoadError(f"the forward {model.info.forward} cannot run draft heads; allowed: native, lean")
-    fault = misfit(entry, model.shape, target.identity)
+    model, fault = target.model, misfit_of(entry, target)
     if fault is not None:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
+    assert isinstance(model, NativeModel | LeanModel), "heads fit these forwards only"
     check_checksum(entry)
     config, weights = load_head(entry.folder)
     levels = load_levels(entry.folder, config.shape.hidden)
     if isinstance(model, NativeModel):
         return NativeHead(entry.label, config, weights, model, levels)
     return LeanHead(entry.label, config, weights, model, levels)
+
+
+def misfit_of(entry: HeadEntry, target: LoadedModel) -> str | None:
+    """Return why a head cannot draft for a loaded target; None if it can."""
+    model = target.model
+    if not isinstance(model, NativeModel | LeanModel):
+        return f"the forward {model.info.forward} cannot run draft heads; allowed: native, lean"
+    return misfit(entry, model.shape, target.identity)
 
 
 def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:

@@ -7,10 +7,11 @@ to pages of the head's own behind those of the pool, with a copy of the sequence
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from prolepsis.core.config import DRAFT_HEAD
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
@@ -27,10 +28,12 @@ MAX_NODES = 24
 class HeadProposer(Proposer):
     """Proposes trees of a draft head; `num_pages` are those of the target's pool, whose numbers it shares."""
 
-    name = DRAFT_HEAD
     shares_target = True
 
-    def __init__(self, head: DraftHead, *, num_pages: int, max_sequences: int) -> None:
+    def __init__(
+        self, head: DraftHead, *, num_pages: int, max_sequences: int, name: HeadProposerName = DRAFT_HEAD
+    ) -> None:
+        self.name = name
         self._head = head
         self._cache = head.make_cache(num_pages + scratch_pages(MAX_NODES) * max_sequences)
         self._slots = HeadSlots(num_pages, head.info.feature_size)
@@ -100,7 +103,7 @@ class HeadProposer(Proposer):
             with self._forgetting([tree.sequence for tree in trees]):
                 grown = self._grow(trees, self._unwritten(trees, [state for _, state in known]))
             for (i, _), tree in zip(known, grown, strict=True):
-                drafts[i] = tree
+                drafts[i] = tree if tree is None or tree.proposer == self.name else replace(tree, proposer=self.name)
         return drafts
 
     def forget(self, sequence: SequenceView) -> None:
