@@ -20,14 +20,14 @@ from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
 from prolepsis.core.audit_event import Emit
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, ServerConfig
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
 from prolepsis.drafts.heads import DraftHeads
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import EngineClient, weights_of
 from prolepsis.policy.eligibility import Eligibility, StartTerms
 from prolepsis.policy.eligibility_runtime import EligibilityFeature
 from prolepsis.policy.routes import policy_routes
@@ -95,14 +95,13 @@ def features_of(
     admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
     output = OutputPolicies(sources.output, OutputMetrics(registry))
     emit = AuditLog(store.writer if store else None).record
-    version_of = partial(_version_of, client)
     safety = safety_features(
         config,
         client,
         plan,
         registry,
         flags=sources.flags,
-        version_of=version_of,
+        version_of=partial(weights_of, client),
         database=store.database if store is not None else None,
         emit=emit,
     )
@@ -171,19 +170,12 @@ def _eligibility(
     config: ServerConfig, client: EngineClient, costs: CostFeature, registry: CollectorRegistry, emit: Emit
 ) -> EligibilityFeature:
     eligibility = Eligibility(
-        partial(_weights_of, client),
+        partial(weights_of, client),
         has_experts=client.info.num_experts > 0,
         price_per_s=lambda: costs.billed_per_second,
         start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
     )
     return EligibilityFeature(eligibility, registry, emit=emit)
-
-
-def _weights_of(client: EngineClient, proposer: str) -> str:
-    """Return the version of what a proposer drafts with."""
-    info = client.info
-    heads = {DRAFT_HEAD: info.draft_head, CANDIDATE_HEAD: info.candidate_head}
-    return heads.get(proposer) or info.fingerprint
 
 
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:
@@ -193,16 +185,9 @@ def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegis
     return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
 
 
-def _version_of(client: EngineClient, proposer: str) -> str:
-    """Return what a proposer's figures belong to: the target, and the head that it drafts with."""
-    info = client.info
-    is_head = proposer == DRAFT_HEAD and info.draft_head
-    return f"{info.draft_head} {info.fingerprint}" if is_head else info.fingerprint
-
-
 def _shadow_version(client: EngineClient, policies: Policies | None) -> str:
     """Return what figures of shadow requests belong to: they depend on the terms of the policy too."""
-    version = _version_of(client, DRAFT_HEAD)
+    version = weights_of(client, DRAFT_HEAD)
     return f"{version} {policies.version}" if policies else version
 
 

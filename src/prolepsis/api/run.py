@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -35,7 +36,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
-from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.engine.client import EngineClient, EngineInfo, weights_of
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
@@ -121,7 +122,12 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
     return Rollouts(
-        store, client.stop_run, metrics.registry, model=client.info.model, tell=lambda event: emit(audit_event(event))
+        store,
+        client.stop_run,
+        metrics.registry,
+        model=client.info.model,
+        tell=lambda event: emit(audit_event(event)),
+        weights_of=partial(weights_of, client),
     )
 
 

@@ -51,6 +51,10 @@ class Assignment:
     """Probability with which the request was assigned to a canary that verifies; 0 if there is none."""
     unit: str = ""
     """Hash of the key that it was assigned by, with others; empty: it was assigned by itself."""
+    weights: str = ""
+    """Versions of the draft heads that its rule may use: evidence belongs to them."""
+    is_against_plain: bool = True
+    """The requests that are not the canary's are decoded plainly."""
 
     @property
     def rollout_run(self) -> str:

@@ -231,8 +231,10 @@ def _put(store: Store, version: str, content: str) -> None:
 
 
 def _contest(assignment: Assignment | None) -> Experiment | None:
-    """Return the experiment of the request: only if both arms were possible for it, and it was assigned by itself."""
-    if assignment is None or assignment.unit or not 0.0 < assignment.share < 1.0:
+    """Return the experiment; only if the request was assigned by itself, against plain, with two arms possible."""
+    if assignment is None or assignment.unit or not assignment.is_against_plain:
+        return None
+    if not 0.0 < assignment.share < 1.0:
         return None
     return Experiment(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prolepsis import __version__
-from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
@@ -131,3 +131,10 @@ class EngineClient(Protocol):
 
     async def close(self) -> None:
         """Stop the engine; requests in flight end with `Aborted`."""
+
+
+def weights_of(client: EngineClient, proposer: str) -> str:
+    """Return what a proposer drafts with now, to which its figures belong: the target, and the head if it has one."""
+    info = client.info
+    head = {DRAFT_HEAD: info.draft_head, CANDIDATE_HEAD: info.candidate_head}.get(proposer)
+    return f"{head} {info.fingerprint}" if head else info.fingerprint

@@ -11,8 +11,8 @@ from prolepsis.core.files import read_text
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, InvalidFile, located, read_shape
 from prolepsis.policy.conditions import Names, Range
-from prolepsis.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms
-from prolepsis.policy.rollout_terms import METRICS, GuardrailTerms, RolloutTerms
+from prolepsis.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
+from prolepsis.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
 
 Keys = tuple[int | str, ...]
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
@@ -116,7 +116,8 @@ def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterat
 
 def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> Iterator[Finding]:
     yield from _proposers((*path, "proposers"), terms, known)
-    yield from _guardrails((*path, "guardrails"), terms.guardrails)
+    against = terms.rollout.against if terms.rollout is not None else None
+    yield from _guardrails((*path, "guardrails"), terms.guardrails, control_drafts=against is not None)
     if not known.replays and any(guardrail.metric == "correctness" for guardrail in terms.guardrails):
         message = "has one on correctness, and no requests are replayed: it never decides; replay_sample says how many"
         yield _warning((*path, "guardrails"), message)
@@ -124,6 +125,8 @@ def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> It
         yield _error((*path, "guardrails"), "is given without a rollout, which is what guardrails watch")
     if terms.rollout is not None:
         yield from _rollout((*path, "rollout"), terms.rollout, terms)
+    if against is not None:
+        yield from _against((*path, "rollout", "against"), against, terms, known)
     yield from _eligibility(path, terms, known)
     drafts_in_shadow = terms.mode == "shadow" or terms.rollout is not None or terms.eligible_while is not None
     if "shadow_percentage" in given and not drafts_in_shadow:
@@ -155,7 +158,7 @@ def _proposers(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
     yield from (_warning(path, f"names {name!r} twice") for name in _twice(terms.proposers))
 
 
-def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms]) -> Iterator[Finding]:
+def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms], *, control_drafts: bool) -> Iterator[Finding]:
     yield from (
         _error(path, f"names {name!r} twice; allowed: names that differ")
         for name in _twice([g.name for g in guardrails])
@@ -163,7 +166,8 @@ def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms]) -> Iterator[Fi
     for i, guardrail in enumerate(guardrails):
         meaning = METRICS[guardrail.metric]
         what = f"{guardrail.metric} ({meaning.text})"
-        if guardrail.margin is not None and not meaning.has_control:
+        has_control = meaning.has_control or (control_drafts and meaning.compares_drafts)
+        if guardrail.margin is not None and not has_control:
             message = f"is given for {what}, which plain requests do not have; allowed: limit"
             yield _error((*path, i, "margin"), message)
         for name, given in (("margin", guardrail.margin), ("limit", guardrail.limit)):
@@ -194,6 +198,14 @@ def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Findin
     if rollout.gate == "automatic" and all(guardrail.dry_run for guardrail in terms.guardrails):
         message = "is automatic, and no guardrail is decisive; allowed: manual, or a guardrail without dry_run"
         yield _error((*path, "gate"), message)
+
+
+def _against(path: Keys, against: AgainstTerms, terms: Terms, known: Known) -> Iterator[Finding]:
+    control = control_terms(terms)
+    if all(getattr(terms, name) == value for name, value in against.changes.items()):
+        yield _error(path, "has the terms of the rule; allowed: terms that differ, which the rule's are compared with")
+    if "proposers" in against.changes:
+        yield from _proposers((*path, "proposers"), control, known)
 
 
 def _unreachable(path: Keys, earlier: Sequence[Rule], rule: Rule) -> Iterator[Finding]:

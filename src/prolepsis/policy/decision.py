@@ -134,7 +134,8 @@ def decide(
     forced = requested.mode == "on"
     mode, source = _mode(rule, given, requested, targeting_key, limits)
     ceiling, ceiling_source = _ceiling(terms, requested, UNLIMITED if forced or mode != "on" else limits)
-    by_rollout = assignment is not None and source in ("policy", "eligibility") and mode != "off"
+    by_rollout = source in ("policy", "eligibility") and mode != "off"
+    is_canary = assignment is not None and assignment.arm == "canary"
     return Decision(
         requested=requested,
         choice=SpeculationChoice(
@@ -142,7 +143,7 @@ def decide(
             off_reason=_OFF_REASONS[source] if mode == "off" else "requested_off",
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
-            rollout_run=assignment.rollout_run if assignment is not None and by_rollout else "",
+            rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
         ),
         emit=requested.emit or terms.emit,
         sources={

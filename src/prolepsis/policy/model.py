@@ -144,6 +144,13 @@ _OPTIONAL = ("audit", "eligible_while", "start")
 """Terms that are no part of a policy's content where they are not given."""
 
 
+def control_terms(terms: Terms) -> Terms:
+    """Return the terms of the requests that a rollout compares with its canary, where those draft too."""
+    assert terms.rollout is not None, "the rule is rolled out"
+    assert terms.rollout.against is not None, "the control has terms"
+    return terms.model_copy(update=terms.rollout.against.changes)
+
+
 class GivenTerms(Terms):
     """Terms as the file gives them; what is not given is the preset's, else the default of `Terms`."""
 

@@ -1,5 +1,6 @@
 """Rollouts and their guardrails as a policy file describes them, and the metrics that guardrails may name."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -57,6 +58,8 @@ class MetricInfo:
     """No value is below it; a limit has to be above it."""
     has_control: bool = True
     """Plain requests have the metric too, so the canary can be compared with them."""
+    compares_drafts: bool = False
+    """The canary can be compared with a control that drafts."""
 
     @property
     def highest(self) -> float:
@@ -64,7 +67,7 @@ class MetricInfo:
 
     def compared(self, margin: float) -> Difference | Ratio | QuantileRatio:
         """Return the test against the control."""
-        assert self.has_control, "plain requests have the metric"
+        assert self.has_control or self.compares_drafts, "the control has the metric"
         if self.level is not None:
             return QuantileRatio(level=self.level, margin=margin)
         return Difference(margin=margin) if self.is_rate else Ratio(margin=margin)
@@ -82,7 +85,12 @@ class MetricInfo:
 METRICS: dict[Metric, MetricInfo] = {
     "acceptance_rate": MetricInfo("accepted / drafted tokens", "acceptance", "higher", is_rate=True, has_control=False),
     "acceptance_length": MetricInfo(
-        "output tokens / passes of the target", "acceptance_length", "higher", lowest=1.0, has_control=False
+        "output tokens / passes of the target",
+        "acceptance_length",
+        "higher",
+        lowest=1.0,
+        has_control=False,
+        compares_drafts=True,
     ),
     "error_rate": MetricInfo("requests that failed / requests", "error", is_rate=True),
     "structured_validity": MetricInfo(
@@ -147,6 +155,25 @@ class HeaderKey(Part):
 AssignBy = Literal["request", "tenant", "key"] | HeaderKey
 
 
+class AgainstTerms(Part):
+    """What the control has in place of plain decoding; what is not given is the rule's."""
+
+    proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_length=1)] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
+    emit: Literal["block", "token"] = "block"
+
+    @model_validator(mode="after")
+    def _given(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"allowed: one or more of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def changes(self) -> Mapping[str, object]:
+        """The terms that are given, by name."""
+        return {name: getattr(self, name) for name in sorted(self.model_fields_set)}
+
+
 class RolloutTerms(Part):
     """Shares of the matched requests that get the rule's mode, step by step; the others are decoded plainly."""
 
@@ -166,6 +193,8 @@ class RolloutTerms(Part):
     """Once it is on: where harm takes it. last_stage: to the last step, which it has to pass again."""
     assign_by: AssignBy = "request"
     """What is assigned to an arm as a whole, and counts as one observation. key: an API key, by its public part."""
+    against: AgainstTerms | None = None
+    """The terms of all requests but the canary's; None: they are decoded plainly."""
 
     @property
     def unit(self) -> str:

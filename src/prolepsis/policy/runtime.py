@@ -14,7 +14,7 @@ from prolepsis.core.facts import FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import ALONE, Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
 from prolepsis.policy.eligibility_runtime import LimitsOf, unlimited
-from prolepsis.policy.model import DEFAULT_RULE, Policy
+from prolepsis.policy.model import DEFAULT_RULE, Policy, control_terms
 from prolepsis.policy.source import PolicySource
 from prolepsis.web.feature import Feature
 
@@ -102,10 +102,15 @@ class Policies(Feature):
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             assignment = self._rollouts.assign(name, facts.targeting_key, terms.rollout.sticky_key(facts))
-        against = conflict(name, terms, requested)
-        if against is not None:
-            return against
         limits = limits_of(terms, traffic_class)
+        if assignment is not None and terms.rollout is not None and terms.rollout.against is not None:
+            control = control_terms(terms)
+            of_control = limits_of(control, traffic_class)
+            limits = next((one for one in (limits, of_control) if not one.verifies), limits)  # both arms wait alike
+            terms = terms if assignment.arm == "canary" else control
+        contradiction = conflict(name, terms, requested)
+        if contradiction is not None:
+            return contradiction
         decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
         return replace(decision, policy_version=policy.full_version, rule_flags=flags)
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
-from prolepsis.policy.model import Policy, Terms, plain_match, plain_terms
+from prolepsis.policy.model import Policy, Terms, control_terms, plain_match, plain_terms
 from prolepsis.rollout.machine import (
     ACTIVE,
     JUDGED,
@@ -63,6 +64,10 @@ class RolloutTarget:
     starts_itself: bool
     unit: str = "request"
     """What is assigned as a whole and counted once."""
+    against: Mapping[str, object] | None = None
+    """What the control has of its own; None: it is plain."""
+    heads: frozenset[str] = frozenset()
+    """Proposers with a draft head that canary or control may use."""
 
 
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
@@ -75,10 +80,20 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
             settings=settings_of(terms),
             starts_itself=terms.rollout.gate == "automatic",
             unit=terms.rollout.unit,
+            against=terms.rollout.against.changes if terms.rollout.against is not None else None,
+            heads=_heads(terms),
         )
         for name, terms in policy.named_terms()
         if terms.rollout is not None
     }
+
+
+def _heads(terms: Terms) -> frozenset[str]:
+    used = [terms.proposers]
+    if terms.rollout is not None and terms.rollout.against is not None:
+        used.append(control_terms(terms).proposers)
+    named = {name for proposers in used for name in (proposers or (DRAFT_HEAD,))}
+    return frozenset(named & {DRAFT_HEAD, CANDIDATE_HEAD})
 
 
 def _drafting(terms: Terms) -> dict[str, object]:
@@ -86,7 +101,9 @@ def _drafting(terms: Terms) -> dict[str, object]:
     plain = plain_terms(terms.model_copy(update={"audit": None}))
     if terms.rollout is None:
         return plain
-    left_out = {"on_harm"} if terms.rollout.assign_by != "request" else {"on_harm", "assign_by"}
+    left_out = {"on_harm"}
+    left_out |= {"assign_by"} if terms.rollout.assign_by == "request" else set()
+    left_out |= {"against"} if terms.rollout.against is None else set()
     return {**plain, "rollout": terms.rollout.model_dump(mode="json", exclude=left_out)}
 
 
@@ -101,6 +118,8 @@ class LiveRollout:
         self.target = target
         self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
+        self.weights = ""
+        """Versions of the draft heads in use, of those that the rule may use."""
         self._begin(state)
         self.take(state)
 
@@ -115,12 +134,20 @@ class LiveRollout:
         self.state = state
         self._guardrails = guardrails_of(state, self.settings)
 
+    def draft_with(self, weights: str) -> bool:
+        """Begin the stage's evidence again if draft heads were exchanged; return whether they were."""
+        if weights == self.weights:
+            return False
+        self.weights = weights
+        self._begin(self.state)
+        return True
+
     def _begin(self, state: RolloutState) -> None:
         stage = evidence_stage(state, self.settings)
         self.evidence: StageEvidence | WindowEvidence = (
-            WindowEvidence(state.rollout_id, stage, state.run, spans=())
+            WindowEvidence(state.rollout_id, stage, state.run, spans=(), weights=self.weights)
             if state.phase == "on"
-            else StageEvidence(state.rollout_id, stage, run=state.run)
+            else StageEvidence(state.rollout_id, stage, run=state.run, weights=self.weights)
         )
         self._histories: dict[str, Histogram] = {}
 
@@ -132,8 +159,20 @@ class LiveRollout:
         share = settings.stages[state.stage].share if shadow else verifying
         arm = arm_of(sticky or key, state.rollout_id, share, settings.holdout)
         unit = unit_of(sticky) if sticky else ""
-        mode: Mode = "off" if arm != "canary" else "shadow" if shadow else "on"
-        return Assignment(state.rollout_id, state.run, evidence_stage(state, settings), arm, mode, verifying, unit)
+        is_plain = self.target.against is None
+        of_control: Mode = "off" if is_plain else "on"
+        of_canary: Mode = "shadow" if shadow else "on"
+        return Assignment(
+            state.rollout_id,
+            state.run,
+            evidence_stage(state, settings),
+            arm,
+            of_canary if arm == "canary" else of_control,
+            verifying,
+            unit,
+            self.weights,
+            is_plain,
+        )
 
     def observe(
         self, assignment: Assignment, values: Mapping[str, float], *, now: float = 0.0, late: bool = False
@@ -142,7 +181,9 @@ class LiveRollout:
 
         `late`: the request is counted already, and these values of it were measured afterwards.
         """
-        if assignment.mode == "off":
+        if assignment.weights != self.weights:
+            return
+        if assignment.arm != "canary":
             for name, value in values.items():
                 self._histories[name] = self._histories.get(name, _NO_HISTORY).observe(value)
         arm, evidence = self._judged_arm(assignment), self.evidence
@@ -167,7 +208,11 @@ class LiveRollout:
     def all_evidence(self, now: float) -> Evidence:
         """Return the evidence of all replicas for the stage, as it stands at `now` (Unix time in seconds)."""
         ours = self.evidence
-        others = [one for one in self.others if one.belongs_to(ours.rollout_id, ours.run, ours.stage)]
+        others = [
+            one
+            for one in self.others
+            if one.belongs_to(ours.rollout_id, ours.run, ours.stage) and one.weights == ours.weights
+        ]
         if isinstance(ours, WindowEvidence):
             return sum((one for one in others if isinstance(one, WindowEvidence)), ours).at(now)
         return sum((one for one in others if isinstance(one, StageEvidence)), ours)

@@ -76,6 +76,10 @@ class RolloutView:
     version: int
     since: float
     """When the stage began (Unix time), moved on by the time that it was held."""
+    against: Mapping[str, object] | None
+    """What the control has of its own; null: it is plain."""
+    weights: str
+    """Versions of the draft heads that the evidence belongs to; empty if the rule uses none."""
     unit: str
     """What is assigned as a whole and counted once: request, tenant, key, or the name of a header."""
     num_canary: int
@@ -109,9 +113,10 @@ class Rollouts(Feature):
         *,
         model: str,
         tell: Callable[[RolloutEvent], None] | None = None,
+        weights_of: Callable[[str], str] = lambda proposer: "",
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`tell` is called with every change made here.
+        """`tell` is called with every change made here; `weights_of` names the weights of a proposer.
 
         If the store cannot be read now, rollouts are off, so requests are plain, until it can.
         """
@@ -119,6 +124,7 @@ class Rollouts(Feature):
         self._metrics = RolloutMetrics(registry)
         self._model = model
         self._tell = tell
+        self._weights_of = weights_of
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
@@ -139,6 +145,7 @@ class Rollouts(Feature):
             if live is None:
                 stored = self._exchange.states.get(found.rollout_id)
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
+            self._follow_heads(live)
             live.take(self._ours(live.state))
             self._follow(live)
             self._live[rule] = live
@@ -147,7 +154,9 @@ class Rollouts(Feature):
 
     def assign(self, rule: str, key: str, sticky: str | None = None) -> Assignment:
         """Return the assignment of the request with `key`, or of all that share `sticky`; `rule` is rolled out."""
-        assignment = self._live[rule].assign(key, sticky)
+        live = self._live[rule]
+        self._follow_heads(live)
+        assignment = live.assign(key, sticky)
         self._metrics.assigned(rule, assignment.arm, assignment.mode)
         return assignment
 
@@ -226,6 +235,8 @@ class Rollouts(Feature):
             run=state.run,
             version=state.version,
             since=state.stage_since,
+            against=live.target.against,
+            weights=live.weights,
             unit=live.target.unit,
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
@@ -257,8 +268,15 @@ class Rollouts(Feature):
         lives = list(self._live.values())
         await self._exchange.read_states(lives)
         for live in lives:
+            self._follow_heads(live)
             self._follow(live)
         await self._exchange.evidence(lives)
+
+    def _follow_heads(self, live: LiveRollout) -> None:
+        """Begin a stage's evidence again if a draft head was exchanged that its requests may use."""
+        before = live.weights
+        if live.draft_with(", ".join(self._weights_of(name) for name in sorted(live.target.heads))) and before:
+            log.info("rollout_evidence_begins_again", rollout=live.target.rollout_id, weights=live.weights)
 
     async def _count_units(self) -> None:
         """Count the units whose time is over, and that no replica has counted in the stage; what fails is tried again.

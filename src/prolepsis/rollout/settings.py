@@ -68,7 +68,7 @@ def settings_of(terms: Terms) -> RolloutSettings:
     guardrails = tuple(guardrail_of(one, rollout.min_samples) for one in terms.guardrails)
     in_shadow = tuple(guardrail for guardrail in guardrails if guardrail.metric == "acceptance")
     share = min(terms.shadow_percentage, 100.0 - rollout.holdout) / 100.0
-    decides = share > 0.0 and any(not guardrail.dry_run for guardrail in in_shadow)
+    decides = share > 0.0 and rollout.against is None and any(not guardrail.dry_run for guardrail in in_shadow)
     return RolloutSettings(
         stages=stages(
             guardrails,

@@ -57,6 +57,8 @@ class StageEvidence(JsonValue):
     """Requests in a row with a measurement that failed; the largest number of any replica."""
     run: int = 0
     """Which start of the rollout the stage belongs to."""
+    weights: str = ""
+    """Versions of the draft heads that the requests used; other ones have evidence of their own."""
 
     def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool:
         return (self.rollout_id, self.run, self.stage) == (rollout_id, run, stage)

@@ -55,6 +55,8 @@ class WindowEvidence(JsonValue):
     run: int = 0
     spans: tuple[Span, ...] = field(kw_only=True)
     """Oldest first."""
+    weights: str = field(default="", kw_only=True)
+    """As in `StageEvidence`."""
 
     def belongs_to(self, rollout_id: str, run: int, stage: int) -> bool:
         return (self.rollout_id, self.run, self.stage) == (rollout_id, run, stage)

@@ -68,6 +68,7 @@ EXPECTED: dict[str, Roles | None] = {
     "PUT /admin/breakers": OPERATORS,
     "GET /admin/delivery": READERS,
     "GET /admin/drift": READERS,
+    "GET /admin/requests/{name}": frozenset({"operator", "auditor"}),
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
     "GET /admin/heads": READERS,
