@@ -56,9 +56,9 @@ async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
     return found[1:]
 
 
-async def disturb(http: httpx.AsyncClient, body: Mapping[str, object], key: str, statuses: list[int]) -> None:
+async def disturb(http: httpx.AsyncClient, body: bytes, key: str, statuses: list[int]) -> None:
     while True:
-        reply = await http.post("/v1/completions", json=body, headers=_signed(key))
+        reply = await http.post("/v1/completions", content=body, headers=_signed(key))
         statuses.append(reply.status_code)
 
 
@@ -73,9 +73,11 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
         model = (await http.get("/v1/models", headers=_signed(args.key))).json()["data"][0]["id"]
         for _ in range(args.rounds):
             for name, asked in cases(args.samples).items():
+                if args.cases and name not in args.cases:
+                    continue
                 other = None
                 if asked is not None:
-                    body = {"model": model, "prompt": PROMPT, **asked}
+                    body = json.dumps({"model": model, "prompt": PROMPT, **asked}).encode()
                     other = asyncio.create_task(disturb(http, body, args.other_key, statuses.setdefault(name, [])))
                     await asyncio.sleep(0.3)
                 found.setdefault(name, []).append(await gaps(http, model, args.key))
@@ -104,6 +106,7 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=128, help="samples of the other client's requests")
+    parser.add_argument("--cases", nargs="*", help="only these, by name")
     parser.add_argument("--key", default="")
     parser.add_argument("--other-key", default="")
     parser.add_argument("--json", type=Path)
