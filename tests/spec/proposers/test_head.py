@@ -12,7 +12,7 @@ from prolepsis.models.heads.base import Candidates, HeadInfo, Lookahead
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposer import HiddenStates
-from prolepsis.spec.proposers.head import HeadProposer
+from prolepsis.spec.proposers.head import PROMPT_TOKENS, HeadProposer
 from prolepsis.spec.proposers.head_tree import TREE_PARAMS
 from tests.fakes import TableCache
 from tests.spec.sequences import FakeSequence
@@ -35,6 +35,7 @@ class LevelledHead:
 
     def __init__(self) -> None:
         self.num_passes = 0
+        self.num_read = 0
         self.asked: list[int] = []
 
     def make_cache(self, num_pages: int) -> KVCache:
@@ -42,6 +43,7 @@ class LevelledHead:
 
     def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
         self.num_passes += 1
+        self.num_read += len(batch.token_ids)
         return self._candidates([(int(batch.token_ids[row]), 0) for row in batch.logit_rows.tolist()], count)
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
@@ -140,6 +142,18 @@ def test_neighbours_of_other_depths_share_the_pass() -> None:
     assert model.num_passes == 1
     assert [max(draft.depths()) if draft else 0 for draft in drafts] == [1, 3, 2]
     assert head.propose_trees(sequences[:1], [0], [4], 0.0) == [None]
+
+
+@pytest.mark.parametrize("chunk", [50, 200, 400])
+def test_of_a_long_prompt_it_reads_the_end(chunk: int) -> None:
+    model = LevelledHead()
+    head = HeadProposer(model, num_pages=16, max_sequences=4)
+    sequence = FakeSequence([*range(30)] * 13 + [5] * 11, num_prompt_tokens=400, pages=list(range(13)))
+    for start in range(0, 400, chunk):
+        tokens = sequence.tokens[start : start + chunk]
+        head.take([HiddenStates(sequence, start, tokens, torch.zeros(len(tokens), 2, dtype=torch.bfloat16))])
+    assert head.propose([sequence], [4])[0] is not None
+    assert model.num_read == 401 - (400 - PROMPT_TOKENS) // 32 * 32
 
 
 def test_its_memory_is_weights_pages_and_the_hidden_states_kept_beside() -> None:

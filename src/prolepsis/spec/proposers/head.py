@@ -23,6 +23,8 @@ from prolepsis.spec.proposers.scratch import Scratch, scratch_pages
 
 MAX_NODES = 24
 """Nodes of a draft at most."""
+PROMPT_TOKENS = 128
+"""Last tokens of a prompt that the head reads, and up to a page more: what is before changes its drafts little."""
 
 
 class HeadProposer(Proposer):
@@ -64,7 +66,7 @@ class HeadProposer(Proposer):
         with self._forgetting([part.sequence for part in states]):
             inputs: list[SequenceInput] = []
             features: list[torch.Tensor] = []
-            for part in states:
+            for part in filter(None, map(self._recent, states)):
                 state = self._slots.add(part)
                 end = part.start + len(part.tokens)
                 if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
@@ -78,6 +80,18 @@ class HeadProposer(Proposer):
                 features.append(unwritten)
             if inputs:
                 self._head.committed(pack(inputs), self._cache, _joined(features), 1)
+
+    def _recent(self, part: HiddenStates) -> HiddenStates | None:
+        """Return the part without a prompt's tokens before the last `PROMPT_TOKENS`; None if nothing is left."""
+        first = (part.sequence.num_prompt_tokens - PROMPT_TOKENS) // PAGE_SIZE * PAGE_SIZE
+        num_early = min(first - part.start, len(part.tokens))
+        if num_early <= 0:
+            return part
+        self._slots.miss(part.sequence, part.start, part.start + num_early)
+        if num_early == len(part.tokens):
+            return None
+        rest, features = part.tokens[num_early:], part.features[num_early:]
+        return HiddenStates(part.sequence, part.start + num_early, rest, features, part.drafts)
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
         """Let go of a sequence that may not draft: the states of its tokens `start : end` are not given."""
