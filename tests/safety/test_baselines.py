@@ -45,6 +45,18 @@ def test_what_one_server_learnt_another_reads(database: Database) -> None:
     assert {version for _, version in BaselineStore(database).read()[0]} == {"head@1", "head@2"}
 
 
+def test_a_version_that_is_out_of_use_is_dropped_though_servers_start_again(database: Database) -> None:
+    streams, benefits = learnt()
+    BaselineStore(database).write(streams.states(), benefits.states())
+    with database.write() as connection:
+        connection.execute(update(drift_baselines).values(kept_at=1.0))
+    again, later = BaselineStore(database), DriftStreams()
+    later.restore(again.read()[0], 0.0)
+    later.see(KEY, "head@2", [JudgedDraft(True, 0.9)], 0.0)
+    again.write(later.states(), {})
+    assert {version for _, version in BaselineStore(database).read()[0]} == {"head@2"}
+
+
 def test_a_row_of_another_format_is_learnt_again(database: Database) -> None:
     streams, benefits = learnt()
     BaselineStore(database).write(streams.states(), benefits.states())

@@ -32,6 +32,7 @@ class BaselineStore:
         benefits: dict[Key, MeanState] = {}
         for proposer, traffic_class, version, text in rows:
             key = (proposer, traffic_class)
+            self._written[proposer, traffic_class, version] = text
             try:
                 if version == _BENEFIT:
                     benefits[key] = MeanState.from_json(text)
