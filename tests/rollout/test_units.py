@@ -88,7 +88,15 @@ class Sticky:
         self.now = 1000.0
         self.policy = policy(RULE.format(assign_by))
         store = store or memory_store()
-        self.rollouts = Rollouts(store, lambda run: None, CollectorRegistry(), model="tiny", clock=lambda: self.now)
+        self.version = ""
+        self.rollouts = Rollouts(
+            store,
+            lambda run: None,
+            CollectorRegistry(),
+            model="tiny",
+            weights_of=lambda proposer: self.version,
+            clock=lambda: self.now,
+        )
         self.rollouts.adopt(self.policy)
 
     def assign(self, number: int, **facts: object) -> Assignment:
@@ -144,6 +152,19 @@ async def test_verdicts_count_keys(tmp_path: Path) -> None:
     await sticky.tick(2 * WINDOW_S)
     [view] = await sticky.rollouts.views()
     assert view.num_canary + view.num_control == 6
+
+
+async def test_keys_count_again_with_another_head() -> None:
+    sticky = Sticky()
+    sticky.version = "head@1"
+    await sticky.tick(0.0)
+    for version in ("head@1", "head@2"):
+        sticky.version = version
+        for i in range(6):
+            sticky.rollouts.observe(sticky.assign(i, tenant=f"t{i}"), {"error": 0.0})
+        await sticky.tick(WINDOW_S)
+        [view] = await sticky.rollouts.views()
+        assert (view.weights, view.num_canary + view.num_control) == (version, 6)
 
 
 class Unavailable(RolloutStore):

@@ -158,7 +158,7 @@ class LiveRollout:
         verifying = canary_share(state, settings)
         share = settings.stages[state.stage].share if shadow else verifying
         arm = arm_of(sticky or key, state.rollout_id, share, settings.holdout)
-        unit = unit_of(sticky) if sticky else ""
+        unit = unit_of(sticky, self.weights) if sticky else ""
         is_plain = self.target.against is None
         of_control: Mode = "off" if is_plain else "on"
         of_canary: Mode = "shadow" if shadow else "on"

@@ -19,9 +19,12 @@ MAX_COUNTED = 65536
 """Keys that are remembered as counted; the store remembers them all."""
 
 
-def unit_of(sticky: str) -> str:
-    """Return the name of a key as a unit: keys of callers are not stored."""
-    return blake2b(sticky.encode(), digest_size=8).hexdigest()
+def unit_of(sticky: str, weights: str = "") -> str:
+    """Return the name of a key as a unit: keys of callers are not stored.
+
+    `weights`: versions of the draft heads in use; with others a key is another unit, as evidence begins again.
+    """
+    return blake2b(f"{weights}\n{sticky}".encode(), digest_size=8).hexdigest()
 
 
 class UnitKey(NamedTuple):
