@@ -138,6 +138,20 @@ async def test_a_head_that_is_damaged_after_on_is_taken_back_at_a_request_a_seco
     assert {mode for _, mode in server.arms} == {"off"}
 
 
+async def test_an_edit_of_where_harm_leads_holds_for_rollouts_that_are_on(server: Server) -> None:
+    await server.go_on()
+    await server.until("on", 2)
+    await server.ask(60)
+    server.rollouts.adopt(parse_policy(POLICY.replace("GATE", "automatic, on_harm: last_stage"), "edited")[0])
+    server.damaged = True
+    for _ in range(120):
+        await server.ask(1)
+        await server.go_on(1.0)
+        if server.state.phase != "on":
+            break
+    assert server.changes[-1][0] == "stepped_back"
+
+
 async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_taken_back(server: Server) -> None:
     """Its drafts do not pay, so all sequences pause: what shows the damage are probes, one in three seconds."""
     await server.go_on()

@@ -145,6 +145,7 @@ class Rollouts(Feature):
             if live is None:
                 stored = self._exchange.states.get(found.rollout_id)
                 live = LiveRollout(found, stored or RolloutState(found.rollout_id, self._policy_version))
+            live.target = found
             self._follow_heads(live)
             live.take(self._ours(live.state))
             self._follow(live)
