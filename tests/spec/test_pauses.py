@@ -1,3 +1,5 @@
+import pytest
+
 from prolepsis.spec.pauses import Pauses
 
 
@@ -21,9 +23,9 @@ def test_one_that_gains_always_drafts_and_one_that_loses_seldom() -> None:
 def test_pauses_grow_while_trials_fail_and_start_over_after_one_that_does_not() -> None:
     pauses, drafted = Pauses(), list[int]()
     for step in range(1, 700):
-        if pauses.begin(["a"], 1):
+        if pauses.begin(["a"], 2):
             drafted.append(step)
-            pauses.record("a", 0.0, 0.2, 1)
+            pauses.record("a", 0.0, 0.2, 2)
     assert drafted == [
         *range(1, 5),
         *range(32, 36),
@@ -32,9 +34,19 @@ def test_pauses_grow_while_trials_fail_and_start_over_after_one_that_does_not() 
         *range(304, 308),
         *range(576, 580),
     ]
-    _run(pauses, {"a": 1.0}, 600)
-    assert 20 < _run(pauses, {"a": -1.0}, 80)["a"] < 36, "it gives back what it gained last"
-    assert 4 <= _run(pauses, {"a": -1.0}, 64)["a"] <= 12
+    _run(pauses, {"a": 1.0}, 600, 2)
+    assert 20 < _run(pauses, {"a": -1.0}, 80, 2)["a"] < 36, "it gives back what it gained last"
+    assert 4 <= _run(pauses, {"a": -1.0}, 64, 2)["a"] <= 12
+
+
+@pytest.mark.parametrize(("number", "drafts_on"), [(1, True), (2, False)])
+def test_alone_a_sequence_has_time_to_make_up_for_a_bad_start(number: int, drafts_on: bool) -> None:
+    pauses, drafted = Pauses(), 0
+    for step in range(100):
+        if pauses.begin(["a"], number):
+            drafted += 1
+            pauses.record("a", 0.5 * (step >= 4), 0.25, number)
+    assert (drafted == 100) is drafts_on
 
 
 def test_trials_lose_their_share_and_no_more() -> None:

@@ -20,7 +20,7 @@ _NEW_DECAY = 0.995
 _NEW_WEIGHT = 64.0  # steps that it counts for at most: as many as sequences are alike
 _NEW_LOSS, _NEW_GAIN = -1.0, 4.0  # tokens that it counts for at most
 _PATIENCE = 0.3  # tokens that a sequence may lose before it pauses: chance alone pauses fewer that gain little
-_PATIENCE_ALONE = 2.0  # where nobody waits for it, and drafts pay for most: noise of times pauses fewer
+_PATIENCE_ALONE = 2.0  # where nobody waits for it: chance and noise of times pause fewer
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
 _LONGEST_LIGHT = 64  # steps of a pause in which proposers go on learning, where drafts pay for most sequences
@@ -189,7 +189,7 @@ class Pauses:
         if history.trial:
             history.trial -= 1
             history.reserved += net
-        patience = _PATIENCE_ALONE if band == 0 and load.new.net > 0.0 else _PATIENCE
+        patience = _PATIENCE_ALONE if band == 0 else _PATIENCE
         if history.trial <= _TRIAL - _LEAST_STEPS and history.evidence.net + load.new.prior < -patience:
             self._settle(history)
             self._pause(history, load)
@@ -229,5 +229,5 @@ class Pauses:
     def _pause(self, history: _History, load: _Load) -> None:
         """Pause; pauses end together, as steps without any drafts are the cheapest."""
         history.until = -(-(self._step + history.pause) // _FIRST_PAUSE) * _FIRST_PAUSE
-        history.rests = history.pause > _LONGEST_LIGHT or load.new.net < 0.0
+        history.rests = history.pause > _LONGEST_LIGHT or load.new.net < 0.0 or self._band == 0
         history.paused, history.band = True, self._band
