@@ -98,6 +98,14 @@ async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> 
     )
 
 
+async def test_each_webhook_of_a_host_gets_anchors(database: Database) -> None:
+    bodies = list[object]()
+    with webhook([200], bodies) as url:
+        both = [AnchorWebhook(url), AnchorWebhook(f"{url}2")]
+        await AnchorFeature(database, both, CollectorRegistry(), period_s=1.0).tick()
+    assert len(bodies) == 2
+
+
 async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_path: Path, database: Database) -> None:
     place, registry = AnchorFile(tmp_path / "anchors.jsonl"), CollectorRegistry()
     append(database)
@@ -108,6 +116,8 @@ async def test_a_chain_that_lost_an_anchor_is_reported_even_after_a_restart(tmp_
         connection.execute(update(audit_head).values(seq=1, digest=first))
     restarted = AnchorFeature(database, [place], registry, period_s=1.0)
     with capture_logs() as logs:
+        await restarted.tick()
+        append(database)
         await restarted.tick()
     assert registry.get_sample_value("prolepsis_audit_chain_broken") == 1.0
     assert [(line["event"], line["seq"]) for line in logs] == [("audit_chain_broken", 2)]

@@ -81,7 +81,7 @@ class AnchorLog:
 
 
 class AnchorWebhook:
-    """A URL that gets each head as a POST with JSON, and replies with a status below 400."""
+    """A URL that gets each head as a POST with JSON, and replies with a status from 200 to 299."""
 
     def __init__(self, url: str) -> None:
         self.name = urlsplit(url).hostname or "webhook"
@@ -141,12 +141,14 @@ class AnchorFeature(Feature):
     ) -> None:
         self.period_s = period_s
         self._database = database
-        self._kept = {(place.name, chain): head for place in places for chain, head in place.last().items()}
+        self._kept = {(place, chain): head for place in places for chain, head in place.last().items()}
         """The last head by place and chain."""
+        self._lost: set[SignedHead] = set()
+        """Heads that the chain no longer had; later anchors do not bring them back."""
         self._places = places
         self._failures = counter(registry, "audit_anchor_failures", "Anchors that a place did not take", "place")
         self._anchored = gauge(registry, "audit_anchored_entries", "Entries up to the last anchor", "place", "chain")
-        self._broken = gauge(registry, "audit_chain_broken", "1 if the chain no longer has the entry of an anchor")
+        self._broken = gauge(registry, "audit_chain_broken", "1 from when the chain lacks the entry of an anchor")
 
     async def tick(self) -> None:
         """Write anchors off the event loop; an unavailable store is the writer's to report."""
@@ -162,12 +164,13 @@ class AnchorFeature(Feature):
         with self._database.read() as connection:
             ends = (chain.signed_head(connection), record_chain.signed_head(connection))
             heads = [head for head in ends if head is not None]
-            lost = [head for head in self._kept.values() if _digest_at(connection, head) != head.digest]
-        self._broken.set(bool(lost))
-        for head in lost:
+            lost = {head for head in self._kept.values() if _digest_at(connection, head) != head.digest}
+        for head in lost - self._lost:
             log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
+        self._lost |= lost
+        self._broken.set(bool(self._lost))
         for place, head in product(self._places, heads):
-            kept = self._kept.get((place.name, head.chain))
+            kept = self._kept.get((place, head.chain))
             if kept is None or (kept.seq, kept.digest) != (head.seq, head.digest):
                 self._keep(place, head)
 
@@ -178,7 +181,7 @@ class AnchorFeature(Feature):
             self._failures.labels(place.name).inc()
             log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
             return
-        self._kept[place.name, head.chain] = head
+        self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)
 
 
