@@ -244,6 +244,14 @@ async def key_revoked(site: Site) -> None:
     await site.tick()
 
 
+async def key_replaced(site: Site) -> None:
+    """Another secret and another tenant under a known id."""
+    [known], (other, _) = site.keys.read(), new_key("other")
+    site.keys.remove(known.id)
+    site.keys.add(known.model_copy(update={"hash": other.hash, "tenant": "other"}))
+    await site.tick()
+
+
 BY_FILE = [
     Act("kill.on", file_killed(on=True)),
     Act("kill.off", file_killed(on=False), (file_killed(on=True),)),
@@ -284,6 +292,20 @@ async def test_the_start_is_recorded_with_what_was_found(tmp_path: Path) -> None
     assert keys is not None
     assert '"roles": ["admin"]' in json.dumps(keys.after)
     assert "acme" not in json.dumps(keys.after)
+
+
+async def test_a_replaced_key_is_recorded_without_its_secret_and_tenant(tmp_path: Path) -> None:
+    async with site(tmp_path) as server:
+        await key_created(server)
+        await key_replaced(server)
+        [*_, last] = server.entries()
+        [key] = server.keys.read()
+    assert last.action == "keys.reloaded"
+    assert last.details is not None
+    assert isinstance(last.details.after, dict)
+    assert last.details.after["changed_fields"] == {key.id: ["hash", "tenant"]}
+    assert "other" not in json.dumps(last.details.after)
+    assert key.hash not in json.dumps(last.details.after)
 
 
 async def test_the_list_has_every_route_that_changes_something(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """Changes of the key file in the audit log, whoever made them: ids and roles, no secrets and no tenants."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from prolepsis.api.auth.key_file import KeyFile, KeyRecord
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.feature import Feature
 
-Shown = Mapping[str, Mapping[str, object]]
-"""By id: what a key may do."""
+Records = Mapping[str, KeyRecord]
+"""By id."""
 
 
 class KeyChanges(Feature):
@@ -22,9 +22,9 @@ class KeyChanges(Feature):
         self._file = file
         self._emit = emit
         self._version = file.version()
-        self._keys = _shown(file.read())
+        self._keys = _by_id(file.read())
         if self._version is not None:
-            self._record("keys.loaded", {"keys": self._keys})
+            self._record("keys.loaded", {"keys": _shown(self._keys.values())})
 
     async def tick(self) -> None:
         """Read the file again if it changed."""
@@ -33,7 +33,7 @@ class KeyChanges(Feature):
             return
         self._version = version
         try:
-            before, self._keys = self._keys, _shown(self._file.read())
+            before, self._keys = self._keys, _by_id(self._file.read())
         except ConfigError:  # logged where callers are checked; the keys in use stay
             return
         if self._keys != before:
@@ -43,18 +43,26 @@ class KeyChanges(Feature):
         self._emit(AuditEvent(actor=SERVER, action=action, subject=str(self._file.path), after=after))
 
 
-def _shown(keys: Iterable[KeyRecord]) -> Shown:
-    fields = {"tier", "roles", "models", "created", "expires"}
+def _by_id(keys: Iterable[KeyRecord]) -> Records:
+    return {key.id: key for key in keys}
+
+
+def _shown(keys: Iterable[KeyRecord]) -> dict[str, Mapping[str, object]]:
+    """Return by id what a key may do."""
+    fields = {"tier", "roles", "models", "budget", "created", "expires"}
     return {key.id: key.model_dump(mode="json", include=fields) for key in keys}
 
 
-def _changes(before: Shown, now: Shown) -> dict[str, object]:
-    def of(ids: Sequence[str], keys: Shown) -> dict[str, object]:
-        return {key_id: keys[key_id] for key_id in ids}
-
-    kept = before.keys() & now.keys()
+def _changes(before: Records, now: Records) -> dict[str, object]:
+    """Say what is different; a new secret or tenant shows as a field that changed, without its value."""
+    changed = [key_id for key_id in sorted(before.keys() & now.keys()) if before[key_id] != now[key_id]]
     return {
-        "created": of(sorted(now.keys() - before.keys()), now),
-        "revoked": of(sorted(before.keys() - now.keys()), before),
-        "changed": of([key_id for key_id in sorted(kept) if before[key_id] != now[key_id]], now),
+        "created": _shown(now[key_id] for key_id in sorted(now.keys() - before.keys())),
+        "revoked": _shown(before[key_id] for key_id in sorted(before.keys() - now.keys())),
+        "changed": _shown(now[key_id] for key_id in changed),
+        "changed_fields": {key_id: _different(before[key_id], now[key_id]) for key_id in changed},
     }
+
+
+def _different(before: KeyRecord, now: KeyRecord) -> list[str]:
+    return [name for name in KeyRecord.model_fields if getattr(before, name) != getattr(now, name)]
