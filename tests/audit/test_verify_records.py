@@ -57,6 +57,12 @@ def test_deletions_are_on_record(kept: Kept) -> None:
         assert set(connection.scalars(select(record_chain.c.record_id))) == {None}, "no id that a guess needs"
 
 
+def test_a_column_that_a_later_version_adds_changes_no_digest() -> None:
+    row = record("acme").row
+    assert links.content_digest({**row, "added": None}) == links.content_digest(row)
+    assert links.content_digest({**row, "tenant": None}) != links.content_digest(row)
+
+
 def unsigned(connection: Connection) -> Connection:
     return connection.execution_options(**{OPTION: None})
 
@@ -99,6 +105,10 @@ def add_a_record_with_a_link(connection: Connection) -> None:
     records.add(unsigned(connection), [record("eve")])
 
 
+def damage_what_a_link_deletes(connection: Connection) -> None:
+    connection.execute(update(record_chain).where(record_chain.c.seq == 3).values(deletes="{"))
+
+
 def cut_the_end(connection: Connection) -> None:
     for seq in (5, 6):
         connection.execute(delete(request_records).where(_is(some(connection, seq))))
@@ -124,6 +134,7 @@ ATTACKS: list[Callable[[Connection], None]] = [
     delete_with_a_forged_reason,
     add_a_record_without_a_link,
     add_a_record_with_a_link,
+    damage_what_a_link_deletes,
     cut_the_end,
     delete_everything,
 ]
