@@ -37,7 +37,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
-from prolepsis.store.signing import key_file
+from prolepsis.store import signing
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.feature import Feature
@@ -181,7 +181,7 @@ def _eligibility(
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:
     if store is None:
         return None
-    kept = places(config.audit_anchor, default_file(key_file(config), store.database))
+    kept = places(config.audit_anchor, default_file(signing.key_file(config), store.database))
     return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
 
 

@@ -22,9 +22,9 @@ from prolepsis.policy.conditions import ToolChoiceKind
 from prolepsis.web.caller import ROLES
 
 DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 _SEED_BITS = 53
 """Of a drawn seed: any reader of JSON keeps it exactly."""
-"""OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
 """Names that a policy may use on every server."""
