@@ -11,7 +11,7 @@ from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidGrammar, In
 from prolepsis.core.events import Aborted, Event, Failed, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
-from prolepsis.core.requests import GrammarSpec, SamplingParams
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
@@ -161,6 +161,29 @@ async def test_compiling_a_grammar_holds_up_neither_other_requests_nor_the_engin
     await client.close()
 
 
+async def test_an_engine_that_ends_while_a_grammar_compiles_refuses_the_request() -> None:
+    class Broken(Engine):
+        def step(self) -> list[Event]:
+            raise SystemExit("out of step")
+
+    grammars = SlowGrammars()
+    client = ThreadEngineClient(build_as(Broken, EngineSetup(grammars=grammars)))
+    source = replace(request("a", [1, 2]), grammar=GrammarSpec("regex", "[01]{3}"))
+    waiting = asyncio.create_task(_last(client, source))
+    while not grammars.threads:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await _drain(client, "b")
+    grammars.may_go_on.set()
+    async with asyncio.timeout(5.0):
+        with pytest.raises(EngineDead):
+            await waiting
+    await client.close()
+
+
 async def _drain(client: EngineClient, request_id: str) -> Event:
-    events = [event async for event in client.generate(request(request_id, [1], ENDLESS))]
+    return await _last(client, request(request_id, [1], ENDLESS))
+
+
+async def _last(client: EngineClient, source: GenerateRequest) -> Event:
+    events = [event async for event in client.generate(source)]
     return events[-1]

@@ -282,6 +282,17 @@ async def test_whoever_waits_for_a_swap_learns_that_the_engine_died(client: Thre
         await client.swap_head("new")
 
 
+async def test_a_swap_ends_with_an_engine_whose_step_is_stuck(client: ThreadEngineClient) -> None:
+    await collect(client, "greedy", "a")
+    _, done = client.engine.load_head("new")
+    client.engine.watch.began, client.engine.watch.stuck_after_s = 0.0, 1.0
+    client.watchdog.check()
+    with pytest.raises(EngineDead, match="a step has not ended"):
+        done.result(timeout=1)
+    with pytest.raises(EngineDead, match="a step has not ended"):
+        await client.swap_head("new")
+
+
 def test_an_engine_that_drafts_nothing_takes_no_head() -> None:
     engine = assemble(ROOMY.model_copy(update={"num_speculative_tokens": 0}), target())
     with pytest.raises(InvalidParameter, match="num_speculative_tokens is 0"):

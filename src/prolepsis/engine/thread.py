@@ -71,12 +71,10 @@ class ThreadEngineClient:
         return self.engine.info
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
-        if self._closing.is_set():
-            raise EngineDead("the engine is closed")
+        self._check_alive()
         self.engine.validate(request)
         compiled = await self._compile(request)
-        if self._closing.is_set():  # meanwhile
-            raise EngineDead("the engine is closed")
+        self._check_alive()  # again: the engine may have ended meanwhile
         if request.request_id in self._streams or request.request_id in self._left:
             raise InvalidParameter(
                 f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
@@ -96,6 +94,12 @@ class ThreadEngineClient:
                 timer.cancel()
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
+
+    def _check_alive(self) -> None:
+        if self._closing.is_set():
+            raise EngineDead("the engine is closed")
+        if self.engine.dead is not None:
+            raise self.engine.dead
 
     async def _compile(self, request: GenerateRequest) -> object:
         """Compile on separate threads, so that neither the engine nor the event loop stalls."""
@@ -119,8 +123,7 @@ class ThreadEngineClient:
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
         """Load a draft head in a thread of its own and put it in between two steps; one after the other."""
         async with self._swapping:
-            if self._closing.is_set():
-                raise EngineDead("the engine is closed")
+            self._check_alive()
             loop = asyncio.get_running_loop()
             message, done = await loop.run_in_executor(self._compilers, self.engine.load_head, name, proposer)
             self._start()
@@ -183,8 +186,9 @@ class ThreadEngineClient:
         self.thread.start()
 
     def _give_up(self, error: EngineDead) -> None:
-        """The engine's thread will not come back: end all requests from here."""
+        """The engine's thread will not come back: end all requests and swaps of heads from here."""
         self.engine.dead = error
+        self.engine.close_heads()
         self._call(partial(self._leave_all, error))
 
     def _leave_all(self, error: EngineDead) -> None:
