@@ -110,6 +110,15 @@ def test_a_late_proposer_is_asked_no_further(raises: bool) -> None:
     assert late.taken is not None
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_call_that_comes_back_too_late_counts_nothing(raises: bool) -> None:
+    late = Late(raises=raises)
+    late.ledger.fail("scripted", SEQUENCES[1].traffic_class)
+    with pytest.raises(Superseded):
+        late.contained.propose(SEQUENCES[1:2], [4])
+    assert [count.errors_in_row for count in late.ledger.counts()] == [1]
+
+
 def test_a_lost_proposer_is_not_called_until_its_call_comes_back_and_learns_then_what_ended() -> None:
     late = Late()
     contained = late.contained

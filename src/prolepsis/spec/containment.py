@@ -130,16 +130,21 @@ class ContainedProposer:
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request
-            if call is not None and not call.is_open:
-                self._watch.leave(call)
+            self._end_if_overdue(call)
             if len(asked) > 1:
                 return [draft for one in asked for draft in self._ask([one], threshold, call)]
             self._fail(asked[0][0], f"propose: {error!r}")
             return [None]
+        self._end_if_overdue(call)
         checked = [self._checked(draft, *one) for draft, one in zip(drafts, asked, strict=True)]
         if any(draft is not None for draft in checked):
             self._failed_in_row = 0
         return checked
+
+    def _end_if_overdue(self, call: WatchedCall | None) -> None:
+        """Raise `Superseded` before anything is counted, as another thread counts by now."""
+        if call is not None and not call.is_open:
+            self._watch.leave(call)
 
     def _checked(self, draft: Draft | None, sequence: SequenceView, depth: int, limit: int) -> Draft | None:
         if draft is None:
