@@ -1,12 +1,17 @@
 """What a stage lacks before an operator may promote it without force."""
 
+from collections.abc import Mapping
+
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.rollout.machine import RolloutState, guardrails_of, verdict_on
 from prolepsis.rollout.settings import RolloutSettings
 from prolepsis.statistics.guardrail import Guardrail, GuardrailResult
-from prolepsis.statistics.judge import Evidence
+from prolepsis.statistics.judge import Evidence, Reason
 
-_UNFIT = {"uneven_arms": "the arms do not have the stated shares", "measurement_errors": "measuring failed"}
+_UNFIT: Mapping[Reason, str] = {
+    "uneven_arms": "the arms do not have the stated shares",
+    "measurement_errors": "measuring failed",
+}
 
 
 def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) -> None:
@@ -17,10 +22,8 @@ def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) ->
     results = {result.name: result for result in verdict.guardrails} if verdict else {}
     guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run]
     missing = [_missing(g, results[g.name]) for g in guardrails if results and results[g.name].outcome != "pass"]
-    if verdict is not None and verdict.reason in ("uneven_arms", "measurement_errors"):
-        missing.append(
-            {"uneven_arms": "the arms do not have the stated shares"}.get(verdict.reason, "measuring failed")
-        )
+    if verdict is not None and verdict.reason in _UNFIT:
+        missing.append(_UNFIT[verdict.reason])
     why = "; ".join(missing) or "no guardrail decides"
     stage = settings.stages[state.stage].name
     raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it all the same", param="force")
