@@ -145,6 +145,17 @@ async def test_whichever_says_stop_wins(table: Table, tmp_path: Path) -> None:
     assert not file.read().on
 
 
+async def test_a_release_that_the_file_keeps_and_the_copy_does_not_is_said(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("")
+    controls, file = replica(table, tmp_path / "a.json", "b"), kill_file(tmp_path / "kill-a.json")
+    file.write(file.read().model_copy(update={"on": True}))
+    switch = kill_switch(controls, tmp_path, "a")
+    switch.turn(on=False, by="kim", reason="")
+    assert not file.read().on
+    assert "cannot be written" in (switch.status.not_saved or "")
+    await settle(controls)
+
+
 async def test_a_store_never_gets_more_scopes_than_it_may_hold(table: Table, tmp_path: Path) -> None:
     switch = kill_switch(replica(table, tmp_path), tmp_path, "a")
     for number in range(MAX_SCOPES):

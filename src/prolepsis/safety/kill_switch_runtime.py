@@ -75,11 +75,12 @@ class KillSwitch(Feature):
         """
         before = self.status
         entry = KilledScope(scope=scope, by=by, reason=reason, at=self._now())
+        faults: list[str] = []
         if self._shared is not None:
-            fault = self._turn_shared(self._shared, entry, on=on)
+            faults.append(self._turn_shared(self._shared, entry, on=on))
         if self._shared is None or (not on and scope in before.operator.killed):
-            fault = self._turn_file(entry, on=on)
-        self.status = self.status.model_copy(update={"not_saved": fault or None})
+            faults.append(self._turn_file(entry, on=on))
+        self.status = self.status.model_copy(update={"not_saved": "; ".join(filter(None, faults)) or None})
         self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope)
 
     def _turn_shared(self, shared: SharedControls, entry: KilledScope, *, on: bool) -> str:
