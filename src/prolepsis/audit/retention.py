@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, select
+from sqlalchemy import ColumnElement, Connection, or_, select
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED
@@ -46,17 +46,17 @@ class OldText:
     """UTC, ISO 8601."""
 
 
-def old_texts(connection: Connection, retention: TextRetention, now: float) -> Sequence[OldText]:
+def old_texts(
+    connection: Connection, retention: TextRetention, now: float, limit: int | None = None
+) -> Sequence[OldText]:
     """Return the entries whose texts are to be erased at `now` (Unix seconds), the oldest first."""
-    days = [retention.days, *retention.by_tenant.values()]
-    shortest = min((one for one in days if one), default=0.0)
-    if not shortest:
+    is_old = _is_old(retention, now)
+    if not is_old:
         return []
     entries = audit_entries.c
-    query = select(entries.seq, entries.tenant, entries.at).order_by(entries.seq)
-    query = query.where(entries.action == SERVED, entries.at < _before(now, shortest), entries.after.like(_HOLDS_TEXT))
-    found = [OldText(*row) for row in connection.execute(query)]
-    return [one for one in found if _is_old(one, retention, now)]
+    query = select(entries.seq, entries.tenant, entries.at).order_by(entries.seq).limit(limit)
+    query = query.where(entries.action == SERVED, or_(*is_old), entries.after.like(_HOLDS_TEXT))
+    return [OldText(*row) for row in connection.execute(query)]
 
 
 def erase_old_texts(database: Database, retention: TextRetention, now: float, *, actor: str = SERVER) -> int:
@@ -65,7 +65,7 @@ def erase_old_texts(database: Database, retention: TextRetention, now: float, *,
     while True:
         with database.write() as connection:
             chain.head(connection, hold=True)
-            old = old_texts(connection, retention, now)[:BATCH]
+            old = old_texts(connection, retention, now, BATCH)
             if old:
                 event = AuditEvent(actor=actor, action="texts.erased", after={"entries": len(old)})
                 chain.erase(connection, [one.seq for one in old], event)
@@ -80,9 +80,13 @@ def text_upkeep(config: ServerConfig) -> Callable[[Database], int]:
     return lambda database: erase_old_texts(database, retention, time.time())
 
 
-def _is_old(text: OldText, retention: TextRetention, now: float) -> bool:
-    days = retention.by_tenant.get(text.tenant, retention.days)
-    return days > 0.0 and text.at < _before(now, days)
+def _is_old(retention: TextRetention, now: float) -> Sequence[ColumnElement[bool]]:
+    """Return the conditions of which one holds for an old entry; none if texts are never erased."""
+    tenant, at = audit_entries.c.tenant, audit_entries.c.at
+    is_old = [(tenant == name) & (at < _before(now, days)) for name, days in retention.by_tenant.items() if days]
+    if retention.days:
+        is_old.append(tenant.not_in(list(retention.by_tenant)) & (at < _before(now, retention.days)))
+    return is_old
 
 
 def _before(now: float, days: float) -> str:
