@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy.exc import IntegrityError
+from structlog.testing import capture_logs
 
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
@@ -82,6 +84,25 @@ async def test_without_the_store_it_holds_here_and_over_a_restart(table: Table, 
     await settle(again, theirs)
     assert dict(again.of(KIND)) == dict(theirs.of(KIND)) == {"tenant:bank": "1"}
     assert copy_file(tmp_path / "a.json").read().pending == ()
+
+
+async def test_replicas_that_set_the_same_at_once_try_again(table: Table, tmp_path: Path) -> None:
+    class Clashing(Table):
+        num_clashes = 1
+
+        def exchange(self, changes: Mapping[ControlKey, str | None]) -> dict[ControlKey, str]:
+            if changes and self.num_clashes:
+                self.num_clashes -= 1
+                raise IntegrityError("INSERT", None, Exception("duplicate key"))
+            return super().exchange(changes)
+
+    ours, theirs = replica(Clashing(table._database), tmp_path, "a"), replica(table, tmp_path, "b")
+    with capture_logs() as logs:
+        ours.set(KIND, "tenant:bank", "1")
+        await settle(ours)
+    assert [entry["event"] for entry in logs] == ["controls_not_shared"]
+    await settle(ours, theirs)
+    assert dict(theirs.of(KIND)) == {"tenant:bank": "1"}
 
 
 async def test_a_damaged_copy_is_unknown_until_the_store_is_read(table: Table, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Self
 import structlog
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
 from prolepsis.store.controls import ControlKey, ControlTable
 from prolepsis.web.feature import Feature
@@ -117,7 +117,7 @@ class SharedControls(Feature):
             sent = dict(self._pending)
             try:
                 stored = await asyncio.to_thread(self._table.exchange, sent)
-            except StoreUnavailable as error:
+            except Exception as error:  # contained: what was set holds here, and the next tick sends it again
                 if not self._is_failing:
                     log.error("controls_not_shared", error=str(error))
                 self._is_failing = True
