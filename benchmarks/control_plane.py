@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.http_overhead import Letters, engine
+from benchmarks.http_overhead import engine
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
@@ -42,6 +42,7 @@ from prolepsis.models.heads.registry import find_head, head_for
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage, shown
@@ -203,7 +204,7 @@ async def request_row(args: argparse.Namespace) -> Figures:
         for name in ("bare", "full"):
             (Path(folder) / name).mkdir()
         plan = str(RolloutPlan(proposers="null", shadow_percentage=0, min_step_s=500.0))
-        open_server = partial(running_server, tokenizer=Letters())
+        open_server = partial(running_server, tokenizer=ByteTokenizer(chat_template=None))
         async with (
             open_server(engine(), Metrics(), folder=Path(folder) / "bare") as bare,
             open_server(engine(), Metrics(), folder=Path(folder) / "full", policy=plan) as full,

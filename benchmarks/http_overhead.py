@@ -40,33 +40,12 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO, FakeEngineClient
 
 PROMPT = "What is a prolepsis? " * 10
 LETTER = ord("a")
 Ask = Callable[[], Awaitable[None]]
-
-
-class Letters:
-    """A tokenizer of one token a letter."""
-
-    chat_template = None
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return bytes(token_ids).decode()
-
-    def apply_chat_template(
-        self,
-        messages: Sequence[Mapping[str, object]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        variables: Mapping[str, object] | None = None,
-    ) -> list[int]:
-        return self.encode("".join(str(message["content"]) for message in messages))
 
 
 def script(request: GenerateRequest) -> Iterable[Event]:
@@ -90,7 +69,7 @@ def serve(listener: socket.socket, keys_file: Path | None) -> None:
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
         metrics = Metrics()
-        app = build(config, engine(), Letters(), metrics, Gateway(keys))
+        app = build(config, engine(), ByteTokenizer(chat_template=None), metrics, Gateway(keys))
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission.metrics)
         )
