@@ -75,7 +75,7 @@ async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) 
     assert isinstance(killed.details.before, dict)
     assert isinstance(killed.details.after, dict)
     assert (killed.details.before["on"], killed.details.after["on"]) == (False, True)
-    assert killed.details.after["operator"]["reason"] == "drill"
+    assert killed.details.after["shared"][0]["reason"] == "drill"
 
 
 def test_changes_of_a_rollout_are_recorded_with_their_numbers(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_texts_are_erased_after_the_days_of_their_tenant(
 def test_a_server_erases_old_texts_by_itself(database: Database, tmp_path: Path) -> None:
     assert database.file is not None
     config = ServerConfig(
-        store=f"sqlite:///{database.file}", audit_text_days=0.0, audit_text_days_by_tenant=("acme=0.0000001",)
+        store=f"sqlite:///{database.file}", audit_text_days=0.0, audit_text_days_by_tenant=("acme=0.000000000001",)
     )
     with opened_store(config, Metrics().registry, upkeep=text_upkeep(config)):
         pass

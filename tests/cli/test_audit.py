@@ -157,7 +157,7 @@ def test_pruning_says_what_it_will_delete_and_asks(database: Database) -> None:
     with database.write() as connection:
         served = AuditEvent(actor="key", action=SERVED, subject="r", tenant="acme", after={"prompt": "what?"})
         chain.append(connection, [served])
-    arguments = ["store", "prune", "--days", "0.0000001", "--text-days", "0.0000001"]
+    arguments = ["store", "prune", "--days", "1e-12", "--text-days", "1e-12"]
     for answer in ("n\n", ""):
         refused = CliRunner().invoke(app, arguments, input=answer)
         assert refused.exit_code == 1

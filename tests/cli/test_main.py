@@ -102,5 +102,5 @@ def test_an_error_is_one_line_on_stderr_without_a_traceback() -> None:
 
 
 def test_a_failing_command_leaves_no_status_undocumented() -> None:
-    assert set(EXIT_STATUSES) == {0, 1, 2, 3, 4, 5, 130}
+    assert set(EXIT_STATUSES) == {0, 1, 2, 3, 4, 5, 6, 130}
     assert isinstance(app, typer.Typer)

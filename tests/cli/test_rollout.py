@@ -46,7 +46,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
     [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
     assert (listed["rule"], listed["phase"], listed["num_stages"], listed["share"]) == ("code", "off", 3, 0.0)
     name = listed["id"]
-    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote",), ("rollback",)):
+    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote", "--force"), ("rollback",)):
         result = rollout(words[0], name, *words[1:])
         assert result.exit_code == 0, result.output
     assert "rolled_back" in rollout("list").stdout
@@ -55,7 +55,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
         ("started", "shadow", "by the developer"),
         ("held", "shadow", "by the developer: lunch"),
         ("resumed", "shadow", "by the developer"),
-        ("promoted", "shadow", "by the developer"),
+        ("promoted", "shadow", "by the developer, by force"),
         ("rolled_back", "canary 5%", "by the developer"),
     ]
     assert "lunch" in rollout("show", name).stdout

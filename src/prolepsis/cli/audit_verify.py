@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.audit.anchors import AnchorFile, default_file, places, read_anchors
 from prolepsis.audit.verify import Anchor, Evidence, Verified, parse_anchor
 from prolepsis.audit.verify import verify as verify_entries
 from prolepsis.audit.verify_records import RecordsVerified, verify_records
@@ -116,6 +115,8 @@ def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
 
 
 def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:
+    from prolepsis.audit.anchors import read_anchors
+
     files = given if given or not local else _configured(store)
     heads: list[SignedHead] = []
     for path in files or ():
@@ -126,6 +127,8 @@ def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> l
 
 def _configured(store: str | None) -> list[Path]:
     """Return the files that the server of this configuration writes anchors to, as far as they exist."""
+    from prolepsis.audit.anchors import AnchorFile, default_file, places
+
     config = settings_here(store=store).server
     url = store_url(config.store)
     if url is None:

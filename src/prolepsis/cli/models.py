@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "models": ("name", "size=size:bytes", "licence", "source"),
     "known": ("name", "licence", "description"),
-    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "from", "aliases"),
+    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "aliases"),
 }
 
 app = command_group("Download, list, export and import models, draft heads and draft models.")
