@@ -9,6 +9,7 @@ from prolepsis.train.target import choose_vocabulary, count_tokens, coverage
 def test_the_most_frequent_and_the_needed_are_chosen() -> None:
     counts = count_tokens([torch.tensor([5, 5, 5, 9, 9, 2]), torch.tensor([9, 7])], 12)
     assert choose_vocabulary(counts, 4, [11]).tolist() == [2, 5, 9, 11]
+    assert choose_vocabulary(counts, 4, [7, 8, 10, 11]).tolist() == [2, 5, 7, 9], "at most a quarter of it"
     assert choose_vocabulary(counts, 100, []).tolist() == list(range(12))
 
 

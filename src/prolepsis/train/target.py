@@ -104,9 +104,13 @@ def count_tokens(texts: Iterable[Tensor], vocab: int) -> Tensor:  # [vocab] int6
 
 
 def choose_vocabulary(counts: Tensor, size: int, always: Sequence[int]) -> Tensor:
-    """Return the rising ids ([size] int64) of `always` and the most frequent others, the lowest id among equals."""
-    ranked = counts.clone()
-    ranked[list(always)] = counts.max() + 1
+    """Return the rising ids ([size] int64) of `always` and the most frequent others, the lowest id among equals.
+
+    Large vocabularies have more single characters than room: at most a quarter of `size` is kept for `always`.
+    """
+    ranked, frequencies = counts.clone(), counts.tolist()
+    kept = sorted(always, key=lambda token: -frequencies[token])[: size // 4]
+    ranked[kept] = counts.max() + 1
     order = torch.sort(ranked, descending=True, stable=True).indices
     return order[: min(size, len(counts))].sort().values
 
