@@ -16,7 +16,7 @@ def test_the_most_frequent_and_the_needed_are_chosen() -> None:
 def test_coverage_is_the_share_of_counted_tokens() -> None:
     counts = count_tokens([torch.tensor([1, 1, 1, 2, 2, 3, 3, 4])], 6)
     assert coverage(counts, [1, 2, 6], []) == {1: 3 / 8, 2: 5 / 8, 6: 1.0}
-    assert coverage(counts, [1], [5]) == {1: 0.0}
+    assert coverage(counts, [4], [5]) == {4: 7 / 8}
 
 
 def test_offsets_lead_from_draft_to_target_ids() -> None:
