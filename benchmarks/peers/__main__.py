@@ -1,7 +1,8 @@
 """Measures arms of one engine side by side with other engines on the same prompts and weights.
 
 Usage: python -m benchmarks.peers --peers vllm,transformers --python vllm=PYTHON,transformers=PYTHON
-       [--model openvino=FOLDER] [--prompts FILE] [--arms plain,auto] [--concurrency 1,4] [--repeats 3] [--json OUT]
+       [--model openvino=FOLDER,llamacpp=FILE] [--prompts FILE] [--arms plain,auto] [--concurrency 1,4]
+       [--repeats 3] [--json OUT]
 
 The engine is configured by PROLEPSIS_* variables and ./prolepsis.yaml, as for `prolepsis bench`. Decoding is greedy.
 """
@@ -15,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.process import LOOP, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
+from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
 from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
 from prolepsis.cli.bench.measure import Notify, Schedule
@@ -81,7 +82,7 @@ async def _loaded(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", required=True, help="transformers, vllm, openvino or KIND:VARIANT, comma-separated")
+    parser.add_argument("--peers", required=True, help=f"{', '.join(VARIANTS)} or KIND:VARIANT, comma-separated")
     parser.add_argument("--python", default="", help="KIND=PATH,...: the Python that has the peer's packages")
     parser.add_argument("--model", default="", help="KIND=PATH,...: the model folder that the peer loads")
     parser.add_argument("--prompts", type=Path)

@@ -21,7 +21,10 @@ VARIANTS = {
     "transformers": ("plain", "lookup"),
     "vllm": ("plain", "ngram", "suffix"),
     "openvino": ("plain", "lookup"),
+    "llamacpp": ("plain", "ngram"),
 }
+OWN_FORMAT = {"openvino": "a folder of an fp16 IR, or a GGUF file", "llamacpp": "a GGUF file"}
+"""Peers that do not load the folder of safetensors that is exported for the others, and what they load."""
 SEQUENTIAL = ("transformers",)
 """Peers that do not batch requests: they are left out above concurrency 1."""
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
@@ -37,7 +40,7 @@ class PeerSpec:
     variant: str
     python: Path
     model: Path
-    """transformers, vllm: a folder of safetensors; openvino: a folder of an fp16 IR."""
+    """A folder of safetensors, or what `OWN_FORMAT` says of the peer."""
 
     @property
     def name(self) -> str:
@@ -88,8 +91,8 @@ def find_peers(
     for kind, variant in wanted:
         # A virtual environment's python is a link; resolving it would lose the environment.
         python = _existing("python", kind, pythons.get(kind), "a Python with its packages").absolute()
-        model = models.get(kind) or (exported() if kind != "openvino" else None)
-        what = "a folder of an fp16 IR" if kind == "openvino" else "a folder of safetensors"
+        model = models.get(kind) or (None if kind in OWN_FORMAT else exported())
+        what = OWN_FORMAT.get(kind, "a folder of safetensors")
         specs.append(PeerSpec(kind, variant, python, _existing("model", kind, model, what).resolve()))
     return tuple(specs)
 

@@ -164,6 +164,6 @@ def _gone(pid: int) -> bool:
 def test_the_loop_is_shipped() -> None:
     assert os.access(LOOP, os.R_OK)
     assert {p.name for p in LOOP.parent.glob("*_peer.py")} == {
-        *("transformers_peer.py", "vllm_peer.py", "openvino_peer.py"),
+        *("transformers_peer.py", "vllm_peer.py", "openvino_peer.py", "llamacpp_peer.py"),
         *("llamacpp_logits_peer.py", "openvino_logits_peer.py"),
     }
