@@ -1,4 +1,4 @@
-# make help | setup | serve | check | test | bench
+# make help | setup | serve | check | test | bench | docs
 #
 # PYTHON       the Python (3.11 or later) the virtual environment is made with
 # VENV         where the virtual environment is
@@ -19,12 +19,13 @@ TORCH_INDEX ?= $(shell if [ "$$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvid
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 STAMP := $(VENV)/.prolepsis-setup
 TORCH := $(VENV)/.prolepsis-torch
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve check test bench
+.PHONY: help setup model serve check test bench docs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,11 +52,12 @@ model: setup
 serve: model ## serve the default model at 127.0.0.1:8000
 	$(BIN)/prolepsis serve $(ARGS)
 
-check: setup ## lint, formatting, types, layers
+check: setup ## lint, formatting, types, layers, links of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(SPHINX) -b dummy . build/docs
 
 test: setup ## run the tests; those of the real model fetch it first
 	@$(BIN)/prolepsis models pull || echo "the default model cannot be had: its tests will be skipped" >&2
@@ -63,3 +65,7 @@ test: setup ## run the tests; those of the real model fetch it first
 
 bench: model ## measure plain decoding and speculation side by side on the shipped prompts
 	$(BIN)/prolepsis bench $(ARGS)
+
+docs: setup ## build the documentation as a site in build/docs
+	$(SPHINX) . build/docs
+	@echo "open build/docs/README.html"
