@@ -151,6 +151,10 @@ async def served(site: Site) -> None:
     assert site.entries()[-1].action == "request.served"
 
 
+async def bundled(site: Site) -> None:
+    await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for="key 1")
+
+
 async def replayed(site: Site) -> None:
     await site.post(f"/admin/audit/{site.entries()[-1].seq}/replay")
 
@@ -192,6 +196,7 @@ BY_ROUTE = {
         Act("rollout.rolled_back", steered("rollback"), STARTED),
     ],
     "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
+    "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
 }
 
@@ -349,7 +354,7 @@ READING = {
         "cost history",
     ),
 }
-STARTING = {"serve": "server.started", "store upgrade": "store.upgraded"}
+STARTING = {"serve": "server.started", "store upgrade": "store.upgraded", "audit bundle": "request.exported"}
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")
 """Groups that make and move files of models: a server that loads them records that at its start."""

@@ -83,7 +83,8 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
     assert (after["sampling"]["seed"], after["sampling"]["temperature"]) == (3, 1.0)
     assert after["num_output_tokens"] == [40, 40]
     assert entry.versions["fingerprint"] == "fp"
-    assert set(entry.versions) == {"prolepsis", "model", "fingerprint", "draft_head", "plan"}
+    group = {"weights", "tokenizer", "forward", "exactness", "machine"}
+    assert set(entry.versions) == {"prolepsis", "model", "fingerprint", "draft_head", "plan", *group}
     samples, proposers, drafted, emitted = zip(*after["rounds"], strict=True)
     assert (set(samples), set(proposers)) == ({0, 1}, {"scripted"})
     counts = after["proposers"]["scripted"]

@@ -1,19 +1,23 @@
-"""`prolepsis audit replay` here and by a server; `audit show|export|verify --url`."""
+"""`prolepsis audit replay` here, by a server and of a bundle; `audit bundle`; `audit show|export|verify --url`."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import structlog
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.cli.main import app
+from prolepsis.cli.output import UNPROVEN
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.thread import ThreadEngineClient
@@ -22,7 +26,7 @@ from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
-from tests.audit.test_requests import ASKED, ask, kept
+from tests.audit.test_requests import ASKED, after_of, ask, kept
 from tests.correctness.test_runtime import BODY, table
 
 
@@ -50,22 +54,24 @@ def run(*words: str, start: object = None) -> Result:
     return CliRunner().invoke(app, ["audit", *words], obj=start)
 
 
-def small(*, fingerprint: str = "fp") -> Callable[[object], AbstractAsyncContextManager[Running]]:
+def small(
+    *, fingerprint: str = "fp", forward: str = "table"
+) -> Callable[[object], AbstractAsyncContextManager[Running]]:
     """Return what starts the small engine."""
 
     @asynccontextmanager
     async def running(settings: object) -> AsyncIterator[Running]:
         client = table()
-        client.engine.info = replace(client.engine.info, fingerprint=fingerprint)
+        client.engine.info = replace(client.engine.info, fingerprint=fingerprint, forward=forward)
         yield Running(client)
         await client.close()
 
     return running
 
 
-async def recorded(store: Store, *, flawed: bool = False) -> AuditEntry:
+async def recorded(store: Store, *, flawed: bool = False, content: str = "tokens") -> AuditEntry:
     client = table(flawed=flawed)
-    reply = await ask(store, client, BODY, audit_content="tokens")
+    reply = await ask(store, client, BODY, audit_content=content)
     assert reply.status_code == 200
     await client.close()
     return kept(store)[-1]
@@ -79,6 +85,11 @@ async def right(store: Store) -> AuditEntry:
 @pytest.fixture
 async def wrong(store: Store) -> AuditEntry:
     return await recorded(store, flawed=True)
+
+
+@pytest.fixture
+async def digested(store: Store) -> AuditEntry:
+    return await recorded(store, content="digests")
 
 
 def test_a_record_is_decoded_again_here(right: AuditEntry) -> None:
@@ -113,6 +124,91 @@ def test_what_cannot_be_replayed_is_said(store: Store) -> None:
     assert (missing.exit_code, "there is no audit entry 'nobody'" in missing.stderr) == (2, True)
 
 
+def elsewhere(*words: str, start: object) -> tuple[int, dict[str, Any]]:
+    """Replay a bundle on a machine without the store; return status and document."""
+    done = CliRunner().invoke(app, ["audit", "replay", "--json", *words], obj=start, env={"PROLEPSIS_STORE": "none"})
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_another_machine_gets_the_same_tokens(right: AuditEntry) -> None:
+    for name in (str(right.seq), str(after_of(right)["answer_id"])):
+        done = run("bundle", name, "-o", "request.json")
+        assert (done.exit_code, "wrote request.json, redacted" in done.stderr) == (0, True), done.output
+    status, found = elsewhere("--bundle", "request.json", start=small())
+    [prompt] = found["prompts"]
+    assert (status, found["outcome"], prompt["outcome"], prompt["num_tokens"]) == (0, "equal", "equal", 40)
+
+
+def test_a_difference_is_told_from_a_machine_that_cannot_say(wrong: AuditEntry) -> None:
+    assert run("bundle", str(wrong.seq), "-o", "request.json").exit_code == 0
+    status, found = elsewhere("--bundle", "request.json", start=small())
+    [prompt] = found["prompts"]
+    assert (status, found["outcome"], prompt["reason"]) == (1, "different", "first differences: structural")
+    other = small(forward="native (avx2)")
+    status, found = elsewhere("--bundle", "request.json", start=other)
+    assert (status, found["outcome"]) == (UNPROVEN, "cannot")
+    assert found["prompts"][0]["reason"] == (
+        "this machine is of another exact group: forward table recorded, native (avx2) here"
+    )
+    status, found = elsewhere("--bundle", "request.json", "--any-model", start=other)
+    assert (status, "another exact group" in found["prompts"][0]["reason"]) == (1, True)
+
+
+def test_without_tokens_a_bundle_says_that_it_cannot(digested: AuditEntry) -> None:
+    done = run("bundle", str(digested.seq), "-o", "request.json")
+    assert (done.exit_code, "0 of 1 prompts in the audit log can be replayed" in done.stderr) == (0, True)
+    status, found = elsewhere("--bundle", "request.json", start=small())
+    assert (status, found["outcome"]) == (UNPROVEN, "cannot")
+    assert "holds no tokens" in found["prompts"][0]["reason"]
+
+
+@pytest.fixture
+def key_pair(store: Store, tmp_path: Path) -> None:
+    """The files key.pem and key.pub."""
+    key = X25519PrivateKey.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(public)
+
+
+@pytest.mark.usefixtures("key_pair")
+def test_a_sealed_bundle_is_whole_and_opens_with_its_key(right: AuditEntry, tmp_path: Path) -> None:
+    assert run("bundle", str(right.seq), "--seal-for", "key.pub", "-o", "sealed.json").exit_code == 0
+    assert "recording" not in (tmp_path / "sealed.json").read_text()
+    closed = run("replay", "--bundle", "sealed.json", start=small())
+    assert (closed.exit_code, "it opens with the private key of" in closed.stderr) == (2, True)
+    status, found = elsewhere("--bundle", "sealed.json", "--open-with", "key.pem", start=small())
+    assert (status, found["outcome"], found["form"]) == (0, "equal", "whole")
+
+
+@pytest.mark.usefixtures("key_pair")
+def test_handing_out_is_on_record(right: AuditEntry, store: Store) -> None:
+    run("bundle", str(right.seq))
+    run("bundle", str(right.seq), "--seal-for", "key.pub", "-o", "sealed.json")
+    redacted, sealed = kept(store)[-2:]
+    assert redacted.action == sealed.action == "request.exported"
+    assert after_of(redacted) == {"form": "redacted", "entries": [right.seq], "sealed_for": ""}
+    assert (after_of(sealed)["form"], after_of(sealed)["sealed_for"].startswith("key ")) == ("whole", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("bundle", "nobody"), "no request is known as 'nobody'"),
+        (("bundle", "1", "--seal-for", "missing.pub"), "holds no X25519 public key"),
+        (("bundle", "1", "--seal-for", "a", "--passphrase-file", "empty"), "allowed: one of them"),
+        (("bundle", "1", "--passphrase-file", "empty"), "has no first line"),
+        (("replay", "--bundle", "empty"), "empty is no bundle"),
+        (("replay", "1", "--bundle", "empty"), "allowed: an ID"),
+        (("replay",), "allowed: an ID"),
+    ],
+)
+def test_bad_input_says_what_is_allowed(store: Store, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    (tmp_path / "empty").write_text("")
+    done = run(*words, start=small())
+    assert (done.exit_code, message in done.stderr) == (2, True), done.output
+
+
 @pytest.fixture
 def url(store: Store) -> Iterator[str]:
     """A server on the store, with three requests on record."""
@@ -135,6 +231,15 @@ def test_a_server_shows_exports_and_verifies_its_log(url: str, tmp_path: Path) -
     heads = [json.loads(run("verify", "--json", *words).stdout)["head"] for words in ((), ("--url", url))]
     assert heads[0] == heads[1]
     assert heads[0].startswith("3:")
+
+
+def test_a_server_hands_out_a_bundle(url: str, store: Store, tmp_path: Path) -> None:
+    done = run("bundle", "2", "--url", url, "-o", "request.json")
+    assert done.exit_code == 0, done.output
+    assert [entry["seq"] for entry in json.loads((tmp_path / "request.json").read_text())["entries"]] == [2]
+    assert kept(store)[-1].action == "request.exported"
+    missing = run("bundle", "77", "--url", url)
+    assert (missing.exit_code, "404: No request is known as '77'" in missing.stderr) == (2, True)
 
 
 def test_a_server_replays(url: str, store: Store) -> None:

@@ -153,6 +153,14 @@ def newest(
     return _newest(connection, limit, *(column == value for column, value in given.items() if value is not None))
 
 
+def of_version(connection: Connection, area: str, version: str) -> AuditEntry | None:
+    """Return the newest entry of an area's actions, such as `policy`, that has this version of it."""
+    entries, fragment = audit_entries.c, canonical({area: version})[1:-1]
+    of_area = entries.action.startswith(f"{area}.", autoescape=True)
+    found = _newest(connection, 1, of_area & entries.versions.contains(fragment, autoescape=True))
+    return found[0] if found else None
+
+
 def _newest(connection: Connection, limit: int, *which: ColumnElement[bool]) -> list[AuditEntry]:
     query = select(audit_entries).where(*which).order_by(audit_entries.c.seq.desc()).limit(limit)
     return [_read(row) for row in reversed(connection.execute(query).mappings().all())]

@@ -1,14 +1,16 @@
 """/admin/audit: entries of the audit log, and replays of their requests."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from anyio import to_thread
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from prolepsis.audit import chain
+from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, to_json
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.found import FoundRequest, find_request
 from prolepsis.audit.verify import Anchor
@@ -19,7 +21,7 @@ from prolepsis.engine.client import EngineInfo
 from prolepsis.redaction.values import storable
 from prolepsis.store.signing import SignedHead
 from prolepsis.store.store import Store
-from prolepsis.web.body_reader import read_query
+from prolepsis.web.body_reader import read_body, read_query
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body, Reply
@@ -39,6 +41,14 @@ class AuditQuery(Body):
     after: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     action: Annotated[str, Field(max_length=128)] | None = None
     tenant: Annotated[str, Field(max_length=256)] | None = None
+
+
+class BundleBody(Body):
+    """How much of the request to hand out."""
+
+    form: Form = "redacted"
+    sealed_for: Annotated[str, Field(max_length=64)] = ""
+    """For whom the caller seals it, for the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,17 @@ def audit_routes(
         return await _reading(lambda: _found(store, name))
 
     @routes.post(
+        "/admin/requests/{name}/bundle",
+        roles=AUDITORS,
+        summary="What another machine needs to replay a request",
+        reply=Bundle,
+    )
+    async def bundle(name: str, body: Annotated[BundleBody, read_body(BundleBody)], caller: SignedIn) -> Response:
+        found = await _reading(lambda: _bundle(store, name, body.form))
+        emit(exported(found, caller.actor, body.sealed_for))
+        return Response(to_json(found), media_type="application/json")
+
+    @routes.post(
         "/admin/audit/{entry}/replay",
         roles=AUDITORS,
         summary="Replay a recorded request without speculation",
@@ -133,8 +154,19 @@ def _found(store: Store | None, name: str) -> FoundRequest:
             found = find_request(connection, storable(name))
         if found.records or found.audit_entries:
             return found
+    raise _not_found(name)
+
+
+def _not_found(name: str) -> RequestRefused:
     message = f"No request is known as {name[:128]!r}; allowed: x-request-id, trace id, answer id, number of an entry."
-    raise RequestRefused(message, code="request_not_found", param="name", status=404)
+    return RequestRefused(message, code="request_not_found", param="name", status=404)
+
+
+def _bundle(store: Store | None, name: str, form: Form) -> Bundle:
+    if store is not None:
+        with store.database.read() as connection, suppress(InvalidParameter):
+            return bundle_of(connection, storable(name), form)
+    raise _not_found(name)
 
 
 def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:

@@ -22,7 +22,7 @@ def actor() -> str:
     return f"command line, {user()}"
 
 
-def record_act(event: AuditEvent) -> None:
+def record_act(event: AuditEvent, *, store: str | None = None) -> None:
     """Record an act that has happened; a log that cannot be written is a warning, as the act stands.
 
     Without a store nothing is recorded: a server records at its start what it finds.
@@ -33,7 +33,7 @@ def record_act(event: AuditEvent) -> None:
     from prolepsis.store.signing import OPTION, AuditKeys, key_file
 
     try:
-        config = settings_here().server
+        config = settings_here(store=store).server
         url = store_url(config.store)
         database = Database(url, options={OPTION: AuditKeys(key_file(config))}) if url is not None else None
         found = revision(database) if database is not None else None

@@ -14,6 +14,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry
 from prolepsis.audit.found import find_request
 from prolepsis.cli.admin import Key, ask
+from prolepsis.cli.audit_bundle import OpenWith, PassphraseFile, bundle, read_bundle_file
 from prolepsis.cli.audit_log import ServerUrl, opened_log
 from prolepsis.cli.audit_verify import verify
 from prolepsis.cli.documents import print_reply
@@ -21,6 +22,8 @@ from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import (
     EPILOG,
     FAILED,
+    OK,
+    UNPROVEN,
     AsJson,
     command_group,
     note,
@@ -35,6 +38,20 @@ _RECORD = (
     *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),
     *("reason", "seed", "policy_version", "tokens=num_output_tokens"),
 )
+_DIFFERENCES = ("sample", "position", "kind", "margin", "tolerance")
+_REPLAYED = {
+    "differences": _DIFFERENCES,
+    "prompts": ("entry=seq", "request_id", "outcome", "tokens=num_tokens", "reason"),
+    "prompts.differences": ("entry=seq", *_DIFFERENCES),
+}
+_STATUS_OF = {
+    "match": OK,
+    "near_tie": FAILED,
+    "structural": FAILED,
+    "equal": OK,
+    "different": FAILED,
+    "cannot": UNPROVEN,
+}
 
 app = command_group("Verify, show, export and replay the audit log.")
 
@@ -43,6 +60,7 @@ REPLAY_TIMEOUT_S = 90.0
 
 
 app.command(epilog=EPILOG)(verify)
+app.command(epilog=EPILOG)(bundle)
 
 
 @app.command(epilog=EPILOG)
@@ -111,8 +129,15 @@ def export(
 @app.command(epilog=EPILOG)
 def replay(
     context: typer.Context,
-    entry: Annotated[str, typer.Argument(metavar="ID", help="number of an entry, or the id of a request")],
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="number of an entry, or the id of a request")
+    ] = None,
     *,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="written by `audit bundle`, maybe on another machine")
+    ] = None,
+    open_with: OpenWith = None,
+    passphrase_file: PassphraseFile = None,
     store: StoreOption = None,
     url: ServerUrl = None,
     key: Key = None,
@@ -122,22 +147,38 @@ def replay(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a recorded request without speculation, here or on the server at --url; exit status 1 on a difference."""
+    """Replay a recorded request without speculation, here or on the server at --url; exit status 1 on a difference.
+
+    Of a bundle it says for each prompt: equal, different, or cannot with the reason (status 6), such as a machine of
+    another exact group, whose tokens may differ for that reason alone.
+    """
+    if (entry is None) == (bundle is None) or (bundle is not None and url is not None):
+        raise InvalidParameter("allowed: an ID, with --url too, or --bundle FILE", param="id")
     if url is not None:
-        document = ask(url, key, "POST", f"/admin/audit/{quote(entry, safe='')}/replay", timeout_s=REPLAY_TIMEOUT_S)
+        path = f"/admin/audit/{quote(entry or '', safe='')}/replay"
+        document = ask(url, key, "POST", path, timeout_s=REPLAY_TIMEOUT_S)
     else:
-        with ready_database(store) as database, database.read() as connection:
-            found = chain.find(connection, entry, action=SERVED)
-        if found is None:
-            message = f"there is no audit entry {entry[:128]!r}; allowed: a number, or the id of a request that has one"
-            raise InvalidParameter(message, param="entry")
-        from prolepsis.cli.audit_replay import replayed_here
+        from prolepsis.cli.audit_replay import bundle_replayed, replayed_here
         from prolepsis.cli.engine import running
 
-        document = replayed_here(found, settings_here(model=model), context.obj or running, any_model=any_model)
-    print_reply(document, {"differences": ("sample", "position", "kind", "margin", "tolerance")}, as_json=as_json)
-    if document["outcome"] != "match":
-        raise typer.Exit(FAILED)
+        settings, start = settings_here(model=model), context.obj or running
+        if bundle is not None:
+            found = read_bundle_file(bundle, open_with, passphrase_file)
+            document = bundle_replayed(found, settings, start, any_model=any_model)
+        else:
+            document = replayed_here(_recorded(store, entry or ""), settings, start, any_model=any_model)
+    print_reply(document, _REPLAYED, as_json=as_json)
+    if status := _STATUS_OF[document["outcome"]]:
+        raise typer.Exit(status)
+
+
+def _recorded(store: str | None, name: str) -> AuditEntry:
+    with ready_database(store) as database, database.read() as connection:
+        found = chain.find(connection, name, action=SERVED)
+    if found is None:
+        message = f"there is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one"
+        raise InvalidParameter(message, param="entry")
+    return found
 
 
 def _who_and_what(entry: AuditEntry) -> list[str]:

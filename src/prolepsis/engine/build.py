@@ -29,7 +29,7 @@ from prolepsis.models.draft_models import warn_of_other_target
 from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
-from prolepsis.models.load import LoadedModel, build_of, load_model
+from prolepsis.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
 from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.native.processor import default_threads
@@ -281,6 +281,9 @@ def _described(
         draft_head=slot.label,
         num_experts=info.num_experts,
         default_sampling=target.default_sampling,
+        weights=target.weights[:16],
+        tokenizer=target.tokenizer.fingerprint[:16],
+        machine=machine_of(target.model),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 from prolepsis import __version__
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
+from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
@@ -33,11 +34,27 @@ class EngineInfo:
     """Of each layer of a mixture-of-experts target, 0 for others."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Of requests that leave sampling parameters out."""
+    weights: str = ""
+    """As in `ExactGroup`, and so are the next two."""
+    tokenizer: str = ""
+    machine: str = ""
+
+    @property
+    def exact_group(self) -> ExactGroup:
+        """The machines that would produce the same tokens."""
+        return ExactGroup(
+            weights=self.weights,
+            tokenizer=self.tokenizer,
+            forward=self.forward,
+            exactness=self.exactness,
+            machine=self.machine,
+        )
 
     @property
     def versions(self) -> dict[str, str]:
         """What produced the tokens, for the audit log."""
-        return {"prolepsis": __version__, "model": self.model, "fingerprint": self.fingerprint}
+        named = {"prolepsis": __version__, "model": self.model, FINGERPRINT: self.fingerprint}
+        return named | self.exact_group.plain()
 
 
 @dataclass(frozen=True, slots=True)

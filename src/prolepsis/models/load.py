@@ -24,6 +24,7 @@ from prolepsis.models.targets.graphs import GraphedLean
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
 from prolepsis.models.targets.native import NativeModel
+from prolepsis.native.processor import processor_name
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,8 @@ class LoadedModel:
     """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
     """Of tokenizer and weights, the same for every forward: draft heads are trained for it."""
+    weights: str = ""
+    """Hash of the weights alone, 64 hexadecimal digits."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Sampling parameters for requests that leave them out."""
     fallback: str | None = None
@@ -78,6 +81,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
         tokenizer=tokenizer,
         fingerprint=_short_hash(*parts, model.info.forward),
         identity=_short_hash(*parts),
+        weights=parts[1],
         default_sampling=default_sampling(config, name),
         fallback=fallback,
     )
@@ -133,6 +137,15 @@ def pick_forward(
 def build_of(model: TargetModel) -> str:
     """Return a name for the compiled code that runs `model`; empty if it has none of its own."""
     return model.module.__name__ if isinstance(model, NativeModel) else ""
+
+
+def machine_of(model: TargetModel) -> str:
+    """Return what the sums of `model` depend on besides its forward; empty if its name says it all."""
+    if isinstance(model, NativeModel):
+        return ""
+    device = model.info.device
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else processor_name()
+    return f"{name}, torch {torch.__version__}"
 
 
 def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:

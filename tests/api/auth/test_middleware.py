@@ -69,6 +69,7 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/delivery": READERS,
     "GET /admin/drift": READERS,
     "GET /admin/requests/{name}": frozenset({"operator", "auditor"}),
+    "POST /admin/requests/{name}/bundle": AUDITORS,
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
     "GET /admin/heads": READERS,

@@ -1,0 +1,121 @@
+"""`prolepsis audit bundle`: writes what another machine needs to replay a request, and reads it there."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, is_replayable, read_bundle, to_json
+from prolepsis.cli.acts import actor, record_act
+from prolepsis.cli.admin import Key, ask
+from prolepsis.cli.audit_log import ServerUrl
+from prolepsis.cli.output import note, warn
+from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text, write_whole
+from prolepsis.redaction.values import storable
+
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", metavar="FILE", help="its first line is the passphrase of a sealed bundle"),
+]
+OpenWith = Annotated[
+    Path | None,
+    typer.Option("--open-with", metavar="FILE", help="private key (X25519, PEM) that the bundle is sealed for"),
+]
+
+
+def bundle(
+    name: Annotated[
+        str, typer.Argument(metavar="ID", help="x-request-id, trace id, answer id, or number of an audit entry")
+    ],
+    *,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
+    seal_for: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="public key (X25519, PEM): everything, for the owner of its private key"),
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+) -> None:
+    """Write what another machine needs to replay a request: redacted, or with --seal-for or --passphrase-file whole."""
+    seal = _Seal(seal_for, passphrase_file)
+    if url is not None:
+        path, body = f"/admin/requests/{quote(name, safe='')}/bundle", {"form": seal.form, "sealed_for": seal.name}
+        found = read_bundle(json.dumps(ask(url, key, "POST", path, body)).encode(), url)
+    else:
+        with ready_database(store) as database, database.read() as connection:
+            found = bundle_of(connection, storable(name), seal.form)
+        record_act(exported(found, actor(), seal.name), store=store)
+    _write(seal.closed(to_json(found)), output)
+    num_replayable, number = sum(map(is_replayable, found.entries)), len(found.entries)
+    if num_replayable < max(1, number):
+        why = "the others were kept without tokens (audit_sample, audit_content), or redaction found something in them"
+        warn(f"{num_replayable} of {number} prompts in the audit log can be replayed from this bundle; {why}")
+    if output is not None:
+        note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
+
+
+def read_bundle_file(file: Path, open_with: Path | None, passphrase_file: Path | None) -> Bundle:
+    """Return the bundle in a file, opened if it is sealed; raises `ConfigError`."""
+    from prolepsis.audit.sealing import is_sealed, opened, private_key
+
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"bundle {file} cannot be read: {error.strerror}", param="bundle") from None
+    if is_sealed(text):
+        key = private_key(open_with) if open_with is not None else None
+        passphrase = _passphrase(passphrase_file) if passphrase_file is not None else None
+        text = opened(text, str(file), key, passphrase)
+    return read_bundle(text, str(file))
+
+
+class _Seal:
+    """What closes a bundle: a recipient's key, a passphrase, or nothing."""
+
+    def __init__(self, recipient: Path | None, passphrase: Path | None) -> None:
+        """Raises `ConfigError` for a file that cannot be used, before anything is read or recorded."""
+        from prolepsis.audit.sealing import name_of, public_key
+
+        if recipient is not None and passphrase is not None:
+            message = "--seal-for and --passphrase-file are both given; allowed: one of them"
+            raise ConfigError(message, param="seal_for")
+        self._recipient = public_key(recipient) if recipient is not None else None
+        self._passphrase = _passphrase(passphrase) if passphrase is not None else None
+        self.name = "a passphrase" if self._passphrase is not None else ""
+        if self._recipient is not None:
+            self.name = f"key {name_of(self._recipient)}"
+
+    @property
+    def form(self) -> Form:
+        return "whole" if self.name else "redacted"
+
+    def closed(self, content: bytes) -> bytes:
+        from prolepsis.audit.sealing import seal_for, seal_with
+
+        if self._recipient is not None:
+            return seal_for(content, self._recipient)
+        return content if self._passphrase is None else seal_with(content, self._passphrase)
+
+
+def _passphrase(file: Path) -> str:
+    lines = read_text(file, "passphrase_file").splitlines()
+    if not lines or not lines[0]:
+        raise ConfigError(f"passphrase_file {file} has no first line; allowed: the passphrase", param="passphrase_file")
+    return lines[0]
+
+
+def _write(content: bytes, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        write_whole(output, content)
+    except OSError as error:
+        raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
