@@ -42,6 +42,12 @@ class Served:
         return self.clients[-1]
 
 
+def steady(config: ServerConfig | None = None) -> ServerConfig:
+    """Return a configuration under which the engine gets clients' requests only: replays are drawn by chance."""
+    config = config or ServerConfig(max_body_bytes=65536, start_drafts=0)
+    return config if "replay_sample" in config.model_fields_set else config.model_copy(update={"replay_sample": 0.0})
+
+
 @contextmanager
 def served(
     engine: FakeEngine,
@@ -56,7 +62,7 @@ def served(
     keys: Keys | None = None,
     linger_s: float = GatewayProtocol.linger_s,
 ) -> Iterator[Served]:
-    metrics, config = Metrics(), config or ServerConfig(max_body_bytes=65536, start_drafts=0)
+    metrics, config = Metrics(), steady(config)
     app = build(
         config,
         engine,
@@ -104,7 +110,7 @@ async def client() -> AsyncIterator[Callable[[FakeEngine], httpx.AsyncClient]]:
     clients: list[httpx.AsyncClient] = []
 
     def connect(engine: FakeEngine) -> httpx.AsyncClient:
-        app = build(ServerConfig(max_body_bytes=65536, start_drafts=0), engine, ByteTokenizer(), Metrics())
+        app = build(steady(), engine, ByteTokenizer(), Metrics())
         clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
         return clients[-1]
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.idempotency import Idempotency
+from prolepsis.api.idempotency import Answer, Answers, Idempotency
 from prolepsis.api.openai.bodies import CompletionBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
@@ -215,6 +215,39 @@ async def test_one_tenant_that_fills_the_memory_is_refused_and_no_other() -> Non
     asked.clock.now += 60
     await asked.kept.tick()
     await asked.ask("more")
+
+
+class NotVisited(Answers):
+    def __iter__(self) -> Iterator[tuple[str, str, Answer]]:
+        raise AssertionError("all answers are visited for one request")
+
+
+async def test_room_for_a_new_key_is_found_without_a_visit_to_all_answers() -> None:
+    asked = Asked(idempotency_bytes=20_000)
+    asked.kept.answers = NotVisited()
+    await asked.ask("first", size=20_000)
+    with pytest.raises(Refused):
+        await asked.ask("second")
+    assert asked.kept.answers.num_bytes > 20_000
+
+
+async def test_the_total_is_that_of_the_answers_that_are_kept() -> None:
+    asked = Asked(idempotency_ttl_s=60)
+    for now, (tenant, key, size) in enumerate(
+        [("a", "one", 10), ("a", "two", 5_000), ("b", "one", 70), ("c", "one", 1)] * 2
+    ):
+        asked.clock.now = 20.0 * now
+        await asked.ask(key, tenant, size=size)
+        if now == 5:
+            await asked.kept.tick()
+        found = list(asked.kept.answers)
+        assert asked.kept.answers.num_bytes == sum(answer.num_bytes for _, _, answer in found)
+        for owner in "abc":
+            of_owner = sum(answer.num_bytes for held, _, answer in found if held == owner)
+            assert asked.kept.answers.bytes_of(owner) == of_owner
+    asked.clock.now += 60
+    await asked.kept.tick()
+    assert (asked.kept.answers.num_bytes, list(asked.kept.answers)) == (0, [])
 
 
 async def test_the_end_of_the_server_ends_attempts() -> None:

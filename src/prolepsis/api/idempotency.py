@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from hashlib import sha256
 
@@ -36,9 +36,11 @@ Attend = Callable[[Request], Awaitable[Response]]
 class Answer:
     """One attempt's reply as it goes out; any number of clients read it from its start."""
 
-    def __init__(self, fingerprint: bytes) -> None:
+    def __init__(self, fingerprint: bytes, on_growth: Callable[[int], None]) -> None:
+        """`on_growth` is told of the bytes of each part as it comes."""
         self.fingerprint = fingerprint
         self.num_bytes = _BYTES_OF_ANSWER
+        self._on_growth = on_growth
         self.task: asyncio.Task[None] | None = None
         self.expires: float | None = None
         """Clock reading (seconds); None: it has not ended."""
@@ -56,7 +58,9 @@ class Answer:
     async def send(self, message: Message) -> None:
         """Take the next message of the reply (ASGI)."""
         self._messages.append(message)
-        self.num_bytes += _BYTES_OF_PART + len(message.get("body", b""))
+        growth = _BYTES_OF_PART + len(message.get("body", b""))
+        self.num_bytes += growth
+        self._on_growth(growth)
         self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
         self.changed()
 
@@ -79,6 +83,56 @@ class Answer:
             await self._changed.wait()
 
 
+class Answers:
+    """Answers by tenant and key, with running totals of what they take."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._by_tenant: dict[str, dict[str, Answer]] = {}
+        self._bytes_of: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, str, Answer]]:
+        """Yield (tenant, key, answer) of all; they may be removed meanwhile."""
+        found = [(tenant, key, one) for tenant, answers in self._by_tenant.items() for key, one in answers.items()]
+        return iter(found)
+
+    def of(self, tenant: str) -> Mapping[str, Answer]:
+        return self._by_tenant.get(tenant, {})
+
+    def bytes_of(self, tenant: str) -> int:
+        return self._bytes_of.get(tenant, 0)
+
+    def num_tenants_with(self, tenant: str) -> int:
+        """Return how many tenants have answers, or would with one of `tenant`."""
+        return len(self._by_tenant) + (tenant not in self._by_tenant)
+
+    def add(self, tenant: str, key: str, fingerprint: bytes) -> Answer:
+        """Begin an answer, in place of an earlier one."""
+        if (earlier := self.of(tenant).get(key)) is not None:
+            self.remove(tenant, key, earlier)
+        answer = Answer(fingerprint, lambda growth: self._grow(tenant, key, answer, growth))
+        self._by_tenant.setdefault(tenant, {})[key] = answer
+        self._count(tenant, answer.num_bytes)
+        return answer
+
+    def remove(self, tenant: str, key: str, answer: Answer) -> None:
+        """Forget an answer; one that is not here any more changes nothing."""
+        if self.of(tenant).get(key) is not answer:
+            return
+        del self._by_tenant[tenant][key]
+        self._count(tenant, -answer.num_bytes)
+        if not self._by_tenant[tenant]:
+            del self._by_tenant[tenant], self._bytes_of[tenant]
+
+    def _grow(self, tenant: str, key: str, answer: Answer, growth: int) -> None:
+        if self.of(tenant).get(key) is answer:
+            self._count(tenant, growth)
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._bytes_of[tenant] = self.bytes_of(tenant) + num_bytes
+
+
 class Idempotency(Feature):
     """Keeps answers by tenant and key while they run and for `idempotency_ttl_s` after. Belongs to one event loop.
 
@@ -95,7 +149,7 @@ class Idempotency(Feature):
         self._ttl_s = config.idempotency_ttl_s
         self._max_bytes = config.idempotency_bytes
         self._clock = clock
-        self._answers: dict[str, dict[str, Answer]] = {}
+        self.answers = Answers()
         self._requests = Counter(
             "prolepsis_idempotent_requests", "Requests with an Idempotency-Key", ["result"], registry=registry
         )
@@ -126,27 +180,25 @@ class Idempotency(Feature):
     async def tick(self) -> None:
         """Forget what has expired."""
         now = self._clock()
-        for tenant, answers in list(self._answers.items()):
-            for key in [key for key, answer in answers.items() if _expired(answer, now)]:
-                del answers[key]
-            if not answers:
-                del self._answers[tenant]
-        self._bytes.set(sum(map(_size, self._answers.values())))
+        for tenant, key, answer in self.answers:
+            if _expired(answer, now):
+                self.answers.remove(tenant, key, answer)
+        self._bytes.set(self.answers.num_bytes)
 
     async def close(self) -> None:
         """End the attempts that still run; the server ends."""
-        tasks = [answer.task for answers in self._answers.values() for answer in answers.values() if answer.task]
+        tasks = [answer.task for _, _, answer in self.answers if answer.task]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _find(self, tenant: str, key: str) -> Answer | None:
-        answer = self._answers.get(tenant, {}).get(key)
+        answer = self.answers.of(tenant).get(key)
         return None if answer is None or _expired(answer, self._clock()) else answer
 
     def _attempt(self, tenant: str, key: str, asked: bytes, request: Request, attend: Attend) -> Answer:
         self._check_room(tenant)
-        answer = self._answers.setdefault(tenant, {})[key] = Answer(asked)
+        answer = self.answers.add(tenant, key, asked)
         answer.task = asyncio.create_task(self._run(answer, request, attend))
         answer.task.add_done_callback(lambda _: self._ended(tenant, key, answer, kept=_is_kept(answer, request)))
         return answer
@@ -168,18 +220,16 @@ class Idempotency(Feature):
     def _ended(self, tenant: str, key: str, answer: Answer, *, kept: bool) -> None:
         answer.task = None
         answer.expires = self._clock() + self._ttl_s
-        answers = self._answers.get(tenant, {})
-        if not kept and answers.get(key) is answer:
-            del answers[key]
+        if not kept:
+            self.answers.remove(tenant, key, answer)
 
     def _check_room(self, tenant: str) -> None:
-        own = self._answers.get(tenant, {})
-        total = sum(map(_size, self._answers.values()))
-        num_tenants = len(self._answers.keys() | {tenant})
-        if total < self._max_bytes or _size(own) < self._max_bytes / num_tenants:
+        answers = self.answers
+        share = self._max_bytes / answers.num_tenants_with(tenant)
+        if answers.num_bytes < self._max_bytes or answers.bytes_of(tenant) < share:
             return
-        expiries = [answer.expires for answer in own.values() if answer.expires is not None]
-        wait_s = max(1.0, min(expiries) - self._clock()) if expiries else 1.0
+        oldest = next((one.expires for one in answers.of(tenant).values() if one.expires is not None), 0.0)
+        wait_s = max(1.0, oldest - self._clock())
         self._requests.labels("refused").inc()
         raise too_many_kept(self._max_bytes, wait_s)
 
@@ -226,10 +276,6 @@ def _is_kept(answer: Answer, request: Request) -> bool:
 
 def _expired(answer: Answer, now: float) -> bool:
     return answer.expires is not None and answer.expires <= now
-
-
-def _size(answers: Mapping[str, Answer]) -> int:
-    return sum(answer.num_bytes for answer in answers.values())
 
 
 async def _never() -> Message:

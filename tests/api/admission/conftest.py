@@ -11,6 +11,7 @@ from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.conftest import steady
 from tests.api.fakes import ByteTokenizer
 
 
@@ -33,7 +34,7 @@ class KeyedApp:
         """Return a client of a new application; keys must have been made before."""
         self.metrics = Metrics()
         gateway = Gateway(Keys(self.file))
-        self.app = build(config or ServerConfig(), engine, tokenizer or ByteTokenizer(), self.metrics, gateway)
+        self.app = build(steady(config or ServerConfig()), engine, tokenizer or ByteTokenizer(), self.metrics, gateway)
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def refused(self, reason: str) -> float:
