@@ -31,7 +31,7 @@ PATHS = {
     "/v1/responses": {"model": "tiny", "input": "Hi", "max_output_tokens": 9},
 }
 ONE = {"idempotency-key": "one"}
-LIMITED = ServerConfig(tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3})
+LIMITED = ServerConfig(tokens_per_minute={"key": 1_000_000}, requests_per_minute={"key": 3}, header_timeout_s=60)
 
 
 @asynccontextmanager
