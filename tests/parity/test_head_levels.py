@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.requests import SamplingParams
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.base import SHORTLIST, Lookahead, TreeHead
@@ -163,7 +164,9 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
     first_pass = HeadPass([], batch, head.make_cache(4), features)
 
     def trees() -> list[HeadTree]:
-        return [HeadTree(s, *shape, threshold, tree_params) for s, shape in zip(sequences, shapes, strict=True)]
+        return [
+            HeadTree(s, DRAFT_HEAD, *shape, threshold, tree_params) for s, shape in zip(sequences, shapes, strict=True)
+        ]
 
     grown = grow_in_one_call(head, trees(), first_pass)
     expected = grow_over_levels(head, trees(), replace(first_pass, cache=head.make_cache(4)))

@@ -7,7 +7,6 @@ to pages of the head's own behind those of the pool, with a copy of the sequence
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -112,12 +111,13 @@ class HeadProposer(Proposer):
             state = self._slots.get(sequence)
             if state is not None and min(depth, limit) > 0 and len(trees) < self._scratch.max_sequences:
                 known.append((i, state))
-                trees.append(HeadTree(sequence, min(depth, self._max_depth), min(limit, MAX_NODES), threshold))
+                shape = (min(depth, self._max_depth), min(limit, MAX_NODES))
+                trees.append(HeadTree(sequence, self.name, *shape, threshold))
         if trees:
             with self._forgetting([tree.sequence for tree in trees]):
                 grown = self._grow(trees, self._unwritten(trees, [state for _, state in known]))
             for (i, _), tree in zip(known, grown, strict=True):
-                drafts[i] = tree if tree is None or tree.proposer == self.name else replace(tree, proposer=self.name)
+                drafts[i] = tree
         return drafts
 
     def forget(self, sequence: SequenceView) -> None:

@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.models.heads.base import DraftHead, DraftTree, LookaheadHead, TreeHead, TreeParams, TreeSpec
 from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.spec.draft import ROOT, Draft, best_first
@@ -41,6 +40,7 @@ class HeadTree:
     """One sequence's draft while it grows. `expanded` are the nodes whose children are known or wanted, in order."""
 
     sequence: SequenceView
+    proposer: str
     max_depth: int
     node_budget: int
     expansion_threshold: float
@@ -108,7 +108,7 @@ class HeadTree:
             return None
         place = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
         kept = [self.nodes[i] for i in order]
-        return best_first([(n.token, place[n.parent], n.survival, n.bucket) for n in kept], DRAFT_HEAD)
+        return best_first([(n.token, place[n.parent], n.survival, n.bucket) for n in kept], self.proposer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def grow_in_one_call(head: TreeHead, trees: Sequence[HeadTree], first: HeadPass)
     """Let the head grow whole trees."""
     specs, tree_params = [tree.spec for tree in trees], trees[0].tree_params
     grown = head.trees(first.batch, first.cache, first.features, tree_params, specs)
-    return [_as_draft(tree.sequence, found) for tree, found in zip(trees, grown, strict=True)]
+    return [_as_draft(tree, found) for tree, found in zip(trees, grown, strict=True)]
 
 
 def grow_over_levels(head: LookaheadHead, trees: Sequence[HeadTree], first: HeadPass) -> list[Draft | None]:
@@ -170,10 +170,10 @@ def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree],
     return [tree.draft() for tree in trees]
 
 
-def _as_draft(sequence: SequenceView, tree: DraftTree) -> Draft | None:
+def _as_draft(tree: HeadTree, grown: DraftTree) -> Draft | None:
     """Return a tree that a head has grown itself as a draft."""
-    buckets = tuple([confidence_bucket(sequence, chance) for chance in tree.chances])
-    return Draft(tree.tokens, tree.parents, DRAFT_HEAD, tree.survival, buckets=buckets) if tree.tokens else None
+    buckets = tuple([confidence_bucket(tree.sequence, chance) for chance in grown.chances])
+    return Draft(grown.tokens, grown.parents, tree.proposer, grown.survival, buckets=buckets) if grown.tokens else None
 
 
 def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: Tensor | None = None) -> None:
