@@ -11,7 +11,7 @@ from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Termin
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
 """Request -> events to yield; a float sleeps so many seconds, an exception is raised."""
@@ -39,7 +39,7 @@ class FakeEngineClient:
         self.plans: list[SpecPlan] = []
         self.stopped: list[str] = []
         self.swaps: list[str] = []
-        self.installed: Sequence[HeadInfo] = ()
+        self.installed: Sequence[InstalledHead] = ()
         self.closed = False
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
@@ -94,7 +94,7 @@ class FakeEngineClient:
     def stop_run(self, name: str) -> None:
         self.stopped.append(name)
 
-    async def heads(self) -> Sequence[HeadInfo]:
+    async def heads(self) -> Sequence[InstalledHead]:
         return self.installed
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:

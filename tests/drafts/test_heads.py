@@ -8,15 +8,15 @@ import pytest
 
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
-from prolepsis.engine.client import HeadInfo
+from prolepsis.engine.client import InstalledHead
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 FACTS: dict[str, Any] = {"target": "tiny", "misfit": None, "size": 10, "chain_of_3": 2.5}
 INSTALLED = (
-    HeadInfo(name="mine", version=1, aliases=("champion",), **FACTS),
-    HeadInfo(name="mine", version=2, aliases=(), **FACTS),
-    HeadInfo(name="broken", version=1, aliases=(), **FACTS),
+    InstalledHead(name="mine", version=1, aliases=("champion",), **FACTS),
+    InstalledHead(name="mine", version=2, aliases=(), **FACTS),
+    InstalledHead(name="broken", version=1, aliases=(), **FACTS),
 )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from prolepsis.core.audit_event import AuditEvent, Emit, discard
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import InvalidParameter, ModelError
-from prolepsis.engine.client import EngineClient, HeadInfo, HeadSwapped
+from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
@@ -35,7 +35,7 @@ class HeadsReply:
     draft_head: str | None
     """NAME@VERSION of the head in use."""
     candidate_head: str | None
-    heads: list[HeadInfo]
+    heads: list[InstalledHead]
 
 
 class DraftHeads(Feature):

@@ -9,7 +9,7 @@ import structlog
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, PROPOSER_NAMES, EngineConfig, HeadProposerName
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.plan import AppliedPlan, SpecPlan
-from prolepsis.engine.client import EngineInfo, HeadInfo
+from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
@@ -156,16 +156,20 @@ def _draft_head_slots(
 
     def slot(name: HeadProposerName, first: DraftHead | None) -> DraftHeadSlot:
         proposer = partial(HeadProposer, num_pages=num_pages, max_sequences=config.max_requests, name=name)
-        load = lambda head: proposer(found) if (found := find(head)) else None  # noqa: E731
+
+        def load(head: str) -> HeadProposer | None:
+            found = find(head)
+            return proposer(found) if found else None
+
         return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
 
     return {DRAFT_HEAD: slot(DRAFT_HEAD, head), CANDIDATE_HEAD: slot(CANDIDATE_HEAD, None)}
 
 
-def _installed_heads(target: LoadedModel, root: Path | None) -> list[HeadInfo]:
+def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHead]:
     aliases = HeadAliases(head_folder(root))
     return [
-        HeadInfo(
+        InstalledHead(
             name=entry.name,
             version=entry.version,
             aliases=aliases.of(entry.name, entry.version),

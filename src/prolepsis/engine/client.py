@@ -72,7 +72,7 @@ class EngineHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadInfo:
+class InstalledHead:
     """A draft head that is installed."""
 
     name: str
@@ -128,7 +128,7 @@ class EngineClient(Protocol):
     def stop_run(self, name: str) -> None:
         """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
 
-    async def heads(self) -> Sequence[HeadInfo]:
+    async def heads(self) -> Sequence[InstalledHead]:
         """Return the draft heads that are installed, by name and version."""
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:

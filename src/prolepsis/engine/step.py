@@ -20,7 +20,7 @@ from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, Reporter
@@ -61,7 +61,7 @@ class EngineParts:
     hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
     draft_heads: Mapping[str, DraftHeadSlot] = field(default_factory=dict)
     """By proposer; empty if the engine takes no draft head."""
-    installed_heads: Callable[[], Sequence[HeadInfo]] = tuple
+    installed_heads: Callable[[], Sequence[InstalledHead]] = tuple
     """Reads the registry."""
     stuck_after_s: float | None = None
     """Seconds after which a step is given up by a watchdog; None: never."""

@@ -13,7 +13,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadInfo, HeadSwapped
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
 from prolepsis.spec.call_watch import Superseded, WatchedCall
@@ -116,7 +116,7 @@ class ThreadEngineClient:
     def stop_run(self, name: str) -> None:
         self.engine.send(StopRun(name))
 
-    async def heads(self) -> Sequence[HeadInfo]:
+    async def heads(self) -> Sequence[InstalledHead]:
         """Read the registry in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.installed_heads)
 
@@ -155,7 +155,7 @@ class ThreadEngineClient:
         self.watchdog.stop()
 
     def _deadline_timer(self, request: GenerateRequest) -> asyncio.TimerHandle | None:
-        """End the request at its deadline whatever the engine's thread does; between steps the engine does it."""
+        """End the request at its deadline even if the engine's thread hangs; between steps the engine does it."""
         if request.deadline_s is None:
             return None
         error = DeadlineExceeded(f"not finished {request.deadline_s} s after its arrival")
