@@ -20,7 +20,7 @@ from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProce
 from benchmarks.peers.report import peers_document, print_peers_report
 from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
 from prolepsis.cli.bench.measure import Notify, Schedule
-from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, load_prompts
+from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.engine import running
@@ -32,6 +32,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.timings import Timings
+from prolepsis.models.files.chat_tokenizer import ChatTokenizer
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.store import resolve
 from prolepsis.native.processor import default_threads

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import typer
 
 from prolepsis.cli.bench.ask import Answer, ask, in_flight
-from prolepsis.cli.bench.prompts import ChatTokenizer, EncodedPrompt, Prompt, encode_prompts, load_prompts
+from prolepsis.cli.bench.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.config import Settings, listed
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import configured
@@ -19,6 +19,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.models.files.chat_tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

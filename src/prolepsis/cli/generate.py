@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from prolepsis.cli.bench.ask import ask as ask_engine
-from prolepsis.cli.bench.prompts import ChatTokenizer, encode_message
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured, with_settings
 from prolepsis.cli.output import print_facts, print_json, print_table, stderr
@@ -22,6 +21,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.text import StopStrings, TextStream
+from prolepsis.models.files.chat_tokenizer import ChatTokenizer, encode_message
 
 
 def figures(stats: RequestStats) -> dict[str, object]:

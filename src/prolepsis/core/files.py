@@ -85,6 +85,12 @@ def read_text(file: Path, what: str) -> str:
         raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
 
 
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Return the lines of a file of JSON lines that are not empty, with their numbers."""
+    lines = enumerate(text.split("\n"), 1)  # splitlines would cut at U+2028 too
+    return ((number, line) for number, line in lines if line.strip())
+
+
 def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
     """Return what an `OSError` at writing means for the user."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import numbered_lines, read_text
+from prolepsis.models.files.chat_tokenizer import encode_message
 from prolepsis.models.files.tokenizer import Tokenizer
 
 SYSTEM_SHARE = 0.15
@@ -196,21 +198,14 @@ def turn_prefix(tokenizer: Tokenizer, system: str | None, opener: str) -> list[i
     if tokenizer.chat_template is None:
         return tokenizer.encode(opener.rstrip(" "))
     mark = "PROLEPSIS-TURN"
-    whole = tokenizer.decode(tokenizer.apply_chat_template(_chat(system, mark)), skip_special_tokens=False)
+    whole = tokenizer.decode(whole_turn(tokenizer, system, mark), skip_special_tokens=False)
     before, _, _ = whole.partition(mark)
     return tokenizer.encode(before + opener.rstrip(" "), add_special_tokens=False)
 
 
 def whole_turn(tokenizer: Tokenizer, system: str | None, user: str) -> list[int]:
     """Return the tokens of a conversation's first turn, up to the answer; without a chat template those of `user`."""
-    if tokenizer.chat_template is None:
-        return tokenizer.encode(user)
-    return tokenizer.apply_chat_template(_chat(system, user))
-
-
-def _chat(system: str | None, user: str) -> list[dict[str, str]]:
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": user}]
+    return encode_message(user, tokenizer, system=None if tokenizer.chat_template is None else system)
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -219,13 +214,7 @@ def read_prompts(file: Path) -> list[str]:
     Raises `ConfigError` that names the first invalid line.
     """
     prompts = []
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")  # splitlines would cut at U+2028 too
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{file} cannot be read as UTF-8 text: {error}", param="prompts") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(read_text(file, "prompts")):
         try:
             prompts.append(str(json.loads(line)["prompt"]))
         except (ValueError, KeyError, TypeError) as error:

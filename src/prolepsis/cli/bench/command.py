@@ -11,7 +11,7 @@ import typer
 
 from prolepsis.cli.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.cli.bench.measure import Contender, Notify, Run, Schedule, measure
-from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, ChatTokenizer, Prompt, encode_prompts, load_prompts
+from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.bench.report import Setting, document
 from prolepsis.cli.bench.tables import print_report
@@ -23,6 +23,7 @@ from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.timings import Timings
+from prolepsis.models.files.chat_tokenizer import ChatTokenizer
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""
