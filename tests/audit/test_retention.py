@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry
-from prolepsis.audit.retention import DAY_S, TextRetention, erase_old_texts, old_texts, text_upkeep
+from prolepsis.audit.retention import TextRetention, erase_old_texts, old_texts, text_upkeep
 from prolepsis.audit.verify import verify
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import opened_store

@@ -13,11 +13,10 @@ from sqlalchemy import ColumnElement, Connection, or_, select
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import ServerConfig, days_by_tenant
+from prolepsis.core.config import DAY_S, ServerConfig, days_by_tenant
 from prolepsis.store.database import Database
 from prolepsis.store.tables import audit_entries
 
-DAY_S = 86400.0
 BATCH = 10_000
 """Most entries that one entry lists as erased."""
 _HOLDS_TEXT = '%"prompt":%'

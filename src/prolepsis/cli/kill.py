@@ -26,32 +26,33 @@ Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVE
 Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
 
 
-@app.command(epilog=EPILOG)
-def on(
-    *,
-    reason: Reason = "",
-    scope: Scope = EVERYTHING,
-    kill_file: File = None,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Stop speculation from the next step on, also after a restart, until the switch is turned off."""
-    _turn(_where(kill_file, url), key, as_json, on=True, scope=scope, reason=reason)
+def _add_turn(name: str, text: str, *, on: bool) -> None:
+    """Add the command that turns the switch on, or off."""
+
+    @app.command(name, help=text, epilog=EPILOG)
+    def turn(
+        *,
+        reason: Reason = "",
+        scope: Scope = EVERYTHING,
+        kill_file: File = None,
+        url: Url = None,
+        key: Key = None,
+        as_json: AsJson = False,
+    ) -> None:
+        check_scope(scope)
+        where = _where(kill_file, url)
+        if isinstance(where, str):
+            _show_served(ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope}), as_json)
+        else:
+            _turn_file(where, KilledScope(scope=scope, by=user(), reason=reason, at=datetime.now(UTC)), as_json, on=on)
 
 
-@app.command(epilog=EPILOG)
-def off(
-    *,
-    reason: Reason = "",
-    scope: Scope = EVERYTHING,
-    kill_file: File = None,
-    url: Url = None,
-    key: Key = None,
-    as_json: AsJson = False,
-) -> None:
-    """Allow speculation again, as far as policies, flags and other scopes that are stopped allow it."""
-    _turn(_where(kill_file, url), key, as_json, on=False, scope=scope, reason=reason)
+_add_turn(
+    "on", "Stop speculation from the next step on, also after a restart, until the switch is turned off.", on=True
+)
+_add_turn(
+    "off", "Allow speculation again, as far as policies, flags and other scopes that are stopped allow it.", on=False
+)
 
 
 @app.command(epilog=EPILOG)
@@ -64,22 +65,14 @@ def status(kill_file: File = None, url: Url = None, key: Key = None, as_json: As
         _show(where, where.read(), as_json)
 
 
-def _turn(
-    where: JsonFile[KillState] | str, key: str | None, as_json: bool, *, on: bool, scope: str, reason: str
-) -> None:
-    check_scope(scope)
-    if isinstance(where, str):
-        body = {"on": on, "reason": reason, "scope": scope}
-        _show_served(ask(where, key, "PUT", "/admin/kill", body), as_json)
-        return
-    entry = KilledScope(scope=scope, by=user(), reason=reason, at=datetime.now(UTC))
-    state = where.read().turned(entry, on=on)
-    where.write(state)
-    _show(where, state, as_json)
+def _turn_file(file: JsonFile[KillState], entry: KilledScope, as_json: bool, *, on: bool) -> None:
+    state = file.read().turned(entry, on=on)
+    file.write(state)
+    _show(file, state, as_json)
     after = state.model_dump(mode="json")
-    record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(where.path), after=after))
+    record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
     if not as_json:
-        note(f"wrote {where.path}; servers that use this file follow within a second")
+        note(f"wrote {file.path}; servers that use this file follow within a second")
 
 
 def _show(file: JsonFile[KillState], state: KillState, as_json: bool) -> None:

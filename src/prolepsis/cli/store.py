@@ -11,12 +11,13 @@ import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
-from prolepsis.audit.retention import DAY_S, OldText, TextRetention, erase_old_texts, old_texts
+from prolepsis.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
 from prolepsis.cli.acts import actor
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note
 from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions
 from prolepsis.store import records

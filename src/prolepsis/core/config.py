@@ -20,6 +20,10 @@ PROPOSER_NAMES = (
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
 
 
+DAY_S = 86400.0
+"""Seconds of a day, for the settings that are given in days."""
+
+
 class EngineConfig(BaseModel):
     """The settings of an engine; every field has a flag, an environment variable and a file key of its name."""
 

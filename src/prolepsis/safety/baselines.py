@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 from sqlalchemy import delete, insert, select, tuple_
 
+from prolepsis.core.config import DAY_S
 from prolepsis.safety.drift import Key, StreamState
 from prolepsis.statistics.change import MeanState
 from prolepsis.store.database import Database
@@ -13,7 +14,7 @@ from prolepsis.store.tables import drift_baselines
 
 _BENEFIT = ""
 """In place of a version: a benefit belongs to none."""
-_KEPT_S = 90 * 86400.0  # after the last request of a version
+_KEPT_S = 90 * DAY_S  # after the last request of a version
 
 
 class BaselineStore:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import structlog
 from prometheus_client import CollectorRegistry
 
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.writer import Writer, WriterSettings
-
-_DAY_S = 86400.0
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +61,7 @@ def opened_store(
     upkeep: Callable[[Database], object] | None = None,
 ) -> Iterator[Store | None]:
     """Hold the store that the configuration names, None for none; raises `ConfigError` if it cannot be used."""
-    settings = WriterSettings(retention_s=_DAY_S * config.store_retention_days or None, upkeep=upkeep)
+    settings = WriterSettings(retention_s=DAY_S * config.store_retention_days or None, upkeep=upkeep)
     store = open_store(config.store, registry, settings, options=options)
     try:
         yield store
