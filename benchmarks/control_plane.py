@@ -24,8 +24,8 @@ import json
 import sqlite3
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO
 from tests.simulation.damaged_head import damaged_head
-from tests.simulation.rollouts import Pace, RolloutPlan, Traffic, ask_until, counted_once, damage, shown
+from tests.simulation.rollouts import Pace, RolloutPlan, TakenBack, Traffic, ask_until, counted_once, damage, shown
 from tests.simulation.server import (
     Body,
     Command,
@@ -92,28 +92,18 @@ class Bench:
 async def damage_row(bench: Bench) -> Figures:
     client = bench.client()
     found: Figures = {"decided_s": [], "last_draft_s": [], "steps_drafted_after": [], "outputs_changed": []}
-    with TemporaryDirectory() as folder:
-        source = find_head(str(client.info.draft_head)).folder
-        bad = damaged_head(source, Path(folder) / "damaged@9")
-        num_asked = 0
+    num_asked = 0
+    with _damaged(client) as (folder, bad):
         for i in range(bench.args.repeats):
-            await client.swap_head("auto")
             plan = RolloutPlan(rule=f"head-{i}", shadow_percentage=0, min_step_s=500.0)
-            files = Path(folder) / str(i)
+            files = folder / str(i)
             files.mkdir()
-            async with running_server(
-                client, client.steps, bench.loaded.tokenizer, files, policy=str(plan), replay_sample=0.0
-            ) as h:
-                traffic = Traffic(h, bench.bodies())
-                await traffic.learn()
+            async with _head_rollout(bench, client, plan, files) as traffic:
                 pace = Pace(per_s=2 * CANARY_PER_S)
-                taken = await damage(traffic, client, str(bad), after=bench.args.before, pace=pace)
+                taken = await damage(traffic, client, bad, after=bench.args.before, pace=pace)
             num_asked += traffic.num_asked
-            found["decided_s"].append(taken.decided_s)
             found["last_draft_s"].append(taken.last_draft_s)
-            found["steps_drafted_after"].append(taken.drafted_after)
-            found["outputs_changed"].append(traffic.num_wrong)
-            print(taken, dict(traffic.seen))
+            _add_damage(found, taken, traffic)
     traffic.num_asked = num_asked
     found["requests"] = [num_asked]
     found["ended_once"] = [counted_once(client, traffic)]
@@ -124,32 +114,46 @@ async def damage_row(bench: Bench) -> Figures:
 async def damage_on_row(bench: Bench) -> Figures:
     client = bench.client()
     found: Figures = {"decided_s": [], "warned_s": [], "steps_drafted_after": [], "outputs_changed": []}
-    with TemporaryDirectory() as folder:
-        source = find_head(str(client.info.draft_head)).folder
-        bad = damaged_head(source, Path(folder) / "damaged@9")
+    terms = partial(RolloutPlan, shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True)
+    with _damaged(client) as (folder, bad):
         for i in range(bench.args.repeats):
-            await client.swap_head("auto")
-            plan = RolloutPlan(
-                rule=f"head-{i}", shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True
-            )
-            files = Path(folder) / str(i)
+            files = folder / str(i)
             files.mkdir()
-            async with running_server(
-                client, client.steps, bench.loaded.tokenizer, files, policy=str(plan), replay_sample=0.0
-            ) as h:
-                traffic = Traffic(h, bench.bodies())
-                await traffic.learn()
+            async with _head_rollout(bench, client, terms(rule=f"head-{i}"), files) as traffic:
                 warm = Pace(at_once=2, most_s=600.0)
-                await ask_until(traffic, warm, lambda: h.last[0] == "completed")
+                await ask_until(traffic, warm, lambda: traffic.server.last[0] == "completed")
                 await in_flight([partial(traffic.ask, number) for number in range(bench.args.before)], 2)
-                taken = await damage(traffic, client, str(bad), after=0, pace=Pace(per_s=1.0, most_s=400.0))
-            found["decided_s"].append(taken.decided_s)
+                taken = await damage(traffic, client, bad, after=0, pace=Pace(per_s=1.0, most_s=400.0))
             found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
-            found["steps_drafted_after"].append(taken.drafted_after)
-            found["outputs_changed"].append(traffic.num_wrong)
-            print(taken, dict(traffic.seen), flush=True)
+            _add_damage(found, taken, traffic)
     await client.end()
     return found
+
+
+@contextmanager
+def _damaged(client: WatchedClient) -> Iterator[tuple[Path, str]]:
+    """Make a folder for a row, and in it a damaged copy of the head in use."""
+    with TemporaryDirectory() as folder:
+        source = find_head(str(client.info.draft_head)).folder
+        yield Path(folder), str(damaged_head(source, Path(folder) / "damaged@9"))
+
+
+@asynccontextmanager
+async def _head_rollout(bench: Bench, client: WatchedClient, plan: RolloutPlan, files: Path) -> AsyncIterator[Traffic]:
+    """Serve with the sound head in a rollout of its own, whose store is in `files`."""
+    await client.swap_head("auto")
+    tokenizer = bench.loaded.tokenizer
+    async with running_server(client, client.steps, tokenizer, files, policy=str(plan), replay_sample=0.0) as server:
+        traffic = Traffic(server, bench.bodies())
+        await traffic.learn()
+        yield traffic
+
+
+def _add_damage(found: Figures, taken: TakenBack, traffic: Traffic) -> None:
+    found["decided_s"].append(taken.decided_s)
+    found["steps_drafted_after"].append(taken.drafted_after)
+    found["outputs_changed"].append(traffic.num_wrong)
+    print(taken, dict(traffic.seen), flush=True)
 
 
 def _warnings(file: Path, since: float) -> list[float]:
