@@ -17,7 +17,7 @@ from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import Checkpoint, ModelSource, open_checkpoint, open_model
 from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.graphs import GraphedLean
@@ -62,9 +62,10 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     name = name or config.model
     path = resolve(name, config.model_dir)
     device = pick_device(config.device)
-    _check_room(path, name, config.weights, device)
-    checkpoint = open_checkpoint(path)
-    tokenizer = load_tokenizer(path)
+    source = open_model(path)
+    _check_room(source, name, config.weights, device)
+    checkpoint = open_checkpoint(source)
+    tokenizer = load_tokenizer(source)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model, fallback = pick_forward(checkpoint, name, config, device)
@@ -87,10 +88,10 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     )
 
 
-def _check_room(path: Path, name: str, weights: str, device: torch.device) -> None:
+def _check_room(source: ModelSource, name: str, weights: str, device: torch.device) -> None:
     """Raise `MemoryPlanError` if not even the weights fit; what is wrong with files is found when they are opened."""
     try:
-        num_bytes = least_loaded_bytes(path, weights)
+        num_bytes = least_loaded_bytes(source, weights)
     except ModelLoadError:
         return
     memory = memory_of(str(device))

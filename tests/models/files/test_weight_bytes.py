@@ -7,6 +7,7 @@ import pytest
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weight_bytes import bytes_per_pass, least_loaded_bytes
+from prolepsis.models.files.weights import open_model
 from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import save_tiny
 
@@ -26,6 +27,7 @@ def test_quantised_weights_count_as_they_are_stored(tmp_path: Path) -> None:
     sizes = {True: 34 / 32, False: 4}
     expected = sum(p.numel() * sizes[p.ndim == 2] for p in model.parameters())
     assert bytes_per_pass(tmp_path / "m.gguf") == expected
+    assert least_loaded_bytes(open_model(tmp_path / "m.gguf"), "q8") == least_loaded_bytes(tmp_path / "m.gguf", "q8")
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

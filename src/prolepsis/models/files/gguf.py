@@ -212,15 +212,14 @@ class GgufFile:
         return taken
 
 
-def open_gguf(path: Path, dtype: torch.dtype) -> Checkpoint:
-    """Open a GGUF file; raises `ModelLoadError` for a corrupt file or an unknown architecture."""
-    file = GgufFile(path)
+def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
+    """Return configuration and tensors of a GGUF file; raises `ModelLoadError` for an unknown architecture."""
     architecture = file.text("general.architecture")
     if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
         config = gguf_config(file)
         weights = GgufWeights(file, config, dtype)
-        return Checkpoint(config, weights.tensors, path, weights.matrices)
-    return _other(path, architecture, dtype)
+        return Checkpoint(config, weights.tensors, file.path, weights.matrices)
+    return _other(file.path, architecture, dtype)
 
 
 class GgufWeights:

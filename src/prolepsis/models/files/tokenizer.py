@@ -20,6 +20,7 @@ from prolepsis.models.files.control_tokens import ControlTokens
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
+from prolepsis.models.files.weights import ModelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +115,16 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(source: ModelSource) -> Tokenizer:
     """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
-    return Tokenizer(tokenizer_parts(path))
+    return Tokenizer(tokenizer_parts(source))
 
 
-def tokenizer_parts(path: Path) -> TokenizerParts:
+def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
-    if path.is_dir():
-        return folder_parts(path)
-    return gguf_parts(path)
+    if isinstance(source, GgufFile):
+        return gguf_parts(source)
+    return folder_parts(source) if source.is_dir() else gguf_parts(GgufFile(source))
 
 
 def save_tokenizer(path: Path, folder: Path) -> None:
@@ -188,12 +189,11 @@ _WORDS = (
 )
 
 
-def gguf_parts(path: Path) -> TokenizerParts:
-    """Read the tokenizer of GGUF file `path`; raises `ModelLoadError` for a kind that cannot be built."""
-    file = GgufFile(path)
+def gguf_parts(file: GgufFile) -> TokenizerParts:
+    """Read the tokenizer of a GGUF file; raises `ModelLoadError` for a kind that cannot be built."""
     tokens = file.strings("tokenizer.ggml.tokens")
     if not tokens:
-        raise ModelLoadError(f"{path} holds no vocabulary (tokenizer.ggml.tokens)")
+        raise ModelLoadError(f"{file.path} holds no vocabulary (tokenizer.ggml.tokens)")
     special = {}
     for name in ("bos", "eos", "unknown", "padding"):
         token = file.integer(f"tokenizer.ggml.{name}_token_id")

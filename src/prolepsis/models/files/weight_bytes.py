@@ -5,8 +5,12 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prolepsis.core.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from prolepsis.models.files.weights import ModelSource
 
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")
 OUTPUTS = ("output.weight", "lm_head.weight")
@@ -23,7 +27,7 @@ class _Stored:
 
 
 def bytes_per_pass(path: Path) -> int:
-    """Return the bytes of the weights that a pass of the model at `path` reads, whatever the number of its rows.
+    """Return the bytes of the weights that a pass of the model at `path` reads, for any number of rows.
 
     All of them, but of an embedding that is not the output head too only the rows of its tokens, which do not count.
     Experts of a mixture are counted as if all were read. Raises `ModelLoadError` for files that cannot be read.
@@ -33,25 +37,24 @@ def bytes_per_pass(path: Path) -> int:
     return sum(tensor.num_bytes for name, tensor in tensors.items() if name not in skipped)
 
 
-def least_loaded_bytes(path: Path, weights: str) -> int:
-    """Return the least memory that the weights of the model at `path` take under the setting `weights`.
+def least_loaded_bytes(source: "ModelSource", weights: str) -> int:
+    """Return the least memory that the weights of a model take under the setting `weights`.
 
     A forward that cannot keep quantised weights takes more. Raises `ModelLoadError` for files that cannot be read.
     """
-    tensors = _tensors(path).values()
+    tensors = _tensors(source).values()
     if weights in BYTES_OF:
         return math.ceil(BYTES_OF[weights] * sum(tensor.num_weights for tensor in tensors))
     return sum(min(tensor.num_bytes, 2 * tensor.num_weights) for tensor in tensors)
 
 
-def _tensors(path: Path) -> dict[str, _Stored]:
-    return _of_gguf(path) if path.is_file() else _of_folder(path)
-
-
-def _of_gguf(path: Path) -> dict[str, _Stored]:
+def _tensors(source: "ModelSource") -> dict[str, _Stored]:
+    if isinstance(source, Path) and not source.is_file():
+        return _of_folder(source)
     from prolepsis.models.files.gguf import GgufFile
 
-    return {name: _Stored(tensor.size, math.prod(tensor.shape)) for name, tensor in GgufFile(path).tensors.items()}
+    file = GgufFile(source) if isinstance(source, Path) else source
+    return {name: _Stored(tensor.size, math.prod(tensor.shape)) for name, tensor in file.tensors.items()}
 
 
 def _of_folder(folder: Path) -> dict[str, _Stored]:

@@ -18,7 +18,11 @@ from prolepsis.models.files.stored import StoredMatrix
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from prolepsis.models.files.gguf import GgufFile
+
 Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
+ModelSource: TypeAlias = "Path | GgufFile"
+"""A model's folder or GGUF file; an open file is not read again."""
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 
@@ -50,20 +54,33 @@ class Checkpoint:
         return tuple(dict.fromkeys([*token_ids(self.config.eos_token_id), *generation_eos(self.source)]))
 
 
-def open_checkpoint(path: Path, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:
-    """Open a folder (config.json and safetensors) or a GGUF file; tensors are read in `dtype`.
+def open_model(path: Path) -> ModelSource:
+    """Return a GGUF file with its header read, which takes up to 90 ms, or the folder of a model as it is.
 
     Raises `ModelLoadError` with file and reason.
     """
     if path.is_dir():
-        return Checkpoint(folder_config(path), _folder_tensors(path, dtype), path)
+        return path
     if not path.exists():
         raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
     if path.suffix.lower() != ".gguf":
         raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a file ending in .gguf")
+    from prolepsis.models.files.gguf import GgufFile
+
+    return GgufFile(path)
+
+
+def open_checkpoint(source: ModelSource, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:
+    """Open a folder (config.json and safetensors) or a GGUF file; tensors are read in `dtype`.
+
+    Raises `ModelLoadError` with file and reason.
+    """
+    opened = open_model(source) if isinstance(source, Path) else source
+    if isinstance(opened, Path):
+        return Checkpoint(folder_config(opened), _folder_tensors(opened, dtype), opened)
     from prolepsis.models.files.gguf import open_gguf
 
-    return open_gguf(path, dtype)
+    return open_gguf(opened, dtype)
 
 
 def folder_config(folder: Path) -> Config:
