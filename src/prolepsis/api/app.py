@@ -63,7 +63,7 @@ def build(
 
 @asynccontextmanager
 async def _while_serving(services: Services, _: Application) -> AsyncGenerator[None, None]:
-    """Run the clocks of the features beside the requests; close the engine at the end."""
+    """Run the clocks of the features while requests run; close the engine at the end."""
     async with running(services.features.all):
         yield
     await services.client.close()

@@ -61,7 +61,7 @@ _MOST_BY_DEFAULT = 4096
 
 
 def connection_limit(config: ServerConfig) -> int:
-    """Return how many connections may be open: as configured, and no more than the process has descriptors for."""
+    """Return how many connections may be open: as configured, but at most what the process has descriptors for."""
     wanted = config.max_connections or _MOST_BY_DEFAULT
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:

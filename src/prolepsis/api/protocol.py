@@ -17,7 +17,7 @@ from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import headers_too_slow, invalid_http, too_many_connections
 
 LOOK_FOR_RESET_S = 0.1
-"""How often the socket of a client that sends no more is asked whether the client is gone."""
+"""How often the socket of a client that sends nothing further is asked whether the client is gone."""
 
 
 class GatewayProtocol(H11Protocol):
@@ -159,7 +159,7 @@ class GatewayProtocol(H11Protocol):
         self._close_after_reading()
 
     def _close_after_reading(self) -> None:
-        """Send no more, and close when the client does or after a while: closing with unread bytes resets the reply."""
+        """Stop sending; close when the client does or after a while: closing with unread bytes resets the reply."""
         self._refused = True
         self._stop_timer()
         if not self.transport.can_write_eof():

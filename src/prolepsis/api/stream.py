@@ -82,7 +82,7 @@ class EventStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
     The status line waits for the first event, so a failure before it is answered with its own status; a later failure
-    is sent as a last event with an `error`, without `[DONE]`. A client that sends no more gets a comment, so that the
+    is sent as a last event with an `error`, without `[DONE]`. A client that stops sending gets a comment, so that the
     connection finds out whether it is gone. `named` events carry their `type` as the event's name, and their stream
     ends without `[DONE]`, as that of /v1/responses does.
     """

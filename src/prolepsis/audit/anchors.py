@@ -114,7 +114,7 @@ def _place(setting: str, default: Path) -> AnchorPlace:
 
 
 def default_file(key: Path, database: Database) -> Path:
-    """Return the file of anchors beside the audit key: one for each store."""
+    """Return the file of anchors next to the audit key: one for each store."""
     return key.with_name(f"audit-anchors-{sha256(database.name.encode()).hexdigest()[:12]}.jsonl")
 
 

@@ -147,10 +147,10 @@ def signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
 
 def _unproven(evidence: Evidence, unsigned: Sequence[int]) -> Iterator[str]:
     if not evidence.anchors:
-        yield "without an anchor, that nobody replaced the whole chain or cut off its end"
+        yield "without an anchor, that the whole chain was not replaced or its end cut off"
     if evidence.keys is None:
         yield "without a public key, that the chain's end was signed by its writer"
     elif evidence.head is None:
         yield "in an export, that its end is the signed one"
     if unsigned and not any(anchor.seq < unsigned[0] for anchor in evidence.anchors):
-        yield f"for entries before {unsigned[0]}, which were written without a signature, that nobody replaced them"
+        yield f"for entries before {unsigned[0]}, which were written without a signature, that they were not replaced"

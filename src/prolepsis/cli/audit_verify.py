@@ -35,7 +35,7 @@ PublicKey = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="public keys (PEM) that signatures are checked with; default for the store: beside the audit key",
+        help="public keys (PEM) that signatures are checked with; default for the store: next to the audit key",
         exists=True,
         dir_okay=False,
     ),
@@ -86,7 +86,7 @@ def verify(
     """Verify every entry of the chain, its signed end and its anchors.
 
     Exit status 1 if anything was changed, 6 if nothing was found but the evidence does not suffice: without an anchor
-    nobody can say whether the whole chain was replaced or its end cut off.
+    it cannot be said whether the whole chain was replaced or its end cut off.
     """
     noted = [parse_anchor(one) for one in anchor or ()]
     local = file is None and url is None
@@ -109,8 +109,8 @@ def _records(store: str | None, known: Known) -> RecordsVerified:
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
-    beside = key_file(settings_here().server).with_suffix(".pub")
-    path = beside if given is None and local and beside.exists() else given
+    own = key_file(settings_here().server).with_suffix(".pub")
+    path = own if given is None and local and own.exists() else given
     return None if path is None else PublicKeys.read(path)
 
 

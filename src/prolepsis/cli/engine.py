@@ -46,7 +46,7 @@ def loading() -> Iterator[None]:
 def start_engine(
     config: EngineConfig, observer: "EngineObserver | None" = None, server: ServerConfig | None = None
 ) -> Running:
-    """Load the model and put an engine and its client together; beside it, `server` takes memory too.
+    """Load the model and put an engine and its client together; `server` takes memory too.
 
     Raises `MemoryPlanError` if the machine has too little for all of them.
     """

@@ -168,7 +168,7 @@ class ServerConfig(BaseModel):
     audit_key: Path | None = Field(
         default=None,
         description="private key that signs the end of the audit log; made if it is missing; default: audit-key.pem "
-        "beside the key file",
+        "next to the key file",
     )
     audit_text_days: float = Field(
         default=30.0,
@@ -182,7 +182,7 @@ class ServerConfig(BaseModel):
     audit_anchor: tuple[str, ...] = Field(
         default=("auto",),
         description="places outside the store that get the signed end of the audit log: a file, log (a line of the "
-        "server's log), an http(s) URL, auto (a file beside the audit key) or none",
+        "server's log), an http(s) URL, auto (a file next to the audit key) or none",
     )
     audit_anchor_s: float = Field(default=60.0, gt=0, description="seconds between two anchors of the audit log")
     replay_sample: float = Field(

@@ -49,7 +49,7 @@ def plan_memory(config: EngineConfig, loaded: Loaded, max_model_len: int, reserv
 
 
 def check_head(head: HeadInfo, device: str, num_pages: int, max_requests: int) -> None:
-    """Raise `MemoryPlanError` if the K/V of a head that is loaded while serving does not fit beside the others."""
+    """Raise `MemoryPlanError` if the K/V of a head that is loaded while serving does not fit next to the others."""
     memory = memory_of(device)
     num_bytes = num_pages * head.page_bytes + _head_scratch(head, max_requests)
     Room(memory.place, memory.free).check(MemoryUse(f"K/V of draft head {head.name}", num_bytes, "kv_memory"))

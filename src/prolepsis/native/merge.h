@@ -67,7 +67,8 @@ inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, in
 // The `limit` likeliest nodes of both drafts, as `as_draft` gives them, and for each which of the nodes of both it was first.
 inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit, double floor) {
   std::vector<Merged> nodes;
-  const std::set<int64_t> above = add(nodes, first, 1, 0, floor), beside = add(nodes, second, 2, first.tokens.size(), floor);
+  const std::set<int64_t> parents_in_first = add(nodes, first, 1, 0, floor);
+  const std::set<int64_t> parents_in_second = add(nodes, second, 2, first.tokens.size(), floor);
   for (Merged& node : nodes) node.survival = node.parent == kRoot ? node.rate : node.rate * nodes[node.parent].survival;
   std::vector<int64_t> likeliest(nodes.size()), place(nodes.size());
   std::iota(likeliest.begin(), likeliest.end(), 0);
@@ -76,7 +77,7 @@ inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit,
   std::vector<Node> kept;
   for (const int64_t i : likeliest) {  // parents stay before their children
     const Merged& node = nodes[i];
-    const bool is_contested = node.kind != kShared && above.count(node.parent) && beside.count(node.parent);
+    const bool is_contested = node.kind != kShared && parents_in_first.count(node.parent) && parents_in_second.count(node.parent);
     place[i] = kept.size();
     const int64_t bucket = (node.kind + (is_contested ? kContested : 0)) * kLevels + level_of(node.rate);
     kept.push_back({node.token, node.parent == kRoot ? kRoot : place[node.parent], node.survival, bucket});

@@ -1,5 +1,5 @@
 // Weights as model files store them: codes of 4 to 8 bits with a scale for every 32 (Q6_K: 16) along K, in the formats of ggml. They
-// are repacked once, so that 16 columns lie side by side, and take no more memory than in the file. This file packs them and gives
+// are repacked once, so that 16 columns lie side by side, and take only the memory that they take in the file. This file packs them and gives
 // their values; int8_products.h multiplies with them.
 //
 // A weight is scale * (code - offset) + minimum. In the formats called K a scale is itself a product: of a float16 that 256 weights

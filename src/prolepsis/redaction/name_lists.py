@@ -52,7 +52,7 @@ class NameLists:
     given: frozenset[str]
     surnames: frozenset[str]
     doubtful: frozenset[str]
-    """Given names that are as often words or places: they count beside another name or after words such as "I am"."""
+    """Given names that are as often words or places: they count next to another name or after words such as "I am"."""
     words: frozenset[str]
     """Ordinary words."""
 

@@ -97,7 +97,7 @@ class Proposer(ABC):
     one_pass: bool = False
     """A draft costs the same however deep it is."""
     shares_target: bool = False
-    """It computes with the target's threads, cache or device, so no pass may run beside it: a call that is late is
+    """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
     waited for. Calls of other proposers are left to themselves when they are late (`spec.call_watch`)."""
     aux_layers: Sequence[int] = ()
     """Layers of the target whose input the proposer takes (`HiddenStateConsumer`)."""

@@ -2,7 +2,7 @@
 
 Scores are in [0, 1], one a request. A bet that the mean is beyond its tolerance begins every eighth score, and the sum
 of their wealths is compared with `ALARM` (Shin, Ramdas and Rinaldo, arXiv 2203.03532, as in `window`). While the mean
-is within its tolerance, whatever it does there, a false alarm comes after at least 2.4 million scores in expectation.
+is anywhere within its tolerance, a false alarm comes after at least 2.4 million scores in expectation.
 At the baseline itself false alarms are far rarer: `tests/simulation/drift_traffic.py` shows how much.
 """
 

@@ -1,7 +1,7 @@
 """Signatures of the ends of chains: one Ed25519 key signs, public keys check.
 
-The private key is a file beside the public ones, which may be those of several replicas. Whoever writes the store
-without the private key cannot sign a chain of his own.
+The private key is a file next to the public ones, which may be those of several replicas. A writer of the store
+without the private key cannot sign a chain of its own.
 """
 
 import os
@@ -91,7 +91,7 @@ class PublicKeys:
 
 
 class AuditKeys:
-    """The key of this process and the public keys beside it; they are read, or made, when they are first used."""
+    """The key of this process and the public keys next to it; they are read, or made, when they are first used."""
 
     def __init__(self, path: Path) -> None:
         """`path`: of the private key; the public ones are in the file of the same name that ends in .pub."""
@@ -142,7 +142,7 @@ class AuditKeys:
 
 
 def key_file(config: ServerConfig) -> Path:
-    """Return the file of the private key: the configured one, else beside the file of API keys."""
+    """Return the file of the private key: the configured one, else next to the file of API keys."""
     folder = config.keys_file.parent if config.keys_file is not None else config_directory()
     return config.audit_key or folder / FILE_NAME
 

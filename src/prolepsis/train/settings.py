@@ -80,7 +80,7 @@ class HeadRecipe:
     init: Path | None = None
     """Folder of a head that provides the initial weights and the draft vocabulary."""
     max_tokens: int | None = None
-    """Use no more of the data than this."""
+    """Use at most this much of the data."""
     objective: Objective = field(default_factory=Objective)
     training: TrainSettings = field(default_factory=TrainSettings)
 
@@ -160,7 +160,7 @@ class DraftModelRecipe:
     loss_vocab: Annotated[int, Option(help="frequent tokens, which are in the loss of every step", min=64)] = 8192
     loss_sample: Annotated[int, Option(help="other tokens in the loss, sampled in each step", min=1)] = 1024
     max_tokens: int | None = None
-    """Use no more of the data than this."""
+    """Use at most this much of the data."""
     training: TrainSettings = field(
         default_factory=lambda: TrainSettings(
             anchors_per_step=1024,

@@ -1,4 +1,4 @@
-"""What a request's own processing of its logits and its text takes, beside the target's pass."""
+"""What a request's own processing of its logits and its text takes, next to the target's pass."""
 
 from prolepsis.core.requests import GenerateRequest
 

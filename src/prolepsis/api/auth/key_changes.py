@@ -1,4 +1,4 @@
-"""Changes of the key file in the audit log, whoever made them: ids and roles, no secrets and no tenants."""
+"""Changes of the key file in the audit log, by any author: ids and roles, no secrets and no tenants."""
 
 from collections.abc import Iterable, Mapping
 

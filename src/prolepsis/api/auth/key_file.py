@@ -138,7 +138,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def hash_of(key: str) -> str:
-    """Return what is stored of a key; nobody guesses 256 random bits, so one pass of SHA-256 is enough."""
+    """Return what is stored of a key; 256 random bits cannot be guessed, so one pass of SHA-256 is enough."""
     return f"sha256${sha256(key.encode()).hexdigest()}"
 
 

@@ -16,7 +16,7 @@ from prolepsis.models.targets.lean_shape import LayerShape, LeanShape
 
 
 class Rows(Protocol):
-    """A matrix, in whatever form a forward reads it."""
+    """A matrix, in any form that a forward reads."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -135,7 +135,7 @@ def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
 
 
 def computation(kinds: list[str], *, int8: bool) -> list[str]:
-    """Say how weights of these formats are multiplied; nothing for bf16, in which nothing is rounded anew."""
+    """Say how weights of these formats are multiplied; nothing for bf16, in which nothing is rounded again."""
     if set(kinds) == {"bf16"}:
         return []
     return [f"{' and '.join(kinds)} weights", f"{'int8' if int8 else 'bf16'} activations"]
