@@ -1,6 +1,7 @@
 """One account of an HTTP request while it is answered; what it comes to is `RequestEnded`."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -50,7 +51,9 @@ class PromptAccount:
     def keep(self, level: Keep) -> GenerateRequest:
         """Keep as much from here on; return the request that makes the engine say so much."""
         self.progress.keep = max(self.progress.keep, level)
-        return replace(self._request, tells_drafts=True) if level >= Keep.DRAFTS else self._request
+        if level == Keep.FIGURES:
+            return self._request
+        return replace(self._request, keeps_rounds=True, tells_drafts=level >= Keep.DRAFTS)
 
     def see(self, event: Event) -> None:
         """Take in an event when it arrives."""
@@ -124,7 +127,11 @@ class RequestAccount:
         """Return what the request came to."""
         end, error = self._end
         return RequestEnded(
-            about=self.about, end=end, error=error, prompts=tuple(prompt.ended() for prompt in self._prompts)
+            about=self.about,
+            end=end,
+            error=error,
+            prompts=tuple(prompt.ended() for prompt in self._prompts),
+            ended_at=time.monotonic(),
         )
 
 
@@ -148,5 +155,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
         http_request_id=prepared.context.http_request_id,
-        trace_id=prepared.context.trace_id,
+        stream=prepared.stream,
+        arrived=prepared.context.arrived,
+        trace=prepared.context.trace,
     )

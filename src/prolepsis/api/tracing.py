@@ -1,9 +1,7 @@
 """Gives each HTTP request an id, counts it, and writes one log line about it."""
 
 import re
-import secrets
 import time
-from dataclasses import dataclass
 from uuid import uuid4
 
 import structlog
@@ -11,13 +9,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
+from prolepsis.core.trace_context import HEADER, parse_traceparent
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.errors import describe_error
 
 log = structlog.get_logger(__name__)
 
-HTTP_REQUEST_ID, TRACE_ID, ANSWER_ID = "http_request_id", "trace_id", "answer_id"
+HTTP_REQUEST_ID, ANSWER_ID = "http_request_id", "answer_id"
 """Names of a request in its scope's state."""
+ARRIVED, TRACE = "arrived", "trace"
+"""In the same place: when a request arrived (`time.monotonic`), and its `TraceContext`, if it has one."""
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET = {"/metrics", "/health", "/health/live", "/health/ready"}
 _NOT_SENT = 499
@@ -66,43 +67,6 @@ class RequestIdMiddleware:
             log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names)
 
 
-_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-_HEADER = "traceparent"
-
-
-@dataclass(frozen=True, slots=True)
-class TraceContext:
-    """A place in a trace: https://www.w3.org/TR/trace-context/, version 00."""
-
-    trace_id: str
-    """32 hexadecimal digits, not all zero."""
-    span_id: str
-    """16 hexadecimal digits, not all zero."""
-    flags: str
-
-    def child(self) -> "TraceContext":
-        """Return a new span of the same trace."""
-        span = secrets.randbits(64) or 1
-        return TraceContext(self.trace_id, f"{span:016x}", self.flags)
-
-    def header(self) -> str:
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
-
-
-def parse_traceparent(value: str) -> TraceContext | None:
-    """Read a `traceparent` header; None for one that the standard tells to ignore.
-
-    Of versions after 00 the known beginning is read; version ff and ids of zeros only are invalid.
-    """
-    match = _FORM.fullmatch(value.strip())
-    if match is None:
-        return None
-    version, trace_id, span_id, flags, rest = match.groups()
-    if version == "ff" or (version == "00" and rest) or not int(trace_id, 16) or not int(span_id, 16):
-        return None
-    return TraceContext(trace_id, span_id, f"{int(flags, 16) & 1:02x}")
-
-
 class TraceMiddleware:
     """ASGI middleware: where a request carries a trace, its log lines name it and the response returns it."""
 
@@ -110,17 +74,21 @@ class TraceMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).getlist(_HEADER) if scope["type"] == "http" else []
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state[ARRIVED] = time.monotonic()
+        given = Headers(scope=scope).getlist(HEADER)
         context = parse_traceparent(given[0]) if len(given) == 1 else None
         if context is None:
             await self._app(scope, receive, send)
             return
-        own = context.child()
-        scope.setdefault("state", {})[TRACE_ID] = own.trace_id
+        own = state[TRACE] = context.child()
 
         async def send_with_trace(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_HEADER] = own.header()
+                MutableHeaders(scope=message)[HEADER] = own.header()
             await send(message)
 
         with bound_contextvars(trace_id=own.trace_id, span_id=own.span_id):

@@ -8,6 +8,7 @@ from typing import Literal
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import LossReason, Mode, RequestStats
+from prolepsis.core.trace_context import TraceContext
 
 AssignedArm = Literal["canary", "unassigned", "holdout"]
 """Unassigned requests are plain until the rollout is on, then they get the rule's mode; the holdout stays plain."""
@@ -34,8 +35,10 @@ class Keep(IntEnum):
     """How much of a request is kept until it ends; each level includes the ones before it."""
 
     FIGURES = 0
-    TOKENS = 1
-    DRAFTS = 2
+    ROUNDS = 1
+    """Figures of its first rounds too (`RequestStats.rounds`)."""
+    TOKENS = 2
+    DRAFTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +95,17 @@ class RequestAbout:
     audit_content: AuditContent | None = None
     http_request_id: str = ""
     """What `x-request-id` says."""
-    trace_id: str = ""
-    """Empty: the request carried no trace."""
+    stream: bool = False
+    """Its answer goes out in parts."""
+    arrived: float = 0.0
+    """When it arrived, by `time.monotonic`."""
+    trace: TraceContext | None = None
+    """Of the span that stands for it; None: it carried no trace, and none was begun."""
+
+    @property
+    def trace_id(self) -> str:
+        """Empty without a trace."""
+        return self.trace.trace_id if self.trace else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +150,5 @@ class RequestEnded:
     error: str | None
     prompts: tuple[PromptEnded, ...]
     """Those that began to run, in that order."""
+    ended_at: float = 0.0
+    """By `time.monotonic`."""

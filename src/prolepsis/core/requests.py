@@ -198,6 +198,8 @@ class GenerateRequest:
     grammar: GrammarSpec | None = None
     """Every emitted token keeps the answer inside this language; None leaves it free."""
     speculation: SpeculationChoice = field(default_factory=SpeculationChoice)
+    keeps_rounds: bool = False
+    """Its stats have the figures of its first rounds."""
     tells_drafts: bool = False
     """Its `Tokens` say what was proposed."""
     emitted: tuple[tuple[int, ...], ...] = ()

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Literal, get_args
 
+from prolepsis.core.rounds import Round
+
 DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
 _KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
@@ -241,6 +243,8 @@ class RequestStats:
     """Verified drafts by proposer."""
     shadow: dict[str, ProposerCounts] = field(default_factory=dict)
     """Drafts by proposer that were only compared with what plain decoding emitted."""
+    rounds: list[Round] = field(default_factory=list)
+    """Its first ones, if they are kept."""
     judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
     """The first judged drafts of its samples, by proposer: a few, as later ones tell about the request."""
     plain_steps: dict[PlainReason, int] = field(default_factory=dict)
@@ -251,6 +255,8 @@ class RequestStats:
     prediction_rejected: int = 0
     queue_s: float = 0.0
     compute_s: float = 0.0
+    arrival: float = 0.0
+    """At the engine, by `time.monotonic`; times count from then on."""
     first_token_s: float | None = None
     """From arrival to the first token."""
     total_s: float = 0.0

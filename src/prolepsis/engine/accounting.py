@@ -166,6 +166,7 @@ def count_shadow(row: Row, tokens: Sequence[int], *, ended: bool) -> None:
 def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
     """Fill in the counts that are known only at the end."""
     stats = request.stats
+    stats.arrival = request.arrival
     stats.total_s = now - request.arrival
     if request.queued_since is not None:
         stats.queue_s += now - request.queued_since

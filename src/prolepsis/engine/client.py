@@ -51,6 +51,12 @@ class EngineInfo:
         )
 
     @property
+    def heads(self) -> dict[str, str]:
+        """NAME@VERSION of the heads in use, by proposer."""
+        found = {DRAFT_HEAD: self.draft_head, CANDIDATE_HEAD: self.candidate_head}
+        return {proposer: label for proposer, label in found.items() if label is not None}
+
+    @property
     def versions(self) -> dict[str, str]:
         """What produced the tokens, for the audit log."""
         named = {"prolepsis": __version__, "model": self.model, FINGERPRINT: self.fingerprint}

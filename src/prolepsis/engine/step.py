@@ -25,6 +25,7 @@ from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, Reporter
 from prolepsis.engine.request import SequenceState
+from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler
@@ -283,6 +284,7 @@ class Engine:
         self.speculation.proposers.watch.passed(timing.forward)
         self.speculation.observe(rows, timing)
         charge(rows, timing, self.speculation.proposers.cost)
+        keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self.clock()), self.info.heads)
         scheduler = self.scheduler
         self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))
 

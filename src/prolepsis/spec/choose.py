@@ -339,7 +339,7 @@ class _Drafter:
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds
-        deepest = max((max(draft.depths()) for draft in drafts if draft is not None), default=0)
+        deepest = max((draft.depth for draft in drafts if draft is not None), default=0)
         self._effort.cost.learn(len(candidates), self._effort.paid(deepest), ms)
         return drafts, ms
 

@@ -31,6 +31,11 @@ class Draft:
     def is_chain(self) -> bool:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
+    @property
+    def depth(self) -> int:
+        """Tokens of its longest path."""
+        return max(self.depths(), default=0)
+
     def depths(self) -> tuple[int, ...]:
         """Depth of each node; children of the root have depth 1."""
         depths: list[int] = []

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from prolepsis.api.tracing import HTTP_REQUEST_ID, TRACE_ID
+from prolepsis.api.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
+from prolepsis.core.trace_context import TraceContext
 from prolepsis.web.caller import Caller, caller_of
 
 SPEC_MODE = "x-spec-mode"
@@ -21,7 +22,9 @@ class RequestContext:
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case; the first of equal names."""
     http_request_id: str = ""
-    trace_id: str = ""
+    trace: TraceContext | None = None
+    arrived: float = 0.0
+    """By `time.monotonic`."""
 
     @property
     def spec_mode(self) -> str | None:
@@ -30,5 +33,12 @@ class RequestContext:
 
 def context_of(request: Request) -> RequestContext:
     """Read it from a request that sign-in let through."""
-    names = {name: request.scope["state"].get(name, "") for name in (HTTP_REQUEST_ID, TRACE_ID)}
-    return RequestContext(caller_of(request), request.scope["path"], dict(request.headers), **names)
+    state = request.scope["state"]
+    return RequestContext(
+        caller_of(request),
+        request.scope["path"],
+        dict(request.headers),
+        state.get(HTTP_REQUEST_ID, ""),
+        state.get(TRACE),
+        state.get(ARRIVED, 0.0),
+    )
