@@ -3,7 +3,7 @@ from pathlib import Path
 from prolepsis.api.app import build
 from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
@@ -22,76 +22,33 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 def ended() -> RequestStats:
-    counts = ProposerCounts()
-    counts.record(3, 2)
-    counts.record(2, 0)
     return RequestStats(
         num_prompt_tokens=10,
         num_cached_tokens=4,
         num_output_tokens=5,
         num_preemptions=1,
-        proposers={"suffix": counts},
-        queue_s=0.2,
-        compute_s=0.8,
-        first_token_s=0.6,
-        total_s=1.0,
         mode=EffectiveMode("on", "speculating", 1),
-        plain_steps={"no_draft": 3, "too_costly": 1},
     )
 
 
-def test_speculation_is_counted_by_proposer_and_position() -> None:
+def test_tokens_are_counted_once_for_each_request_of_the_engine() -> None:
     metrics = Metrics()
-    metrics.request_ended(ended(), "finished")
-    metrics.request_ended(ended(), "aborted")
-    stem = "prolepsis_spec_decode_num"
-    assert sample(metrics, f"{stem}_drafts_total", proposer="suffix") == 4
-    assert sample(metrics, f"{stem}_draft_tokens_total", proposer="suffix") == 10
-    assert sample(metrics, f"{stem}_accepted_tokens_total", proposer="suffix") == 4
-    for position, accepted in (("0", 2), ("1", 2), ("2", 0)):
-        value = sample(metrics, f"{stem}_accepted_tokens_per_pos_total", proposer="suffix", position=position)
-        assert value == accepted
-
-
-def test_plain_steps_are_counted_by_reason() -> None:
-    metrics = Metrics()
-    metrics.request_ended(ended(), "finished")
-    name = "prolepsis_spec_decode_num_plain_steps_total"
-    assert [sample(metrics, name, reason=reason) for reason in ("no_draft", "too_costly")] == [3, 1]
-
-
-def test_drafts_in_shadow_are_counted_apart() -> None:
-    metrics, stats = Metrics(), ended()
-    stats.proposers, stats.shadow = {}, stats.proposers
-    metrics.request_ended(stats, "finished")
-    counts = [("drafts", 2), ("drafted_tokens", 5), ("accepted_tokens", 2)]
-    for name, count in counts:
-        assert sample(metrics, f"prolepsis_shadow_{name}_total", proposer="suffix") == count
-    assert sample(metrics, "prolepsis_spec_decode_num_drafts_total", proposer="suffix") is None
-
-
-def test_requests_are_counted_by_outcome_with_their_times() -> None:
-    metrics = Metrics()
-    metrics.request_ended(ended(), "finished")
-    metrics.request_ended(RequestStats(), "failed")
-    assert sample(metrics, "prolepsis_requests_total", outcome="finished") == 1
-    assert sample(metrics, "prolepsis_requests_total", outcome="failed") == 1
+    metrics.request_ended(ended())
+    metrics.request_ended(RequestStats())
     assert sample(metrics, "prolepsis_requests_effective_total", mode="on", reason="speculating") == 1
-    assert sample(metrics, "prolepsis_request_queue_time_seconds_sum") == 0.2
-    assert sample(metrics, "prolepsis_request_inference_time_seconds_sum") == 0.8
-    assert sample(metrics, "prolepsis_time_to_first_token_seconds_count") == 1
-    assert sample(metrics, "prolepsis_request_time_per_output_token_seconds_sum") == 0.1
-    assert sample(metrics, "prolepsis_e2e_request_latency_seconds_count") == 2
+    assert sample(metrics, "prolepsis_generation_tokens_total") == 5
     assert sample(metrics, "prolepsis_prefix_cache_hits_total") == 4
     assert sample(metrics, "prolepsis_num_preemptions_total") == 1
 
 
-def test_steps_are_split_by_part() -> None:
+def test_steps_are_split_by_stage() -> None:
     metrics = Metrics()
     metrics.step_done({"forward": 0.5, "propose": 0.25}, num_tokens=3)
     metrics.step_done({"forward": 0.5}, num_tokens=2)
-    assert sample(metrics, "prolepsis_step_seconds_total", part="forward") == 1.0
-    assert sample(metrics, "prolepsis_step_seconds_total", part="propose") == 0.25
+    stem = "prolepsis_step_stage_duration_seconds"
+    assert sample(metrics, f"{stem}_sum", stage="forward") == 1.0
+    assert sample(metrics, f"{stem}_count", stage="forward") == 2
+    assert sample(metrics, f"{stem}_sum", stage="propose") == 0.25
     assert sample(metrics, "prolepsis_steps_total") == 2
     assert sample(metrics, "prolepsis_step_rows_total") == 5
     assert sample(metrics, "prolepsis_step_duration_seconds_sum") == 1.25
@@ -112,7 +69,7 @@ def test_failures_load_and_info() -> None:
 
 def test_two_engines_in_one_process_share_nothing() -> None:
     one, other = Metrics(), Metrics()
-    one.request_ended(ended(), "finished")
+    one.request_ended(ended())
     assert sample(one, "prolepsis_prompt_tokens_total") == 10
     assert sample(other, "prolepsis_prompt_tokens_total") == 0
 
@@ -120,7 +77,7 @@ def test_two_engines_in_one_process_share_nothing() -> None:
 def test_a_replay_is_no_request() -> None:
     metrics = Metrics()
     before = metrics.exposition()
-    metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)), "finished")
+    metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)))
     changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
     assert changed == {b"prolepsis_replay_tokens_total 7.0"}
 

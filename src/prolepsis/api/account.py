@@ -15,6 +15,7 @@ from prolepsis.core.errors import ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.web.errors import RequestAborted
 
 
@@ -40,12 +41,15 @@ class PromptAccount:
         """`whole`: the answer goes out at its end, or not at all. `check` reads the tool calls of a sample."""
         self.progress = progress
         self.delivery = Delivery(whole=whole)
+        self.intervals = TokenIntervals()
         self.num_shown_tokens: int | None = None
         """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
         self._request = request
         self._check = check
         self._calls: dict[int, ToolCallCheck] = {}
         self._finish_reasons: list[str] = []
+        self._sent_at = 0.0
+        self._stream_s = 0.0
         self._end: tuple[End, str | None] = ("finished", None)
 
     def keep(self, level: Keep) -> GenerateRequest:
@@ -60,15 +64,22 @@ class PromptAccount:
         self.progress.see(event)
         if isinstance(event, Tokens):
             self.delivery.see(event)
+            self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
 
     def sending(self, delta: Delta) -> None:
         """Take in what is about to go to the client."""
+        self._sent_at = time.perf_counter()
         if self._check is not None:
             if delta.index not in self._calls:
                 self._calls[delta.index] = self._check()
             self._calls[delta.index].take(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)
+
+    def sent(self, delta: Delta) -> None:
+        """Take in that the client's side has taken `delta`."""
+        self._stream_s += time.perf_counter() - self._sent_at
+        self.delivery.passed(delta)
 
     def fail(self, error: BaseException) -> None:
         """Take in what ended the answer; a client that leaves after the last token has had all of it."""
@@ -101,6 +112,9 @@ class PromptAccount:
             finish_reasons=tuple(self._finish_reasons),
             delivery=self.delivery.by_proposer(filled),
             whole_calls=tuple(calls.whole for calls in self._calls.values() if calls.whole is not None),
+            waited_s=progress.waited_s,
+            stream_s=self._stream_s,
+            intervals=self.intervals,
         )
 
 

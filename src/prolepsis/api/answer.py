@@ -102,7 +102,7 @@ class _Answering:
                         if delta is not None:
                             prompt.sending(delta)
                             yield delta
-                            prompt.delivery.passed(delta)
+                            prompt.sent(delta)
                         if sample.choice.finished and _is_over(samples, event):
                             client.abort(request.request_id)
                     else:

@@ -12,6 +12,7 @@ from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.key_changes import KeyChanges
 from prolepsis.api.auth.key_file import KeyFile
 from prolepsis.api.idempotency import Idempotency
+from prolepsis.api.metrics import MetricsFeature
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -128,6 +129,7 @@ def features_of(
         ShadowFeature(partial(_shadow_version, client, policies)),
         replays,
         DeliveryFeature(registry, output),
+        MetricsFeature(metrics),
         safety.breaker,
         safety.drift,
     )

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, suppress
 from hashlib import sha256
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from prolepsis.api.openai.context import SPEC_MODE
 from prolepsis.api.stream import ClientDisconnected, until_disconnect
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.caller import caller_of
 from prolepsis.web.errors import RequestAborted, RequestRefused
 from prolepsis.web.feature import Feature
@@ -150,10 +151,8 @@ class Idempotency(Feature):
         self._max_bytes = config.idempotency_bytes
         self._clock = clock
         self.answers = Answers()
-        self._requests = Counter(
-            "prolepsis_idempotent_requests", "Requests with an Idempotency-Key", ["result"], registry=registry
-        )
-        self._bytes = Gauge("prolepsis_idempotent_answer_bytes", "Estimated size of the answers", registry=registry)
+        self._requests = counter(registry, "idempotent_requests", "Requests with an Idempotency-Key", "result")
+        self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers")
 
     async def once(self, request: Request, body: Body, attend: Attend) -> Response:
         """Return the response of `attend`, or with a key that was seen before that of the first attempt.

@@ -8,6 +8,7 @@ from typing import Literal
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import LossReason, Mode, RequestStats
+from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.core.trace_context import TraceContext
 
 AssignedArm = Literal["canary", "unassigned", "holdout"]
@@ -139,6 +140,11 @@ class PromptEnded:
     """By proposer."""
     whole_calls: tuple[bool, ...] = ()
     """Of its samples that began a tool call, whether all of their calls are whole."""
+    waited_s: float = 0.0
+    """For admission, before the engine got it; `stats` counts from then on."""
+    stream_s: float = 0.0
+    """In which its answer waited for the client to take it."""
+    intervals: TokenIntervals = field(default_factory=TokenIntervals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

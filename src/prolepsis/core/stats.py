@@ -259,9 +259,13 @@ class RequestStats:
     """At the engine, by `time.monotonic`; times count from then on."""
     first_token_s: float | None = None
     """From arrival to the first token."""
+    prefill_s: float = 0.0
+    """The part of it in which the request ran, 0 without a first token."""
     total_s: float = 0.0
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
+    traffic_class: str = ""
+    """By which its drafts are counted."""
 
     @property
     def num_drafts(self) -> int:

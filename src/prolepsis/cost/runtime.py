@@ -33,13 +33,13 @@ from prolepsis.cost.meter import (
 from prolepsis.cost.prices import Price, PriceFile
 from prolepsis.store.store import Store
 from prolepsis.telemetry.declare import counter, gauge
+from prolepsis.telemetry.labels import NO_TENANT
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import READERS, Route, Routes
 
 COMPARED_FOR_S = 30.0
 """A comparison is computed at most this often: its bounds take some tenths of a second."""
-_NO_TENANT = "default"
 
 log = structlog.get_logger(__name__)
 
@@ -133,7 +133,7 @@ class CostFeature(Feature):
         amount = self.device_time.charge(stats.device.total, stats.compute_s or 0.0, stats.num_output_tokens)
         cost = RequestCost(
             route=about.route,
-            tenant=about.tenant or _NO_TENANT,
+            tenant=about.tenant or NO_TENANT,
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
@@ -251,10 +251,11 @@ class _Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("route", "tenant", "proposer", "arm")
         text = "Device time of requests that were answered"
-        self._seconds = counter(registry, "request_device_seconds", text, *by)
+        self._seconds = counter(registry, "request_device_seconds", text, *by, most=300)
         text = "The same, predicted for plain decoding"
-        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by)
-        self._tokens = counter(registry, "request_output_tokens", "Output tokens of these requests", *by)
+        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by, most=300)
+        text_of_tokens = "Output tokens of these requests"
+        self._tokens = counter(registry, "request_output_tokens", text_of_tokens, *by, most=300)
         text = "The price in use"
         self._price = gauge(registry, "price_per_device_second", text, "currency", "price", "version")
         self.refused = counter(registry, "price_book_refused", "Edits of the price book that were refused")

@@ -135,6 +135,7 @@ def count_emitted(row: Row, accepted: Sequence[int], tokens: Sequence[int], now:
     stats.num_output_tokens += len(tokens)
     if stats.first_token_s is None:
         stats.first_token_s = now - request.arrival
+        stats.prefill_s = max(0.0, stats.first_token_s - stats.queue_s)
     if row.plain is not None:
         stats.plain_steps[row.plain] = stats.plain_steps.get(row.plain, 0) + 1
     if row.draft is None:

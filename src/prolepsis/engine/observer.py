@@ -1,16 +1,13 @@
 """The interface through which an engine reports its steps; `telemetry.metrics.Metrics` implements it."""
 
 from collections.abc import Iterable, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from prolepsis.core.errors import GrammarFailed
-from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
+from prolepsis.core.events import Event, Failed, Terminal
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.choose import ProposerSet
-
-Outcome = Literal["finished", "aborted", "failed"]
-_OUTCOMES: dict[type, Outcome] = {Finished: "finished", Aborted: "aborted", Failed: "failed"}
 
 
 class EngineObserver(Protocol):
@@ -19,7 +16,7 @@ class EngineObserver(Protocol):
     def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         """A step ran a pass of `num_tokens` tokens; `seconds` by phase."""
 
-    def request_ended(self, stats: RequestStats, outcome: Outcome) -> None:
+    def request_ended(self, stats: RequestStats) -> None:
         """An accepted request got its terminal event."""
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
@@ -60,4 +57,4 @@ class Reporter:
             if isinstance(event, Failed) and isinstance(event.error, GrammarFailed):
                 self._observer.grammar_failed()
             if isinstance(event, Terminal):
-                self._observer.request_ended(event.stats, _OUTCOMES[type(event)])
+                self._observer.request_ended(event.stats)

@@ -118,6 +118,7 @@ def open_request(
     params = source.params
     request = Request(source, arrival, serial, queued_since=arrival)
     request.stats.num_prompt_tokens = len(source.prompt_token_ids)
+    request.stats.traffic_class = source.traffic_class
     end_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_token_ids))
     assert not params.stop or tokenizer is not None, "stop strings need a tokenizer"
     bias, stop = LogitBias.of(params), StopStrings.of(params.stop)

@@ -12,7 +12,9 @@ class RolloutMetrics:
     """The state of each rollout, its verdicts and changes, and the assignments of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._phase = gauge(registry, "rollout_phase", "1 for the phase that the rollout is in", "rule", "phase")
+        self._phase = gauge(
+            registry, "rollout_phase", "1 for the phase that the rollout is in", "rule", "phase", most=300
+        )
         text = "Number of the stage, from 0; the number of stages once it is on"
         self._stage = gauge(registry, "rollout_stage", text, "rule")
         self._share = gauge(
@@ -20,9 +22,9 @@ class RolloutMetrics:
         )
         text = "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail"
         self._verdict = gauge(registry, "rollout_verdict", text, "rule")
-        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind")
+        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=300)
         text = "Requests by arm and mode given"
-        self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode")
+        self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
         self.not_kept = counter(registry, "rollout_not_kept", "Changes of rollouts that could not be stored")
 
     def show(self, rule: str, phase: str, stage: int, share: float) -> None:

@@ -204,8 +204,8 @@ class _Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("proposer", "traffic_class")
-        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind")
-        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status")
+        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=240)
+        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=480)
         self._numbers = [
             gauge(registry, f"drift_{name}", text, *by)
             for name, text in (

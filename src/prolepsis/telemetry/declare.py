@@ -1,13 +1,128 @@
-"""Counters and gauges of the features, declared in one way: names begin with `prolepsis_`, labels are listed."""
+"""Declares every series: names begin with `prolepsis_`, labels are bounded, and a registry knows what it may hold."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from prolepsis.telemetry.labels import OTHER, LabelSets, LabelValues
+
+PREFIX = "prolepsis_"
+Kind = Literal["counter", "gauge", "histogram", "info"]
+
+LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Seconds until something of a request has happened; the limits of latency objectives are among them."""
+TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
+"""Seconds of one token."""
 
 
-def counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
-    """Return a new counter."""
-    return Counter(f"prolepsis_{name}", text, labels, registry=registry)
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What is declared of one family of series."""
+
+    name: str
+    """As it is queried; without the suffixes of a histogram."""
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+    most: int | None = None
+    """Bound on its label sets; None: that of the values of its labels."""
+    size: int = 1
+    """Series of a label set."""
+
+    def sets(self, values: LabelValues) -> LabelSets | None:
+        return LabelSets(values, self.labels, self.most) if self.labels else None
 
 
-def gauge(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Gauge:
-    """Return a new gauge."""
-    return Gauge(f"prolepsis_{name}", text, labels, registry=registry)
+class MetricsRegistry(CollectorRegistry):
+    """A registry whose series are bounded; a plain one, as in a test of one feature, bounds each family alone."""
+
+    def __init__(self, tenants: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.values = LabelValues(tenants)
+        self.families: dict[str, Family] = {}
+
+    def most_series(self, family: Family) -> int:
+        """Return the bound on the series of a family."""
+        sets = family.sets(self.values)
+        return family.size * (sets.most if sets is not None else 1)
+
+
+class BoundedCounter(Counter):
+    sets: LabelSets | None = None
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        return super().labels(*_bounded(self.sets, labelvalues, labelkwargs))
+
+
+class BoundedHistogram(Histogram):
+    sets: LabelSets | None = None
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        return super().labels(*_bounded(self.sets, labelvalues, labelkwargs))
+
+
+class BoundedGauge(Gauge):
+    """A value that belongs to `other` alone would be the last one set, of whichever set: it is not shown."""
+
+    sets: LabelSets | None = None
+
+    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
+        values = _bounded(self.sets, labelvalues, labelkwargs)
+        if OTHER in values:
+            return type(self)("not_shown", "", registry=None)
+        return super().labels(*values)
+
+    def clear(self) -> None:
+        super().clear()
+        if self.sets is not None:
+            self.sets.forget()
+
+
+def counter(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedCounter:
+    """Return a new counter of at most `most` label sets; `name` is without `_total`."""
+    made = BoundedCounter(PREFIX + name, text, labels, registry=registry)
+    made.sets = declared(registry, Family(f"{PREFIX}{name}_total", "counter", text, labels, most))
+    return made
+
+
+def gauge(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedGauge:
+    """Return a new gauge of at most `most` label sets."""
+    made = BoundedGauge(PREFIX + name, text, labels, registry=registry)
+    made.sets = declared(registry, Family(PREFIX + name, "gauge", text, labels, most))
+    return made
+
+
+def histogram(
+    registry: CollectorRegistry,
+    name: str,
+    text: str,
+    *labels: str,
+    buckets: Sequence[float] = LATENCY_BUCKETS,
+    most: int | None = None,
+) -> BoundedHistogram:
+    """Return a new histogram of at most `most` label sets; `name` ends with its unit."""
+    made = BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry)
+    made.sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, size=series_of(buckets)))
+    return made
+
+
+def series_of(buckets: Sequence[float]) -> int:
+    """Return the series of a histogram: its buckets, the one without a bound, the sum and the count."""
+    return len(buckets) + 3
+
+
+def declared(registry: CollectorRegistry, family: Family) -> LabelSets | None:
+    """Note a family; return the bound on its label sets, None where it has no labels."""
+    if not isinstance(registry, MetricsRegistry):
+        return family.sets(LabelValues())
+    registry.families[family.name] = family
+    return family.sets(registry.values)
+
+
+def _bounded(sets: LabelSets | None, values: tuple[object, ...], named: dict[str, object]) -> tuple[object, ...]:
+    if sets is None:  # without labels: the library says what is wrong
+        return values
+    given = values or tuple(named[label] for label in sets.labels)
+    return sets.bounded(tuple(map(str, given)))

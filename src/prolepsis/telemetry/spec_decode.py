@@ -1,11 +1,18 @@
-"""Counters of speculation by proposer, fed from the counts of ended requests."""
+"""What speculation did, from the counts of requests that have ended; raw counts only, ratios are left to queries."""
 
 from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.core.stats import PlainReason, ProposerCounts
-from prolepsis.telemetry.declare import counter
+from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.telemetry.declare import BoundedCounter, counter
+from prolepsis.telemetry.distribution import Distribution
+
+_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+_PASSES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+_TOKENS_PER_PASS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+_MOST_PAIRS = 160
+"""Of a proposer and a traffic class."""
 
 
 class ShadowCounters:
@@ -27,36 +34,100 @@ class ShadowCounters:
 
 
 class SpecDecodeCounters:
-    """Raw counts only; a rate per label is a query."""
+    """By proposer and traffic class, by position, and over all drafts."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.failures = counter(
-            registry, "spec_decode_proposer_failures", "Proposer calls that raised or returned nonsense", "proposer"
-        )
-        self._drafts = counter(registry, "spec_decode_num_drafts", "Drafts verified", "proposer")
-        self._draft_tokens = counter(registry, "spec_decode_num_draft_tokens", "Draft tokens verified", "proposer")
-        self._accepted = counter(registry, "spec_decode_num_accepted_tokens", "Draft tokens accepted", "proposer")
-        self._plain_steps = counter(
-            registry, "spec_decode_num_plain_steps", "Decoding steps of a sample without a draft, by why", "reason"
-        )
-        self._accepted_per_pos = counter(
-            registry,
-            "spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted by position in the draft",
-            "proposer",
-            "position",
-        )
+        text = "Proposer calls that raised or returned nonsense"
+        self.failures = counter(registry, "spec_decode_proposer_failures", text, "proposer")
+        text = "Decoding steps of a sample without a draft, by why"
+        self._plain_steps = counter(registry, "spec_decode_num_plain_steps", text, "reason")
+        self._acceptance = _Acceptance(registry)
+        self._depth = _Depth(registry)
+        self._cost = _Cost(registry)
+        text = "Passes of the target that emitted tokens of a request"
+        self._passes = Distribution(registry, "request_target_passes", text, "mode", buckets=_PASSES)
+        text = "Mean tokens of a pass of the target, per request"
+        self._per_pass = Distribution(registry, "request_tokens_per_pass", text, "mode", buckets=_TOKENS_PER_PASS)
 
-    def count_plain(self, steps: Mapping[PlainReason, int]) -> None:
-        """Add one request's decoding steps without a draft."""
-        for reason, count in steps.items():
-            self._plain_steps.labels(reason).inc(count)
-
-    def count(self, proposers: Mapping[str, ProposerCounts]) -> None:
+    def count(self, stats: RequestStats) -> None:
         """Add one request's counts."""
-        for name, counts in proposers.items():
-            self._drafts.labels(name).inc(counts.num_drafts)
-            self._draft_tokens.labels(name).inc(counts.num_draft_tokens)
-            self._accepted.labels(name).inc(counts.num_accepted)
-            for position, (_, accepted) in enumerate(counts.per_position):
-                self._accepted_per_pos.labels(name, str(position)).inc(accepted)
+        for reason, count in stats.plain_steps.items():
+            self._plain_steps.labels(reason).inc(count)
+        if stats.num_steps:
+            self._passes.add([(stats.num_steps, 1)], stats.mode.mode)
+            self._per_pass.add([(stats.acceptance_length, 1)], stats.mode.mode)
+        if stats.proposers:
+            for name, counts in stats.proposers.items():
+                self._acceptance.count(name, stats.traffic_class or "none", counts)
+            self._depth.count(stats)
+            self._cost.count(stats)
+
+
+class _Acceptance:
+    """A draft counts for the proposer that brought its first token, each token for the proposer that brought it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by = ("proposer", "traffic_class")
+
+        def pairs(name: str, text: str) -> BoundedCounter:
+            return counter(registry, f"spec_decode_num_{name}", text, *by, most=_MOST_PAIRS)
+
+        def positions(name: str, text: str) -> BoundedCounter:
+            return counter(registry, f"spec_decode_num_{name}_per_pos", text, "proposer", "position", most=192)
+
+        self._drafts = pairs("drafts", "Drafts verified")
+        self._draft_tokens = pairs("draft_tokens", "Draft tokens verified")
+        self._accepted = pairs("accepted_tokens", "Draft tokens accepted")
+        self._failed_first = pairs("first_token_failures", "Drafts whose first token was rejected")
+        self._drafted_per_pos = positions("draft_tokens", "Draft tokens verified by position in the draft")
+        self._accepted_per_pos = positions("accepted_tokens", "Draft tokens accepted by position in the draft")
+
+    def count(self, proposer: str, traffic_class: str, counts: ProposerCounts) -> None:
+        pair = (proposer, traffic_class)
+        self._drafts.labels(*pair).inc(counts.num_drafts)
+        self._draft_tokens.labels(*pair).inc(counts.num_draft_tokens)
+        self._accepted.labels(*pair).inc(counts.num_accepted)
+        if counts.per_position:
+            drafted, accepted = counts.per_position[0]
+            self._failed_first.labels(*pair).inc(drafted - accepted)
+        for position, (drafted, accepted) in enumerate(counts.per_position):
+            self._drafted_per_pos.labels(proposer, str(position)).inc(drafted)
+            self._accepted_per_pos.labels(proposer, str(position)).inc(accepted)
+
+
+class _Depth:
+    """How long drafts were, and how far they got; the positions of a merged draft count for several proposers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Tokens of a draft"
+        self._drafted = Distribution(registry, "spec_decode_draft_depth_tokens", text, buckets=_DEPTHS)
+        text = "Tokens of a draft that were accepted"
+        self._accepted = Distribution(registry, "spec_decode_accepted_depth_tokens", text, buckets=_DEPTHS)
+
+    def count(self, stats: RequestStats) -> None:
+        positions = [counts.per_position for counts in stats.proposers.values()]
+        for kind, shown in enumerate((self._drafted, self._accepted)):
+            reached = [stats.num_drafts]
+            for place in range(max(map(len, positions))):
+                reached.append(sum(one[place][kind] for one in positions if place < len(one)))
+            shown.add((depth, number - next_one) for depth, (number, next_one) in enumerate(_pairs(reached)))
+
+
+def _pairs(reached: list[int]) -> list[tuple[int, int]]:
+    return list(zip(reached, [*reached[1:], 0], strict=True))
+
+
+class _Cost:
+    """What speculation took of the device, and the part of it for tokens that were rejected."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Device time of making and verifying drafts"
+        self._spent = counter(registry, "spec_decode_seconds", text, "traffic_class")
+        text = "Of this, the part of the draft tokens that were rejected"
+        self._rejected = counter(registry, "spec_decode_correction_seconds", text, "traffic_class")
+
+    def count(self, stats: RequestStats) -> None:
+        name, spent = stats.traffic_class or "none", stats.device.speculation
+        self._spent.labels(name).inc(spent)
+        if stats.num_draft_tokens:
+            self._rejected.labels(name).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))

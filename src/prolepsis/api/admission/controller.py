@@ -114,6 +114,7 @@ class AdmissionController(Feature):
             return
         try:
             async with self._place(group, progress) as waited_s:
+                progress.waited_s = waited_s
                 yield _as_admitted(group.caller, progress.request, group.deadline_s, waited_s)
         finally:
             if progress.cache_key is not None and progress.finished is not None:

@@ -28,6 +28,8 @@ class Progress:
         self.keep = keep
         self.cache_key = cache_key
         self._processing = processing_per_token(request)
+        self.waited_s = 0.0
+        """For admission."""
         self.num_tokens = 0
         self.answered = False
         """The engine took the request and its first event came."""

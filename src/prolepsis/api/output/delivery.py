@@ -3,7 +3,7 @@
 from collections import Counter as Tally
 from dataclasses import dataclass, field, replace
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.output.filtered import LostDrafts
@@ -11,6 +11,7 @@ from prolepsis.api.output.pipeline import OnFault, OutputPolicies
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
 from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import READERS, Routes
@@ -104,13 +105,13 @@ class DeliveryFeature(Feature):
     name = "delivery"
 
     def __init__(self, registry: CollectorRegistry, output: OutputPolicies) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            labels = ("proposer", "traffic_class", *labels)
-            return Counter(f"prolepsis_delivery_{name}_tokens", text, labels, registry=registry)
-
-        self._verified = counter("verified", "Draft tokens that verification accepted")
-        self._delivered = counter("delivered", "Of these, those that reached the client")
-        self._lost = counter("lost", "Of these, those that did not", "reason")
+        by = ("proposer", "traffic_class")
+        text = "Draft tokens that verification accepted"
+        self._verified = counter(registry, "delivery_verified_tokens", text, *by, most=160)
+        text = "Of these, those that reached the client"
+        self._delivered = counter(registry, "delivery_delivered_tokens", text, *by, most=160)
+        text = "Of these, those that did not"
+        self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=480)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
         routes = Routes()
         self.routes = routes.all

@@ -11,9 +11,10 @@ from queue import SimpleQueue
 from typing import Literal, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from prolepsis.api.output.policy import AnswerFacts, Decision, OutputPolicy, Reader, Rewrite
+from prolepsis.telemetry.declare import counter
 
 log = structlog.get_logger(__name__)
 
@@ -268,12 +269,11 @@ class OutputMetrics:
     """By policy; policies are those of the configuration."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"prolepsis_output_policy_{name}", text, ["policy", *labels], registry=registry)
-
-        self.decisions = counter("decisions", "Decisions of output policies", "decision")
-        self.faults = counter("faults", "Answers for which a policy failed", "kind")
-        self.seconds = counter("seconds", "Time spent in output policies")
+        text = "Decisions of output policies"
+        self.decisions = counter(registry, "output_policy_decisions", text, "policy", "decision")
+        text = "Answers for which a policy failed"
+        self.faults = counter(registry, "output_policy_faults", text, "policy", "kind")
+        self.seconds = counter(registry, "output_policy_seconds", "Time spent in output policies", "policy")
 
 
 class OutputPolicies:

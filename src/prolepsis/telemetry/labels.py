@@ -1,0 +1,124 @@
+"""Bounds what labels may take: the values of each label, and the label sets of each family of series.
+
+Every label of every series is declared here. A value beyond a label's bound, and a label set beyond its family's, is
+counted as `other`, so sums stay right and memory stays bounded. The first values seen keep their names until the
+process ends, and they keep them in all families, so that families can be joined.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from threading import Lock
+
+OTHER = "other"
+NO_TENANT = "default"
+"""The tenant of callers without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The bound on one label's values."""
+
+    most: int
+    is_open: bool = False
+    """Its values come from traffic, policies or files; those of other labels are listed in the code."""
+
+
+LABELS: Mapping[str, Label] = {
+    # what a request is
+    "route": Label(100, is_open=True),
+    "tier": Label(8, is_open=True),
+    "tenant": Label(0, is_open=True),  # those that `metrics_tenants` names, and no others
+    "rule": Label(50, is_open=True),
+    "traffic_class": Label(24, is_open=True),
+    "arm": Label(4),
+    "mode": Label(4),
+    "outcome": Label(16),
+    "status": Label(24),
+    # what speculation did
+    "proposer": Label(12),
+    "position": Label(32),
+    "reason": Label(40),
+    # parts and states
+    **{name: Label(16) for name in ("kind", "state", "before", "after", "phase", "stage", "source", "result")},
+    **{name: Label(8) for name in ("level", "direction", "decision", "eligible")},
+    "device": Label(16),
+    # what operators name
+    **{name: Label(24, is_open=True) for name in ("flag", "variant", "policy", "place", "chain", "condition")},
+    **{name: Label(24, is_open=True) for name in ("currency", "price", "version", "error", "label")},
+}
+"""By name. A label of a new series takes a line here."""
+
+
+class LabelValues:
+    """The values that labels have taken; safe to use from several threads."""
+
+    def __init__(self, tenants: Sequence[str] = ()) -> None:
+        """`tenants`: those that have series of their own."""
+        self.num_other: Tally[str] = Tally()
+        """By label: how often a value of it was replaced."""
+        self._lock = Lock()
+        self._known: dict[str, set[str]] = {name: set() for name in LABELS}
+        self._known["tenant"].update([NO_TENANT, *tenants])
+
+    def bounded(self, label: str, value: str) -> str:
+        """Return the value under which `value` is counted: its own, or `OTHER`."""
+        known = self._known[label]
+        if value in known:
+            return value
+        with self._lock:
+            if value == OTHER or len(known) < LABELS[label].most:
+                known.add(value)
+                return value
+            self.num_other[label] += 1
+        return OTHER
+
+    def counts(self) -> Mapping[str, int]:
+        """Return the number of values of each label that has any."""
+        return {name: len(known) for name, known in self._known.items() if known}
+
+
+DEFAULT_SETS = 128
+"""Label sets of a family that declares no bound of its own."""
+
+
+class LabelSets:
+    """The label sets of one family, at most `most`; the last one is `OTHER` in all labels."""
+
+    def __init__(self, values: LabelValues, labels: Sequence[str], most: int | None = None) -> None:
+        unknown = [label for label in labels if label not in LABELS]
+        assert not unknown, f"labels {unknown} are not declared in telemetry/labels.py"
+        self.labels = tuple(labels)
+        self.most = min(most or DEFAULT_SETS, prod(LABELS[label].most + 1 for label in labels))
+        closed = prod(LABELS[label].most + 1 for label in labels if not LABELS[label].is_open)
+        self._room = self.most - min(closed, self.most // 4) if len(labels) > 1 else self.most
+        """For sets of values as they are; the rest is kept for those of which some labels are `OTHER`."""
+        self._values = values
+        self._lock = Lock()
+        self._known: set[tuple[str, ...]] = set()
+
+    def bounded(self, given: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the set under which `given` is counted: labels that are open are the first to become `OTHER`."""
+        if given in self._known:
+            return given
+        own = tuple(map(self._values.bounded, self.labels, given))
+        if self._has_room(own, self._room):
+            return own
+        if OTHER not in own:
+            self._values.num_other.update(label for label in self.labels if LABELS[label].is_open)
+        closed = tuple(OTHER if LABELS[label].is_open else value for label, value in zip(self.labels, own, strict=True))
+        return closed if self._has_room(closed, self.most - 1) else (OTHER,) * len(own)
+
+    def forget(self) -> None:
+        """Make room: the family shows no series any longer."""
+        self._known.clear()
+
+    def _has_room(self, one: tuple[str, ...], most: int) -> bool:
+        if one in self._known:
+            return True
+        with self._lock:
+            if len(self._known) >= most:
+                return False
+            self._known.add(one)
+        return True

@@ -1,0 +1,180 @@
+"""Series of HTTP requests that have ended: by route and tier for objectives, by rule and arm for rollouts.
+
+Latencies are those of the client: they begin when the request arrives, so the wait for admission is part of them. Of a
+request with several prompts each prompt is observed.
+"""
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.ended import PromptEnded, RequestEnded
+from prolepsis.core.stats import Mode, RequestStats
+from prolepsis.core.token_intervals import BOUNDS_S
+from prolepsis.telemetry.declare import LATENCY_BUCKETS, TOKEN_BUCKETS, BoundedHistogram, counter, histogram
+from prolepsis.telemetry.distribution import Distribution
+from prolepsis.telemetry.labels import NO_TENANT
+
+NONE = "none"
+"""The rule or arm of a request without one."""
+
+_BY_ROUTE = ("route", "tier", "arm", "mode")
+_MOST_BY_ROUTE = 240
+"""20 routes and 4 tiers, each with three arms or modes."""
+_BY_RULE = ("rule", "arm", "mode")
+_MOST_BY_RULE = 150
+_RULE_LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_RULE_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25)
+
+
+class RequestMetrics:
+    """Belongs to one event loop."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = counter(
+            registry, "requests", "Admitted requests by their end", "route", "tier", "outcome", most=480
+        )
+        text = "The same, by the policy's rule"
+        self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, "outcome", most=2 * _MOST_BY_RULE)
+        text = "The same, of the tenants in metrics_tenants"
+        self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome")
+        self._latencies = _Latencies(registry)
+        self._stages = _Stages(registry)
+        text = "Answers that had to have a form, by whether they have it"
+        self._structured = counter(registry, "structured_answers", text, "kind", "mode", "result")
+        self._intervals = _Intervals(registry)
+        text = "Requests whose deadline passed, by what they waited for"
+        self._timeouts = counter(registry, "request_timeouts", text, "tier", "stage")
+
+    def ended(self, ended: RequestEnded) -> None:
+        """Count a request that has ended."""
+        about, outcome = ended.about, ended.end
+        mode = _mode([prompt.stats for prompt in ended.prompts])
+        self._requests.labels(about.route, about.tier, outcome).inc()
+        self._rule_requests.labels(about.policy_rule or NONE, _arm(ended), mode, outcome).inc()
+        self._tenant_requests.labels(about.tenant or NO_TENANT, outcome).inc()
+        if ended.error == "deadline_exceeded":
+            self._timeouts.labels(about.tier, _waited_for(ended)).inc()
+        for prompt in ended.prompts:
+            if prompt.answer in ("complete", "cut"):
+                self._latencies.ended(ended, prompt)
+                self._stages.ended(about.tier, prompt)
+                self._intervals.ended(about.tier, prompt)
+            self._check(prompt)
+
+    def _check(self, prompt: PromptEnded) -> None:
+        """Count whether the prompt's answers have their form; an output policy that ended one is not its fault."""
+        if prompt.end != "finished" or prompt.answer != "complete" or "content_filter" in prompt.finish_reasons:
+            return
+        mode = prompt.stats.mode.mode
+        if prompt.request.grammar is not None:
+            result = "cut" if "length" in prompt.finish_reasons else "valid"
+            self._structured.labels(prompt.request.grammar.kind, mode, result).inc()
+        for is_whole in prompt.whole_calls:
+            self._structured.labels("tool_calls", mode, "valid" if is_whole else "invalid").inc()
+
+
+class _Latencies:
+    """From arrival to the first token, to the end, and between tokens; the last two of requests that finished."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def both(name: str, text: str, by_route: tuple[float, ...], by_rule: tuple[float, ...]) -> _Both:
+            made = histogram(registry, f"{name}_seconds", text, *_BY_ROUTE, buckets=by_route, most=_MOST_BY_ROUTE)
+            text = f"{text}, by the policy's rule"
+            rule = histogram(registry, f"rule_{name}_seconds", text, *_BY_RULE, buckets=by_rule, most=_MOST_BY_RULE)
+            return made, rule
+
+        text = "From arrival to the first token"
+        self._first_token = both("time_to_first_token", text, LATENCY_BUCKETS, _RULE_LATENCY_BUCKETS)
+        text = "Mean time of a token after the first"
+        self._per_token = both("request_time_per_output_token", text, TOKEN_BUCKETS, _RULE_TOKEN_BUCKETS)
+        text = "From arrival to the end, of requests that finished"
+        self._total = histogram(
+            registry, "e2e_request_latency_seconds", text, *_BY_ROUTE, buckets=E2E_BUCKETS, most=_MOST_BY_ROUTE
+        )
+
+    def ended(self, ended: RequestEnded, prompt: PromptEnded) -> None:
+        about, stats, arm = ended.about, prompt.stats, _arm(ended)
+        route = (about.route, about.tier, arm, stats.mode.mode)
+        rule = (about.policy_rule or NONE, arm, stats.mode.mode)
+        if stats.first_token_s is not None:
+            _observe(self._first_token, route, rule, prompt.waited_s + stats.first_token_s)
+        if prompt.end != "finished":
+            return
+        self._total.labels(*route).observe(prompt.waited_s + stats.total_s)
+        if stats.first_token_s is not None and stats.num_output_tokens > 1:
+            seconds = (stats.total_s - stats.first_token_s) / (stats.num_output_tokens - 1)
+            _observe(self._per_token, route, rule, seconds)
+
+
+_Both = tuple[BoundedHistogram, BoundedHistogram]
+"""The same value by route and tier, and by rule."""
+E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+def _observe(both: _Both, route: tuple[str, ...], rule: tuple[str, ...], seconds: float) -> None:
+    both[0].labels(*route).observe(seconds)
+    both[1].labels(*rule).observe(seconds)
+
+
+class _Stages:
+    """What the time of a request went to, one after the other."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def stage(name: str, text: str) -> BoundedHistogram:
+            return histogram(registry, f"request_{name}_time_seconds", text, "tier")
+
+        self._queue = stage("queue", "Wait for admission, and in the engine while nothing of the request runs")
+        self._prefill = stage("prefill", "From its start in the engine to the first token")
+        self._decode = stage("decode", "From the first token to the last")
+        self._inference = stage("inference", "From its start in the engine to its end, without the queue")
+        self._stream = stage("stream", "Time in which the answer waited for the client to take it")
+
+    def ended(self, tier: str, prompt: PromptEnded) -> None:
+        stats = prompt.stats
+        self._queue.labels(tier).observe(prompt.waited_s + stats.queue_s)
+        self._inference.labels(tier).observe(stats.compute_s)
+        self._stream.labels(tier).observe(prompt.stream_s)
+        if stats.first_token_s is not None:
+            self._prefill.labels(tier).observe(stats.prefill_s)
+            self._decode.labels(tier).observe(stats.total_s - stats.first_token_s)
+
+
+class _Intervals:
+    """Between the tokens of an answer; drafts bring several at once, so a wait and the time of a token differ."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Wait between two arrivals of tokens of an answer"
+        self._waits = Distribution(
+            registry, "inter_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S, most=36
+        )
+        text = "The same, divided by the tokens that arrive, of each token after the first arrival"
+        self._amortised = Distribution(
+            registry, "amortized_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S, most=36
+        )
+
+    def ended(self, tier: str, prompt: PromptEnded) -> None:
+        intervals, mode = prompt.intervals, prompt.stats.mode.mode
+        if intervals.seconds:
+            self._waits.add_counts(intervals.waits, intervals.seconds, tier, mode)
+            self._amortised.add_counts(intervals.tokens, intervals.seconds, tier, mode)
+
+
+def _arm(ended: RequestEnded) -> str:
+    assignment = ended.about.assignment
+    return assignment.arm if assignment is not None else NONE
+
+
+def _mode(prompts: list[RequestStats]) -> Mode:
+    """Return what speculation did for any of the prompts."""
+    modes = {stats.mode.mode for stats in prompts}
+    return "on" if "on" in modes else "shadow" if "shadow" in modes else "off"
+
+
+def _waited_for(ended: RequestEnded) -> str:
+    """Return the stage in which the deadline passed."""
+    late = [prompt for prompt in ended.prompts if prompt.end == "failed"]
+    if not late:
+        return "admission"
+    stats = late[0].stats
+    if stats.num_output_tokens:
+        return "decode"
+    return "prefill" if stats.device.total else "queue"

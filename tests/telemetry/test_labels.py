@@ -1,0 +1,79 @@
+"""Values and sets of labels stay within their bounds, and sums stay right."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from prolepsis.telemetry.declare import MetricsRegistry, counter, gauge, histogram
+from prolepsis.telemetry.labels import LABELS, OTHER
+
+
+def values(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
+    """Return the values of a family by label set."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == f"prolepsis_{name}"
+    }
+
+
+def test_values_beyond_the_bound_are_counted_as_other_in_every_family() -> None:
+    registry, most = MetricsRegistry(), LABELS["rule"].most
+    one, two = counter(registry, "one", "", "rule", most=1000), counter(registry, "two", "", "rule", most=1000)
+    for number in range(most + 7):
+        one.labels(f"rule-{number}").inc()
+    two.labels("late").inc()
+    two.labels("rule-3").inc()
+    assert len(values(registry, "one_total")) == most + 1
+    assert values(registry, "one_total")[OTHER,] == 7
+    assert values(registry, "two_total") == {(OTHER,): 1.0, ("rule-3",): 1.0}
+    assert registry.values.num_other["rule"] == 8
+
+
+def test_label_sets_beyond_the_bound_lose_what_traffic_brings_before_what_code_lists() -> None:
+    registry = MetricsRegistry()
+    shown = counter(registry, "shown", "", "route", "mode", most=20)
+    for number in range(40):
+        for mode in ("on", "off"):
+            shown.labels(f"/v1/{number}", mode).inc()
+    sums = values(registry, "shown_total")
+    assert len(sums) <= 20
+    assert sum(sums.values()) == 80
+    assert sums["other", "on"] + sums["other", "off"] == 80 - 15
+    assert sums["/v1/0", "on"] == 1
+
+
+@pytest.mark.parametrize(
+    "labels", [("rule",), ("route", "tier", "arm", "mode"), ("proposer", "traffic_class", "state")]
+)
+def test_no_family_outgrows_its_bound(labels: tuple[str, ...]) -> None:
+    registry = MetricsRegistry()
+    shown = histogram(registry, "shown_seconds", "", *labels, most=60)
+    for number in range(500):
+        shown.labels(*(f"{label}-{number % (7 + place)}" for place, label in enumerate(labels))).observe(1)
+    num_series = sum(len(family.samples) for family in registry.collect())
+    assert num_series <= registry.most_series(registry.families["prolepsis_shown_seconds"])
+
+
+def test_tenants_have_series_only_where_they_are_named() -> None:
+    registry = MetricsRegistry(tenants=["acme"])
+    shown = counter(registry, "shown", "", "tenant")
+    for tenant in ("acme", "basil", "cedar"):
+        shown.labels(tenant).inc()
+    assert values(registry, "shown_total") == {("acme",): 1.0, (OTHER,): 2.0}
+
+
+def test_a_gauge_shows_no_value_that_belongs_to_several() -> None:
+    registry = MetricsRegistry()
+    shown = gauge(registry, "shown", "", "version", most=4)
+    for number in range(10):
+        shown.labels(f"v{number}").set(number)
+    assert OTHER not in {value for key in values(registry, "shown") for value in key}
+    shown.clear()
+    shown.labels("v1").set(1)
+    assert values(registry, "shown") == {("v1",): 1.0}
+
+
+def test_a_label_must_be_declared() -> None:
+    with pytest.raises(AssertionError, match=r"\['colour'\] are not declared in telemetry/labels.py"):
+        counter(MetricsRegistry(), "shown", "", "colour")
