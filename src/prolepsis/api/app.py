@@ -45,7 +45,7 @@ def build(
         metrics,
         sources or Sources(),
         base_plan=gateway.base_plan,
-        key_file=gateway.keys.file,
+        keys=gateway.keys,
     )
     services = Services(config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features)
     info, admission = client.info, features.admission

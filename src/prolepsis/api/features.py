@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.key_changes import KeyChanges
-from prolepsis.api.auth.key_file import KeyFile
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.auth.middleware import check_local
 from prolepsis.api.idempotency import Idempotency
 from prolepsis.api.metrics import MetricsFeature
 from prolepsis.api.output.delivery import DeliveryFeature
@@ -20,6 +21,8 @@ from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
+from prolepsis.console.feature import ConsoleParts, console_routes
+from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
@@ -88,7 +91,7 @@ def features_of(
     sources: Sources,
     *,
     base_plan: SpecPlan,
-    key_file: KeyFile | None = None,
+    keys: Keys,
 ) -> Features:
     """Return the features of a server; `base_plan` is the engine's plan before they change it."""
     store, policies, registry = sources.store, sources.policies, metrics.registry
@@ -117,7 +120,7 @@ def features_of(
         safety.controls,
         safety.kill_switch,
         safety.flags,
-        KeyChanges(key_file, emit) if key_file is not None else None,
+        KeyChanges(keys.file, emit) if keys.file is not None else None,
         recorder,
         _audit(config, client, tokenizer, store, replays, emit=emit),
         _anchors(config, store, registry),
@@ -132,12 +135,21 @@ def features_of(
         MetricsFeature(metrics),
         safety.breaker,
         safety.drift,
+        TrafficFeature(client.health),
     )
     features = [feature for feature in listed if feature is not None]
-    routes = (
+    admin = (
         *(route for feature in features for route in feature.routes),
         *policy_routes(policies),
         *rollout_routes(sources.rollouts),
+    )
+    parts = ConsoleParts(
+        client=client,
+        store=store,
+        keys=keys,
+        check_local=check_local,
+        observe=admission.metrics.refuse,
+        emit=emit,
     )
     return Features(
         all=features,
@@ -148,7 +160,7 @@ def features_of(
         safety=safety,
         policies=policies,
         recorder=recorder,
-        routes=routes,
+        routes=(*admin, *console_routes(admin, parts)),
     )
 
 

@@ -82,7 +82,7 @@ class BodyReader(Reader):
         self.openapi = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
     async def __call__(self, request: Request) -> Body:
-        raw = await _read_bytes(request, request.app.state.max_body_bytes)
+        raw = await read_bytes(request, request.app.state.max_body_bytes)
         return parse_body(raw, self.kind)
 
 
@@ -112,7 +112,8 @@ def read_query(kind: type[Body]) -> Any:
     return Depends(QueryReader(kind))
 
 
-async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Return the body of a request; raises `RequestRefused` (413) once it is larger than allowed."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

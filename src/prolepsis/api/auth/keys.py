@@ -60,7 +60,19 @@ class Keys:
             raise not_authenticated("This server needs an API key: Authorization: Bearer KEY.", "missing_api_key")
         scheme, _, given = authorization.partition(" ")
         match = KEY.fullmatch(given.strip()) if scheme.lower() == "bearer" else None
-        record = await self._find(match[0], match[1]) if match else None
+        return self._owner(await self._find(match[0], match[1]) if match else None)
+
+    async def sign_in(self, key: str) -> bytes:
+        """Return what stands for a key in this process, for `holder`; raises `RequestRefused` (401)."""
+        await self.caller(f"Bearer {key}")
+        return self._digest(hash_of(key))
+
+    def holder(self, signed_in: bytes) -> Caller:
+        """Return the caller whose key `sign_in` took; raises `RequestRefused` (401) once it is revoked or expired."""
+        self._look()
+        return self._owner(self._by_digest.get(signed_in)) if self._required else DEVELOPER
+
+    def _owner(self, record: KeyRecord | None) -> Caller:
         if record is None:
             raise not_authenticated("The API key is not valid here.", "invalid_api_key")
         if record.expired(self._today()):

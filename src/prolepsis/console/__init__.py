@@ -1,0 +1,1 @@
+"""The operator console: pages in the browser over the admin routes."""

@@ -1,0 +1,107 @@
+"""Figures as plain values for the templates: lines over time, and intervals against a bound."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 600.0, 120.0
+"""Of a chart's own coordinates; the style sheet scales it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One quantity over time; None: there is no value, so the line has a gap."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Lines over a common time."""
+
+    title: str
+    unit: str
+    at: Sequence[float]
+    """Unix times."""
+    lines: Sequence[Line]
+    top: float | None = None
+    """Highest value of the scale; None: what is needed. The lowest is 0, or what is needed below it."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(value is not None for line in self.lines for value in line.values)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The scale's lowest and highest value."""
+        known = [value for line in self.lines for value in line.values if value is not None]
+        low, high = min([0.0, *known]), max([0.0, *known])
+        return low, max(high if self.top is None else max(self.top, high), low + 1e-9)
+
+    @property
+    def summary(self) -> str:
+        """What the chart shows, for those who do not see it."""
+        return f"{self.title}: " + ", ".join(f"{line.name} {_latest(line)}" for line in self.lines)
+
+    def paths(self) -> list[str]:
+        """Return the path of each line."""
+        return [self._path(line.values) for line in self.lines]
+
+    def _path(self, values: Sequence[float | None]) -> str:
+        (low, high), last = self.span, max(1, len(values) - 1)
+        parts, pen = [], "M"
+        for i, value in enumerate(values):
+            if value is None:
+                pen = "M"
+                continue
+            y = HEIGHT * (1.0 - (value - low) / (high - low))
+            parts.append(f"{pen}{WIDTH * i / last:.1f} {y:.1f}")
+            pen = "L"
+        return " ".join(f"{part} h1" if part[0] == "M" else part for part in parts)
+
+    @property
+    def data(self) -> str:
+        """The same as JSON, for the script that draws it with a cursor."""
+        lines = [{"name": line.name, "values": [_short(value) for value in line.values]} for line in self.lines]
+        low, high = self.span
+        shown = {"x": list(self.at), "lines": lines, "unit": self.unit, "low": low, "high": _short(high)}
+        return json.dumps(shown, separators=(",", ":"))
+
+
+def _latest(line: Line) -> str:
+    value = next((value for value in reversed(line.values) if value is not None), None)
+    return "has no values yet" if value is None else f"is {value:.3g} now"
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its bounds next to what is allowed, in percent of the width."""
+
+    lower: float
+    upper: float
+    estimate: float
+    allowed: float
+    zero: float | None
+    """None: zero is not within the scale."""
+
+    @property
+    def width(self) -> float:
+        return max(0.5, self.upper - self.lower)
+
+
+def interval(estimate: float, lower: float, upper: float, allowed: float) -> Interval:
+    """Return the places of four values on one scale that shows all of them, and 0 if it is near."""
+    values = sorted((estimate, lower, upper, allowed, 0.0))
+    low, high = values[0], values[-1]
+    margin = 0.05 * (high - low) or 1.0
+    low, high = low - margin, high + margin
+
+    def place(value: float) -> float:
+        return round(100.0 * (value - low) / (high - low), 2)
+
+    return Interval(place(lower), place(upper), place(estimate), place(allowed), place(0.0))

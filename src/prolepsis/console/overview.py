@@ -1,0 +1,147 @@
+"""The first page: is it healthy, does it pay, what needs a person."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prolepsis.console.drawing import Chart, Line
+from prolepsis.console.pages import HOME, Page, Pages, Visit
+from prolepsis.console.timeline import Span
+from prolepsis.console.traffic import TrafficReply
+from prolepsis.correctness.runtime import CorrectnessReply
+from prolepsis.engine.client import EngineClient
+from prolepsis.policy.routes import PolicyReply
+from prolepsis.rollout.routes import RolloutsReply
+from prolepsis.safety.breaker_runtime import BreakersReply
+from prolepsis.safety.drift_runtime import DriftReply
+from prolepsis.safety.kill_switch import KillStatus
+from prolepsis.store.store import Store
+
+Urgency = Literal["bad", "warn", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Something that a person should look at, with the page that shows more."""
+
+    urgency: Urgency
+    text: str
+    path: str
+
+
+def declare_overview(pages: Pages, client: EngineClient, store: Store | None) -> None:
+    async def overview(visit: Visit) -> Page:
+        traffic = await visit.read(TrafficReply, "/admin/traffic")
+        values = {
+            "health": client.health(),
+            "exactness": client.info.exactness,
+            "exactness_reason": client.info.exactness_reason,
+            "recent": recent(traffic.spans),
+            "charts": charts(traffic.spans),
+            "attention": [*await _attention(visit), *_store_attention(store)],
+            "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
+            "policy": await visit.section(PolicyReply, "/admin/policy"),
+        }
+        return Page("overview.html", "Overview", values)
+
+    pages.get(HOME, "Overview", overview)
+
+
+def recent(spans: Sequence[Span], num: int = 20) -> Span:
+    """Return the sums of the last spans, five minutes of them."""
+    total = Span(spans[-1].at if spans else 0.0)
+    for span in spans[-num:]:
+        total.num_requests += span.num_requests
+        total.num_output_tokens += span.num_output_tokens
+        total.num_draft_tokens += span.num_draft_tokens
+        total.num_accepted += span.num_accepted
+        total.device_s += span.device_s
+        total.predicted_plain_s += span.predicted_plain_s
+    return total
+
+
+def charts(spans: Sequence[Span], width_s: float = 15.0) -> list[Chart]:
+    """Return what the last hour looked like, without the span that is not over."""
+    over = spans[:-1]
+    at = [span.at for span in over]
+
+    def percent(value: float | None) -> float | None:
+        return None if value is None else 100.0 * value
+
+    rate = Line("tokens", [span.num_output_tokens / width_s for span in over])
+    acceptance = Line("accepted", [percent(span.acceptance_rate) for span in over])
+    saved = Line("saved", [percent(span.saved) for span in over])
+    load = [Line("running", [span.num_running for span in over]), Line("waiting", [span.num_waiting for span in over])]
+    return [
+        Chart(title="Output", unit="tokens/s", at=at, lines=[rate]),
+        Chart(title="Acceptance", unit="% of drafted tokens", at=at, lines=[acceptance], top=100.0),
+        Chart(title="Device time saved", unit="% against predicted plain decoding", at=at, lines=[saved], top=50.0),
+        Chart(title="Requests in the engine", unit="requests", at=at, lines=load, top=4.0),
+    ]
+
+
+async def _attention(visit: Visit) -> list[Attention]:
+    """Return what asks for a person, the most urgent first; parts that the caller may not see are left out."""
+    kill = await visit.section(KillStatus, "/admin/kill")
+    breakers = await visit.section(BreakersReply, "/admin/breakers")
+    drift = await visit.section(DriftReply, "/admin/drift")
+    rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
+    policy = await visit.section(PolicyReply, "/admin/policy")
+    correctness = await visit.section(CorrectnessReply, "/admin/correctness")
+    found = [
+        *(_of_kill(kill.value) if kill.value else ()),
+        *(_of_correctness(correctness.value) if correctness.value else ()),
+        *(_of_rollouts(rollouts.value) if rollouts.value else ()),
+        *(_of_proposers(breakers.value, drift.value)),
+    ]
+    if policy.value is not None and policy.value.fault:
+        found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
+    return sorted(found, key=lambda one: ("bad", "warn", "info").index(one.urgency))
+
+
+def _of_kill(status: KillStatus) -> Iterator[Attention]:
+    if status.on:
+        by = ", ".join(status.sources)
+        yield Attention("bad", f"Speculation is stopped everywhere, by {by}.", "/console/kill")
+    elif status.killed:
+        yield Attention("warn", f"Speculation is stopped in: {', '.join(status.killed)}.", "/console/kill")
+    for fault in (status.fault, status.not_saved):
+        if fault:
+            yield Attention("warn", f"Kill switch: {fault}", "/console/kill")
+
+
+def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
+    if wrong := reply.outcomes["structural"]:
+        text = f"{wrong} replayed requests had other tokens than plain decoding gives."
+        yield Attention("bad", text, "/console/quality")
+
+
+def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
+    for one in reply.rollouts:
+        path = f"/console/rollouts/{one.id}"
+        if one.phase == "gate":
+            yield Attention("info", f"Rollout of {one.rule} passed {one.stage} and waits for approval.", path)
+        elif one.phase == "held":
+            yield Attention("warn", f"Rollout of {one.rule} is held in {one.stage}.", path)
+        elif one.phase == "rolled_back":
+            yield Attention("warn", f"Rollout of {one.rule} was taken back.", path)
+
+
+def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:
+    for one in breakers.breakers if breakers else ():
+        if one.state in ("open", "half_open", "forced_open"):
+            text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}."
+            yield Attention("warn", text, "/console/proposers")
+    for stream in drift.streams if drift else ():
+        if stream.status in ("drifted", "cliff"):
+            urgency: Urgency = "bad" if stream.status == "cliff" else "warn"
+            text = f"Acceptance of {stream.proposer} in {stream.traffic_class}: {stream.status}."
+            yield Attention(urgency, text, "/console/quality")
+
+
+def _store_attention(store: Store | None) -> Iterator[Attention]:
+    health = store.writer.health() if store is not None else None
+    if health is not None and not health.ok:
+        yield Attention("bad", f"The store cannot be written; {health.num_queued} items wait.", HOME)
+    if health is not None and (lost := sum(health.dropped.values())):
+        yield Attention("warn", f"{lost} records or audit entries were dropped since the start.", HOME)

@@ -1,0 +1,60 @@
+"""Sums over short spans of time, the last hour of them: what charts show. Bounded, and lost when the server ends."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Span:
+    """What ended within one span; gauges hold their last value in it."""
+
+    at: float
+    """Its beginning, Unix time."""
+    num_requests: int = 0
+    num_output_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    device_s: float = 0.0
+    predicted_plain_s: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def saved(self) -> float | None:
+        """1 - device time / predicted device time of plain decoding."""
+        return 1.0 - self.device_s / self.predicted_plain_s if self.predicted_plain_s else None
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The last `length` spans of `width_s` seconds; spans in which nothing happened are there too."""
+
+    width_s: float
+    length: int
+    now: Callable[[], float] = time.time
+    _spans: deque[Span] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._spans = deque(maxlen=self.length)
+
+    def current(self) -> Span:
+        """Return the span of the present; the clock may have been set back, then it is the last one."""
+        start = self.now() // self.width_s * self.width_s
+        if not self._spans or start - self._spans[-1].at > self.width_s * self.length:
+            self._spans.append(Span(start))
+        while start > self._spans[-1].at:
+            self._spans.append(Span(self._spans[-1].at + self.width_s))
+        return self._spans[-1]
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Oldest first, up to the present."""
+        self.current()
+        return list(self._spans)

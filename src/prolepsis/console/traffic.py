@@ -1,0 +1,171 @@
+"""How each traffic class fares: acceptance, savings, modes and why steps were plain; /admin/traffic shows it."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from prolepsis.console.timeline import Span, Timeline
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
+from prolepsis.engine.client import EngineHealth
+from prolepsis.web.feature import Feature
+from prolepsis.web.routes import READERS, Route, Routes
+
+MAX_CLASSES = 256
+"""Traffic classes with figures of their own; there are fewer by construction, so later ones are left out."""
+_LATENCIES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerShare:
+    """What one proposer drafted in a traffic class."""
+
+    num_draft_tokens: int
+    num_accepted: int
+    per_position: list[list[int]]
+    """Drafted and accepted tokens, by draft position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficClassReply:
+    """One traffic class since the server started; null: not known yet."""
+
+    traffic_class: str
+    num_requests: int
+    num_output_tokens: int
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted: int
+    acceptance_rate: float | None
+    tokens_per_step: float | None
+    device_s: float
+    predicted_plain_s: float
+    saved: float | None
+    """1 - device time / predicted device time of plain decoding."""
+    modes: dict[Mode, int]
+    """Requests by what speculation really did."""
+    reasons: dict[EffectiveReason, int]
+    plain_steps: dict[PlainReason, int]
+    """Steps that might have speculated and did not."""
+    proposers: dict[str, ProposerShare]
+    first_token_s: list[float | None]
+    """Median and 95th percentile, over the last requests."""
+    minutes: list[Span]
+    """The last hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficReply:
+    classes: list[TrafficClassReply]
+    """The busiest first."""
+    spans: list[Span]
+    """Of all traffic, the last hour in spans of 15 seconds."""
+
+
+@dataclass(slots=True)
+class _ClassFigures:
+    sums: Span = field(default_factory=lambda: Span(0.0))
+    num_steps: int = 0
+    modes: Counter[Mode] = field(default_factory=Counter)
+    reasons: Counter[EffectiveReason] = field(default_factory=Counter)
+    plain_steps: Counter[PlainReason] = field(default_factory=Counter)
+    proposers: dict[str, ProposerCounts] = field(default_factory=dict)
+    first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
+    minutes: Timeline = field(default_factory=lambda: Timeline(60.0, 60))
+
+    def add(self, stats: RequestStats) -> None:
+        for span in (self.sums, self.minutes.current()):
+            add_to(span, stats)
+        self.num_steps += stats.num_steps
+        self.modes[stats.mode.mode] += 1
+        self.reasons[stats.mode.reason] += 1
+        self.plain_steps.update(stats.plain_steps)
+        for name, counts in stats.proposers.items():
+            self.proposers.setdefault(name, ProposerCounts()).add(counts)
+        if stats.first_token_s is not None:
+            self.first_token_s.append(stats.first_token_s)
+
+
+class TrafficFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "traffic"
+    period_s = 5.0
+
+    def __init__(self, health: Callable[[], EngineHealth]) -> None:
+        self.routes = _routes(self)
+        self.all = Timeline(15.0, 240)
+        self._health = health
+        self._classes: dict[str, _ClassFigures] = {}
+
+    async def tick(self) -> None:
+        """Read the engine's load."""
+        health, span = self._health(), self.all.current()
+        span.num_running, span.num_waiting, span.kv_usage = health.num_running, health.num_waiting, health.kv_usage
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count the prompts that an engine decoded."""
+        for prompt in ended.prompts:
+            name = prompt.request.traffic_class
+            if prompt.answer not in ("complete", "cut") or not name:
+                continue
+            if name in self._classes or len(self._classes) < MAX_CLASSES:
+                self._classes.setdefault(name, _ClassFigures()).add(prompt.stats)
+            add_to(self.all.current(), prompt.stats)
+
+    @property
+    def reply(self) -> TrafficReply:
+        ordered = sorted(self._classes.items(), key=lambda item: -item[1].sums.num_output_tokens)
+        return TrafficReply([_shown(name, one) for name, one in ordered], list(self.all.spans))
+
+
+def add_to(span: Span, stats: RequestStats) -> None:
+    """Count one request that ended."""
+    span.num_requests += 1
+    span.num_output_tokens += stats.num_output_tokens
+    span.num_draft_tokens += stats.num_draft_tokens
+    span.num_accepted += stats.num_accepted
+    span.device_s += stats.device.total
+    span.predicted_plain_s += stats.device.predicted_plain
+
+
+def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
+    sums = one.sums
+    return TrafficClassReply(
+        traffic_class=name,
+        num_requests=sums.num_requests,
+        num_output_tokens=sums.num_output_tokens,
+        num_steps=one.num_steps,
+        num_draft_tokens=sums.num_draft_tokens,
+        num_accepted=sums.num_accepted,
+        acceptance_rate=sums.acceptance_rate,
+        tokens_per_step=sums.num_output_tokens / one.num_steps if one.num_steps else None,
+        device_s=sums.device_s,
+        predicted_plain_s=sums.predicted_plain_s,
+        saved=sums.saved,
+        modes=dict(one.modes),
+        reasons=dict(one.reasons),
+        plain_steps=dict(one.plain_steps),
+        proposers={
+            proposer: ProposerShare(counts.num_draft_tokens, counts.num_accepted, counts.per_position)
+            for proposer, counts in sorted(one.proposers.items())
+        },
+        first_token_s=[quantile(one.first_token_s, level) for level in (0.5, 0.95)],
+        minutes=list(one.minutes.spans),
+    )
+
+
+def quantile(values: Sequence[float], level: float) -> float | None:
+    """Return the value below which about `level` of the values are, None without any."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else None
+
+
+def _routes(feature: TrafficFeature) -> Sequence[Route]:
+    routes = Routes()
+
+    @routes.get("/admin/traffic", roles=READERS, summary="Acceptance, savings and modes by traffic class")
+    async def traffic() -> TrafficReply:
+        return feature.reply
+
+    return routes.all

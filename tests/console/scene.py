@@ -1,0 +1,196 @@
+"""A server with traffic, a rollout, a policy in the store, prices and heads, for tests of the console."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from prolepsis.api.app import build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
+from prolepsis.api.openai.facts import KNOWN
+from prolepsis.api.services import Gateway
+from prolepsis.audit.log import AuditLog
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.events import Event, Finished, FinishReason, Proposed, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import (
+    DeviceSeconds,
+    EffectiveMode,
+    ProposerCounts,
+    ProposerMemory,
+    RequestStats,
+    TrafficClassCounts,
+)
+from prolepsis.cost.prices import PriceFile
+from prolepsis.engine.client import EngineInfo, InstalledHead, weights_of
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyChange, StoredPolicy
+from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.store import RolloutStore
+from prolepsis.store.store import Store, open_store
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.caller import Role
+from tests.api.fakes import ByteTokenizer
+from tests.fake_client import FakeEngineClient
+from tests.store.databases import sqlite_setting
+
+CHAT = "chat-completions/standard/free/short"
+POLICY = """version: 7
+description: Chat on, completions rolled out.
+default: {mode: off}
+rules:
+  - name: regulated
+    description: Answers that are audited come from the target alone.
+    match: {tenant: [bank]}
+    mode: off
+    pinned: true
+  - name: chat
+    match: {route: /v1/chat/completions}
+    use: chat
+  - name: completions
+    match: {route: /v1/completions}
+    mode: on
+    rollout: {step_weights: [5, 25, 50], min_step_s: 60, gate: manual}
+    guardrails:
+      - {name: acceptance, metric: acceptance_rate, limit: 0.3}
+      - {name: cost, metric: cost_per_token, margin: 0.1}
+"""
+PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1.0, overheads: {power: 0.2}}\n"
+INFO = EngineInfo(
+    model="tiny",
+    forward="native",
+    vocab_size=257,
+    max_model_len=512,
+    fingerprint="fp_scene",
+    exactness="strict",
+    exactness_reason="each row is summed in one order",
+    proposers=("suffix", "prompt_lookup", "draft_head"),
+    draft_head="mine@2",
+)
+_FITS = InstalledHead(
+    name="mine", version=2, aliases=("champion",), target="tiny", misfit=None, size=10_400_000, chain_of_3=2.24
+)
+HEADS = (
+    InstalledHead(name="mine", version=1, aliases=(), target="tiny", misfit=None, size=10_400_000, chain_of_3=2.07),
+    _FITS,
+    InstalledHead(
+        name="other", version=1, aliases=(), target="big", misfit="trained for big", size=1_000, chain_of_3=None
+    ),
+)
+PATTERN = ((4, 4), (4, 2), (3, 0), (0, 0), (5, 5), (4, 1), (2, 2), (0, 0))
+"""Drafted and accepted tokens of a request's steps."""
+
+
+class SceneEngine(FakeEngineClient):
+    """Answers each request by the steps of `PATTERN`, plainly where it may not speculate."""
+
+    def __init__(self) -> None:
+        super().__init__(self._say, INFO)
+        self.installed = HEADS
+        self.memory = (ProposerMemory("draft_head", 10_400_000, 2_000_000), ProposerMemory("suffix", index=4_000_000))
+        self.counts = (
+            TrafficClassCounts("suffix", CHAT, num_asked=400, num_judged=300, num_right=180, num_rounds=120),
+            TrafficClassCounts("draft_head", CHAT, num_asked=900, num_judged=800, num_right=420, num_rounds=300),
+        )
+
+    def _say(self, request: GenerateRequest) -> Iterable[Event]:
+        position, steps = 0, self._steps(request)
+        for number, (drafted, accepted) in enumerate(steps):
+            last = number + 1 == len(steps)
+            proposed = None
+            if request.tells_drafts and drafted:
+                name = "suffix" if number % 3 == 0 else "draft_head"
+                proposed = Proposed(tuple(range(65, 65 + drafted)), tuple(range(-1, drafted - 1)), name)
+            part = tuple(97 + (position + i) % 26 for i in range(accepted + 1))
+            reason: FinishReason | None = "stop" if last else None
+            yield Tokens(request.request_id, 0, part, None, reason, position=position, proposed=proposed)
+            position += len(part)
+        yield Finished(request.request_id, self._stats(request, position))
+
+    def _steps(self, request: GenerateRequest) -> Sequence[tuple[int, int]]:
+        return PATTERN if request.speculation.enabled else [(0, 0)] * sum(accepted + 1 for _, accepted in PATTERN)
+
+    def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
+        on = request.speculation.enabled
+        spread = 1.0 + 0.1 * (len(self.requests) % 5)
+        device = DeviceSeconds(0.01, 0.03 * spread, 0.012 if on else 0.0, 0.006 if on else 0.0, 0.002, 0.08 * spread)
+        proposers = {
+            "suffix": ProposerCounts(3, 8, 6, [[3, 3], [3, 2], [2, 1]]),
+            "draft_head": ProposerCounts(3, 14, 8, [[3, 2], [3, 2], [3, 2], [3, 1], [2, 1]]),
+        }
+        return RequestStats(
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=2,
+            num_output_tokens=num_tokens,
+            num_steps=len(self._steps(request)),
+            proposers=proposers if on else {},
+            plain_steps={"no_draft": 1, "not_worth_it": 1} if on else {},
+            queue_s=0.004,
+            compute_s=device.total,
+            first_token_s=0.02 * spread,
+            total_s=0.1 * spread,
+            device=device,
+            mode=EffectiveMode("on", "speculating", 3) if on else EffectiveMode("off", "policy_off", 3),
+        )
+
+
+@dataclass(slots=True)
+class Scene:
+    app: FastAPI
+    engine: SceneEngine
+    keys: KeyFile
+    store: Store
+    rollouts: Rollouts
+
+    async def tick(self) -> None:
+        for feature in self.app.state.features:
+            await feature.tick()
+
+
+@contextmanager
+def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
+    """Give a server whose clocks run when it is served, or by `tick`."""
+    (folder / "prices.yaml").write_text(PRICES)
+    engine, metrics, keys = SceneEngine(), Metrics(), KeyFile(folder / "keys.json")
+    if with_keys:
+        keys.add(new_key("acme", roles=("client",))[0])
+    store = open_store(sqlite_setting(folder), metrics.registry)
+    assert store is not None, "the setting names a store"
+    emit = AuditLog(store.writer).record
+    source = StoredPolicy(store.database, KNOWN)
+    source.apply(POLICY, PolicyChange("developer", "first", 0))
+    source.poll()
+    rollouts = Rollouts(
+        RolloutStore(store.database),
+        engine.stop_run,
+        metrics.registry,
+        model="tiny",
+        tell=lambda event: emit(audit_event(event)),
+        weights_of=partial(weights_of, engine),
+    )
+    sources = Sources(
+        policies=Policies(source, INFO.proposers, rollouts, emit=emit),
+        rollouts=rollouts,
+        prices=PriceFile(folder / "prices.yaml"),
+        store=store,
+    )
+    config = ServerConfig(
+        kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", audit_sample=1.0, audit_content="tokens"
+    )
+    gateway = Gateway(Keys(keys if with_keys else None, clock=count().__next__))  # it looks at the file each time
+    app = build(config, engine, ByteTokenizer(), metrics, gateway, sources=sources)
+    yield Scene(app, engine, keys, store, rollouts)
+    store.close()
+
+
+def key_with(scene: Scene, *roles: Role, tenant: str = "acme") -> str:
+    """Add a key with these roles and return it."""
+    record, key = new_key(tenant, roles=roles)
+    scene.keys.add(record)
+    return key
