@@ -1,6 +1,7 @@
 """What one replica sets, all follow; without the store it holds where it was set, also over a restart."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.kill_switch import MAX_SCOPES, kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.safety.shared_controls import SharedControls, Values, copy_file
-from prolepsis.store.controls import ControlKey, ControlTable
+from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.store.database import Database
 from tests.rollout.stores import memory_database
 
@@ -33,7 +34,7 @@ class Table(ControlTable):
         super().__init__(database)
         self.is_down = False
 
-    def exchange(self, changes: Mapping[ControlKey, str | None]) -> dict[ControlKey, str]:
+    def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
         if self.is_down:
             raise StoreUnavailable("down")
         return super().exchange(changes)
@@ -44,8 +45,10 @@ def table() -> Table:
     return Table(memory_database())
 
 
-def replica(table: Table, folder: Path, name: str = "a") -> SharedControls:
-    return SharedControls(table, copy_file(folder / f"{name}.json"))
+def replica(table: Table, folder: Path, name: str = "a", *, now: float | None = None) -> SharedControls:
+    """Return a replica; `now` stops its clock."""
+    clock = time.time if now is None else lambda: now
+    return SharedControls(table, copy_file(folder / f"{name}.json"), now=clock)
 
 
 async def settle(*controls: SharedControls) -> None:
@@ -86,11 +89,53 @@ async def test_without_the_store_it_holds_here_and_over_a_restart(table: Table, 
     assert copy_file(tmp_path / "a.json").read().pending == ()
 
 
+@pytest.mark.parametrize(("old", "new"), [("stop", None), (None, "stop"), ("stop", "other")])
+async def test_what_waited_for_the_store_does_not_undo_what_was_done_since(
+    table: Table, tmp_path: Path, old: str | None, new: str | None
+) -> None:
+    ours, theirs = replica(table, tmp_path, "a", now=100.0), replica(table, tmp_path, "b", now=200.0)
+    theirs.set(KIND, "tenant:bank", "first")
+    table.is_down = True
+    ours.set(KIND, "tenant:bank", old)
+    await settle(ours)
+    table.is_down = False
+    theirs.set(KIND, "tenant:bank", new)
+    await settle(theirs)
+    with capture_logs() as logs:
+        await settle(ours, theirs)
+    expected = {} if new is None else {"tenant:bank": new}
+    assert dict(ours.of(KIND)) == dict(theirs.of(KIND)) == expected
+    assert [(entry["event"], entry["name"]) for entry in logs] == [("control_superseded", "tenant:bank")]
+
+
+async def test_an_act_follows_all_that_its_replica_knows_even_by_a_slow_clock(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a", now=100.0), replica(table, tmp_path, "b", now=200.0)
+    theirs.set(KIND, "tenant:bank", "stop")
+    await settle(theirs, ours)
+    ours.set(KIND, "tenant:bank", None)
+    await settle(ours, theirs)
+    assert dict(ours.of(KIND)) == dict(theirs.of(KIND)) == {}
+
+
+async def test_an_old_stop_in_the_copy_ends_when_the_store_is_read(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path, "a", now=100.0), replica(table, tmp_path, "b", now=200.0)
+    table.is_down = True
+    ours.set(KIND, EVERYTHING, "stop")
+    await settle(ours)
+    table.is_down = False
+    theirs.set(KIND, EVERYTHING, None)
+    await settle(theirs)
+    again = replica(table, tmp_path, "a", now=300.0)
+    assert dict(again.of(KIND)) == {EVERYTHING: "stop"}, "without the store it is the newest that is known"
+    await settle(again)
+    assert dict(again.of(KIND)) == {}
+
+
 async def test_replicas_that_set_the_same_at_once_try_again(table: Table, tmp_path: Path) -> None:
     class Clashing(Table):
         num_clashes = 1
 
-        def exchange(self, changes: Mapping[ControlKey, str | None]) -> dict[ControlKey, str]:
+        def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
             if changes and self.num_clashes:
                 self.num_clashes -= 1
                 raise IntegrityError("INSERT", None, Exception("duplicate key"))

@@ -1,11 +1,14 @@
 """Controls that replicas share through the store, and that hold without it.
 
-What this server sets takes effect here at once, is kept in a file until the store has it, and beats what the store says
-until then. What all replicas set is read again and again; the file keeps a copy for a start without the store.
+What this server sets takes effect here at once and is kept in a file until the store has it. What all replicas set is
+read again and again; the file keeps a copy for a start without the store. Of what was set here and there the newest
+counts: what waited here while the store was gone does not undo what somebody did since.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -14,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
-from prolepsis.store.controls import ControlKey, ControlTable
+from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.web.feature import Feature
 
 PATIENCE_S = 1.0
@@ -26,27 +29,39 @@ Values = Mapping[str, str]
 log = structlog.get_logger(__name__)
 
 
+Kept = tuple[str, str, str | None, float]
+"""Kind, name, value (None: removed) and time of a control."""
+
+
 class ControlCopy(BaseModel):
     """What a server knows of the store's controls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    values: tuple[tuple[str, str, str], ...] = ()
-    """Kind, name and value."""
-    pending: tuple[tuple[str, str, str | None], ...] = ()
-    """What was set here and is not in the store yet; no value: to be removed."""
+    values: tuple[Kept, ...] = ()
+    pending: tuple[Kept, ...] = ()
+    """What was set here and is not in the store yet."""
 
     @classmethod
-    def of(cls, values: Mapping[ControlKey, str], pending: Mapping[ControlKey, str | None]) -> Self:
-        return cls(
-            values=tuple((*key, value) for key, value in sorted(values.items())),
-            pending=tuple((*key, value) for key, value in pending.items()),
-        )
+    def of(cls, values: Mapping[ControlKey, Control], pending: Mapping[ControlKey, Control]) -> Self:
+        return cls(values=_plain(values), pending=_plain(pending))
+
+
+def _plain(controls: Mapping[ControlKey, Control]) -> tuple[Kept, ...]:
+    return tuple((*key, control.value, control.at) for key, control in sorted(controls.items()))
+
+
+def _controls(kept: Iterable[Kept]) -> dict[ControlKey, Control]:
+    return {(kind, name): Control(value, at) for kind, name, value, at in kept}
 
 
 def copy_file(path: Path) -> JsonFile[ControlCopy]:
     """Return the file of a server's copy."""
     return JsonFile(path, TypeAdapter(ControlCopy), absent=ControlCopy(), param="kill_file")
+
+
+def _newer(controls: Mapping[ControlKey, Control], than: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+    return {key: control for key, control in controls.items() if control.beats(than.get(key))}
 
 
 class SharedControls(Feature):
@@ -56,20 +71,22 @@ class SharedControls(Feature):
     period_s = 0.8
     ticks_before_serving = True
 
-    def __init__(self, table: ControlTable, copy: JsonFile[ControlCopy]) -> None:
+    def __init__(
+        self, table: ControlTable, copy: JsonFile[ControlCopy], *, now: Callable[[], float] = time.time
+    ) -> None:
         self.unknown = False
         """The copy is damaged and the store has not been read: it may say anything."""
         self._table = table
         self._copy = copy
-        self._values: dict[ControlKey, str] = {}
-        self._pending: dict[ControlKey, str | None] = {}
+        self._now = now
+        self._values: dict[ControlKey, Control] = {}
+        self._pending: dict[ControlKey, Control] = {}
         self._followers: dict[str, Callable[[Values], None]] = {}
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
         try:
             kept = copy.read()
-            self._values = {(kind, name): value for kind, name, value in kept.values}
-            self._pending = {(kind, name): value for kind, name, value in kept.pending}
+            self._values, self._pending = _controls(kept.values), _controls(kept.pending)
         except ConfigError as error:
             log.error("controls_unknown", error=str(error))
             self.unknown = True
@@ -81,16 +98,18 @@ class SharedControls(Feature):
 
     def of(self, kind: str) -> Values:
         """Return the values of a kind that are in effect here."""
-        merged: dict[ControlKey, str | None] = {**self._values, **self._pending}
-        return {name: value for (of, name), value in merged.items() if of == kind and value is not None}
+        merged = self._values | _newer(self._pending, self._values)
+        return {name: one.value for (of, name), one in merged.items() if of == kind and one.value is not None}
 
     def set(self, kind: str, name: str, value: str | None) -> str:
         """Set a value, or remove it: here at once, for all replicas as soon as the store takes it.
 
         Returns why it would be lost if the server ended before that, else "".
         """
-        before = self.of(kind)
-        self._pending[kind, name] = value
+        before, key = self.of(kind), (kind, name)
+        known = [one.at for one in (self._values.get(key), self._pending.get(key)) if one is not None]
+        at = max([self._now(), *(math.nextafter(one, math.inf) for one in known)])  # it follows all that is known here
+        self._pending[key] = Control(value, at)
         fault = self._save()
         if self.of(kind) != before:
             self._tell(kind)
@@ -127,12 +146,14 @@ class SharedControls(Feature):
             if not self._pending:
                 return
 
-    def _take(self, stored: dict[ControlKey, str], sent: Mapping[ControlKey, str | None]) -> None:
+    def _take(self, stored: dict[ControlKey, Control], sent: Mapping[ControlKey, Control]) -> None:
         before = {kind: self.of(kind) for kind in self._followers}
         changed = stored != self._values or bool(sent) or self.unknown
         was_unknown, self.unknown = self.unknown, False
+        for kind, name in [key for key, control in sent.items() if stored.get(key) != control]:
+            log.warning("control_superseded", kind=kind, name=name)  # somebody acted later elsewhere
         self._values = stored
-        self._pending = {key: value for key, value in self._pending.items() if key not in sent or sent[key] != value}
+        self._pending = _newer(self._pending, stored)
         if changed:
             self._save()
         for kind, values in before.items():

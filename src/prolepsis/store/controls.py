@@ -1,15 +1,30 @@
-"""Controls in the store: small values by kind and name that all replicas follow."""
+"""Controls in the store: small values by kind and name that all replicas follow. The newest act counts."""
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import Connection, and_, delete, insert, select
 
 from prolepsis.store.database import Database
 from prolepsis.store.tables import controls
 
 ControlKey = tuple[str, str]
 """Kind, such as 'kill', and name."""
+_REMOVED = ""
+"""The value of a control that was removed: its row stays, so that an older act does not bring it back."""
+_REMOVED_KEPT_S = 90 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    value: str | None
+    """None: it was removed."""
+    at: float
+    """When, in seconds of Unix time, by the clock of the replica where somebody acted."""
+
+    def beats(self, other: "Control | None") -> bool:
+        return other is None or self.at > other.at
 
 
 class ControlTable:
@@ -23,19 +38,24 @@ class ControlTable:
         """The database, for people."""
         return self._database.name
 
-    def exchange(self, changes: Mapping[ControlKey, str | None]) -> dict[ControlKey, str]:
-        """Set the values of `changes` (None removes one), all or none of them; return all values."""
+    def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+        """Set the controls of `changes` that are newer than those in the store, in one transaction; return all."""
         if changes:
-            self._write(changes)
+            with self._database.write() as connection:
+                for key, control in changes.items():
+                    _put(connection, key, control)
         with self._database.read() as connection:
-            rows = connection.execute(select(controls.c.kind, controls.c.name, controls.c.value)).all()
-        return {(kind, name): value for kind, name, value in rows}
+            rows = connection.execute(select(controls)).all()
+        return {(row.kind, row.name): Control(row.value or None, row.changed_at) for row in rows}
 
-    def _write(self, changes: Mapping[ControlKey, str | None]) -> None:
-        now = time.time()
-        with self._database.write() as connection:
-            for (kind, name), value in changes.items():
-                connection.execute(delete(controls).where(controls.c.kind == kind, controls.c.name == name))
-                if value is not None:
-                    row = {"kind": kind, "name": name, "value": value, "changed_at": now}
-                    connection.execute(insert(controls), [row])
+
+def _put(connection: Connection, key: ControlKey, control: Control) -> None:
+    of, (kind, name) = controls.c, key
+    ours = and_(of.kind == kind, of.name == name)
+    known_at = connection.scalar(select(of.changed_at).where(ours).with_for_update())
+    if known_at is not None and known_at >= control.at:
+        return
+    too_old = and_(of.value == _REMOVED, of.changed_at < time.time() - _REMOVED_KEPT_S)
+    connection.execute(delete(controls).where(ours | too_old))
+    value = _REMOVED if control.value is None else control.value
+    connection.execute(insert(controls), [{"kind": kind, "name": name, "value": value, "changed_at": control.at}])

@@ -200,4 +200,6 @@ controls = Table(
     Column("value", Text, nullable=False),
     Column("changed_at", Double, nullable=False),
 )
-"""Scopes of the kill switch and breakers that operators set, and breakers that opened, for all replicas."""
+"""What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
+
+`changed_at`: when somebody acted. An empty value: it was removed."""
