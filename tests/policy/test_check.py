@@ -158,7 +158,7 @@ def test_flags_that_rules_ask() -> None:
     assert check(policy(asked)) == check(policy(asked), Known(flags=True)) == []
     [one] = check(policy(asked), Known(flags=False))
     assert (one.severity, one.where) == ("warning", "rules[0].match.flag")
-    assert one.message == "names new-drafts, and no flags are asked here: the rule never matches"
+    assert one.message.startswith("names new-drafts, and without --flags or --flag-provider only `prolepsis flags set`")
     names = ", ".join(f"f{i}" for i in range(MAX_FLAGS))
     assert check(policy(f"rules: [{{name: a, match: {{flag: [{names}]}}}}]")) == []
     two = f"rules: [{{name: a, match: {{flag: [{names}]}}}}, {{name: b, match: {{flag: [f0, more]}}}}]"

@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profile": ("prolepsis.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
     "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
     "kill": ("prolepsis.cli.kill:app", "Stop all speculation on this machine or on one server, and allow it again."),
+    "flags": ("prolepsis.cli.admin:flags", "Show, set and remove feature flags of all replicas."),
     "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
     "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
     "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),

@@ -88,7 +88,10 @@ def _flags(policy: Policy) -> Iterator[Finding]:
 
 def _match(path: Keys, match: Match, known: Known) -> Iterator[Finding]:
     if match.flag is not None and known.flags is False:
-        yield _warning((*path, "flag"), f"names {match.flag}, and no flags are asked here: the rule never matches")
+        yield _warning(
+            (*path, "flag"),
+            f"names {match.flag}, and without --flags or --flag-provider only `prolepsis flags set` gives it a value",
+        )
     for name, condition in match.conditions.items():
         here = (*path, name)
         if isinstance(condition, Range):

@@ -20,6 +20,7 @@ from prolepsis.safety.flags_runtime import FlagsFeature
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.safety.shared_controls import SharedControls, copy_file
+from prolepsis.safety.shared_flags import SharedFlags
 from prolepsis.store.controls import ControlTable
 from prolepsis.store.database import Database
 
@@ -28,11 +29,9 @@ from prolepsis.store.database import Database
 class Safety:
     """Everything that may turn speculation off."""
 
-    controls: SharedControls | None
-    """None: there is no store."""
+    controls: SharedControls
     kill_switch: KillSwitch
-    flags: FlagsFeature | None
-    """None: none are configured."""
+    flags: FlagsFeature
     breaker: BreakerFeature
     drift: DriftFeature
 
@@ -50,11 +49,11 @@ def safety_features(
 ) -> Safety:
     """Return them for an engine; `version_of` names what a proposer drafts with, `database` is the store's."""
     file = kill_file(config.kill_file)
-    controls = None
-    if database is not None:
-        controls = SharedControls(ControlTable(database), copy_file(file.path.with_name("controls.json")))
-    kill_switch = KillSwitch(file, plan.kill, registry, shared=controls, emit=emit)
-    breaker = _breaker(config, client, plan, registry, shared=controls, emit=emit)
+    table = ControlTable(database) if database is not None else None
+    controls = SharedControls(table, copy_file(file.path.with_name("controls.json")))
+    shared = controls if table is not None else None  # without a store, switch and breakers have files of their own
+    kill_switch = KillSwitch(file, plan.kill, registry, shared=shared, emit=emit)
+    breaker = _breaker(config, client, plan, registry, shared=shared, emit=emit)
     streams = DriftStreams() if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
     baselines = BaselineStore(database) if database is not None else None
@@ -62,7 +61,7 @@ def safety_features(
     return Safety(
         controls=controls,
         kill_switch=kill_switch,
-        flags=FlagsFeature(flags, registry, on_kill=kill_switch.follow, emit=emit) if flags is not None else None,
+        flags=FlagsFeature(flags, SharedFlags(controls), registry, on_kill=kill_switch.follow, emit=emit),
         breaker=breaker,
         drift=DriftFeature(streams, counts, version_of, registry, emit=emit, on_cliff=on_cliff, store=baselines),
     )

@@ -1,17 +1,20 @@
-"""Flags while serving: the file is reloaded, requests are counted, and the kill flag is polled."""
+"""Flags while serving: those of the provider and those that operators set; the kill flag is polled."""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import structlog
+from openfeature.flag_evaluation import Reason
 from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import FlagDecision, RequestFacts
-from prolepsis.safety.flag_file import FlagFileProvider
+from prolepsis.safety.flag_file import DEFAULTS, ENABLED, KILL, FlagFileProvider
+from prolepsis.safety.flag_routes import flag_routes
 from prolepsis.safety.flags import TIMEOUT_S, Flags
+from prolepsis.safety.shared_flags import SharedFlags, stricter
 from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 
@@ -22,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class FlagsFeature(Feature):
-    """Evaluates the flags of the configured provider. Belongs to one event loop."""
+    """Evaluates the flags of the configured provider, and those that operators set. Belongs to one event loop."""
 
     name = "flags"
     period_s = 0.2
@@ -30,7 +33,8 @@ class FlagsFeature(Feature):
 
     def __init__(
         self,
-        provider: FeatureProvider,
+        provider: FeatureProvider | None,
+        shared: SharedFlags,
         registry: CollectorRegistry,
         *,
         on_kill: Callable[[FlagDecision], None],
@@ -38,35 +42,56 @@ class FlagsFeature(Feature):
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_kill` receives every evaluation of the kill flag."""
+        """`on_kill` receives every evaluation of the kill flag; without a provider only once somebody set it."""
+        self.shared = shared
+        self.routes = flag_routes(shared, emit)
         self._file = provider if isinstance(provider, FlagFileProvider) else None
-        self._flags = Flags(provider, timeout_s)
+        self._flags = Flags(provider, timeout_s) if provider is not None else None
         self._on_kill = on_kill
         self._emit = emit
         self._clock = clock
         self._kill_due = float("-inf")
+        self._kill_shared: FlagDecision | None = None
+        self._kill_provided: FlagDecision | None = None
+        """The provider's last good answer."""
         text, labels = "Flags evaluated for requests", ("flag", "variant", "reason", "error")
         self._evaluations = counter(registry, "flag_evaluations", text, *labels)
         self._refused = counter(registry, "flag_file_refused", "Edits of the flag file that were refused")
         if self._file is not None:
             self._show(self._file, "loaded")
 
-    async def enabled(self, facts: RequestFacts) -> FlagDecision:
-        """Return whether the request may speculate; a provider's failure raises nothing."""
-        return self._counted(await self._flags.enabled(facts))
+    async def enabled(self, facts: RequestFacts) -> FlagDecision | None:
+        """Return whether the request may speculate, None if no flag says; a provider's failure raises nothing."""
+        provided = await self._flags.enabled(facts) if self._flags is not None else None
+        return self._counted(stricter(ENABLED, provided, self.shared.decide(ENABLED, facts)))
 
     async def named(self, keys: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
         """Return the values of these flags for the request; a missing flag is false."""
-        return tuple(self._counted(decision) for decision in await self._flags.named(keys, facts))
+        provided = {one.key: one for one in (await self._flags.named(keys, facts) if self._flags is not None else ())}
+        found = (stricter(key, provided.get(key), self.shared.decide(key, facts)) for key in keys)
+        return tuple(decision for one in found if (decision := self._counted(one)) is not None)
 
     async def tick(self) -> None:
         """Reload the file if it changed, and evaluate the kill flag if that is due."""
-        if self._reload() or self._clock() >= self._kill_due:
+        shared = self.shared.decide(KILL)
+        is_new, self._kill_shared = shared != self._kill_shared, shared
+        if self._reload() or is_new or self._clock() >= self._kill_due:
             self._kill_due = self._clock() + KILL_PERIOD_S
-            self._on_kill(await self._flags.killed())
+            await self._poll_kill(is_new=is_new)
+
+    async def _poll_kill(self, *, is_new: bool) -> None:
+        provided = await self._flags.killed() if self._flags is not None else None
+        if provided is not None and not provided.error:
+            self._kill_provided = provided
+        decision = stricter(KILL, self._kill_provided, self._kill_shared)
+        if decision is None and is_new:  # nobody sets it any more
+            decision = FlagDecision(KILL, DEFAULTS[KILL], None, Reason.DEFAULT)
+        if decision is not None:
+            self._on_kill(decision)
 
     async def close(self) -> None:
-        self._flags.close()
+        if self._flags is not None:
+            self._flags.close()
 
     def _reload(self) -> bool:
         """Return whether the flags changed."""
@@ -81,7 +106,9 @@ class FlagsFeature(Feature):
             self._show(self._file, "reloaded", before.content)
         return reload.changed
 
-    def _counted(self, decision: FlagDecision) -> FlagDecision:
+    def _counted(self, decision: FlagDecision | None) -> FlagDecision | None:
+        if decision is None:
+            return None
         self._evaluations.labels(decision.key, decision.variant or "", decision.reason, decision.error).inc()
         return decision
 

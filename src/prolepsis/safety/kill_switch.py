@@ -13,7 +13,8 @@ from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 
 Source = Literal["operator", "store", "flag"]
 By = Annotated[str, Field(max_length=256)]
-Reason = Annotated[str, Field(max_length=1024)]
+MAX_REASON = 1024
+Reason = Annotated[str, Field(max_length=MAX_REASON)]
 Scope = Annotated[str, Field(pattern=SCOPE, max_length=300)]
 MAX_SCOPES = 256
 """Scopes that are stopped one by one, besides everything."""
@@ -65,6 +66,15 @@ class KillState(BaseModel):
         if on and len(others) >= MAX_SCOPES:
             raise InvalidParameter(f"{MAX_SCOPES} scopes are stopped already; allowed: {EVERYTHING}", param="scope")
         return self.model_copy(update={"scopes": (*others, entry) if on else others})
+
+
+def shown_reason(text: str) -> str:
+    """Return an operator's reason as it is kept and logged: redacted; the first call reads lists of names."""
+    if not text:
+        return ""
+    from prolepsis.redaction.values import redacted_text  # takes time to import
+
+    return redacted_text(text)[:MAX_REASON]
 
 
 NEVER_SET = KillState(on=False, at=datetime(1970, 1, 1, tzinfo=UTC))

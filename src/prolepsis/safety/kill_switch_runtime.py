@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Annotated, get_args
 
 import structlog
+from anyio import to_thread
 from prometheus_client import CollectorRegistry
 from pydantic import Field, ValidationError
 
@@ -13,7 +14,7 @@ from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING, check_scope
-from prolepsis.safety.kill_switch import MAX_SCOPES, KilledScope, KillState, KillStatus, Source
+from prolepsis.safety.kill_switch import MAX_SCOPES, KilledScope, KillState, KillStatus, Reason, Source, shown_reason
 from prolepsis.safety.shared_controls import SharedControls, Values
 from prolepsis.telemetry.declare import gauge
 from prolepsis.web.body_reader import read_body
@@ -165,7 +166,7 @@ class KillBody(Body):
     """The new state of the operator's switch."""
 
     on: bool
-    reason: Annotated[str, Field(max_length=1024)] = ""
+    reason: Reason = ""
     scope: Annotated[str, Field(max_length=300)] = EVERYTHING
     """everything, or route:, rule:, tenant:, traffic_class: or proposer: and a name."""
 
@@ -181,7 +182,8 @@ def kill_routes(switch: KillSwitch) -> Sequence[Route]:
     @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch, for one scope or all")
     async def kill(body: Annotated[KillBody, read_body(KillBody)], caller: SignedIn) -> KillStatus:
         check_scope(body.scope)
-        switch.turn(on=body.on, by=caller.actor, reason=body.reason, scope=body.scope)
+        reason = await to_thread.run_sync(shown_reason, body.reason)
+        switch.turn(on=body.on, by=caller.actor, reason=reason, scope=body.scope)
         return switch.status
 
     return routes.all

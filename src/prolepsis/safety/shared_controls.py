@@ -40,7 +40,7 @@ class ControlCopy(BaseModel):
 
     values: tuple[Kept, ...] = ()
     pending: tuple[Kept, ...] = ()
-    """What was set here and is not in the store yet."""
+    """What was set here and is not in the store, or not yet."""
 
     @classmethod
     def of(cls, values: Mapping[ControlKey, Control], pending: Mapping[ControlKey, Control]) -> Self:
@@ -72,8 +72,9 @@ class SharedControls(Feature):
     ticks_before_serving = True
 
     def __init__(
-        self, table: ControlTable, copy: JsonFile[ControlCopy], *, now: Callable[[], float] = time.time
+        self, table: ControlTable | None, copy: JsonFile[ControlCopy], *, now: Callable[[], float] = time.time
     ) -> None:
+        """`table`: None without a store; then the servers of this machine share the file."""
         self.unknown = False
         """The copy is damaged and the store has not been read: it may say anything."""
         self._table = table
@@ -84,12 +85,7 @@ class SharedControls(Feature):
         self._followers: dict[str, Callable[[Values], None]] = {}
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
-        try:
-            kept = copy.read()
-            self._values, self._pending = _controls(kept.values), _controls(kept.pending)
-        except ConfigError as error:
-            log.error("controls_unknown", error=str(error))
-            self.unknown = True
+        self._read()
 
     def follow(self, kind: str, follower: Callable[[Values], None]) -> None:
         """Call `follower` with all values of a kind, now and whenever they change."""
@@ -106,36 +102,53 @@ class SharedControls(Feature):
 
         Returns why it would be lost if the server ended before that, else "".
         """
-        before, key = self.of(kind), (kind, name)
+        before, key = self._told(), (kind, name)
+        if self._table is None and self._copy.changed():  # by another server of this machine
+            self._read()
         known = [one.at for one in (self._values.get(key), self._pending.get(key)) if one is not None]
         at = max([self._now(), *(math.nextafter(one, math.inf) for one in known)])  # it follows all that is known here
         self._pending[key] = Control(value, at)
         fault = self._save()
-        if self.of(kind) != before:
-            self._tell(kind)
-        self._start()
+        self._tell_changes(before)
+        if self._table is not None:
+            self._start(self._table)
         return fault
 
     async def tick(self) -> None:
         """Store what was set here, and follow what others set."""
-        await asyncio.wait({self._start()}, timeout=PATIENCE_S)
+        if self._table is not None:
+            await asyncio.wait({self._start(self._table)}, timeout=PATIENCE_S)
+        elif self._copy.changed():
+            before = self._told()
+            self._read()
+            self._tell_changes(before)
 
     async def close(self) -> None:
         """Store what was set here, if the store takes it soon."""
         if self._pending:
             await self.tick()
 
-    def _start(self) -> asyncio.Task[None]:
+    def _read(self) -> None:
+        """Take over the file; what is damaged may have said anything."""
+        try:
+            kept = self._copy.read()
+        except ConfigError as error:
+            log.error("controls_unknown", error=str(error))
+            self.unknown = True
+            return
+        self._values, self._pending, self.unknown = _controls(kept.values), _controls(kept.pending), False
+
+    def _start(self, table: ControlTable) -> asyncio.Task[None]:
         if self._running is None or self._running.done():
-            self._running = asyncio.get_running_loop().create_task(self._exchange())
+            self._running = asyncio.get_running_loop().create_task(self._exchange(table))
         return self._running
 
-    async def _exchange(self) -> None:
+    async def _exchange(self, table: ControlTable) -> None:
         """Exchange with the store until it has all that was set meanwhile."""
         while True:
             sent = dict(self._pending)
             try:
-                stored = await asyncio.to_thread(self._table.exchange, sent)
+                stored = await asyncio.to_thread(table.exchange, sent)
             except Exception as error:  # contained: what was set holds here, and the next tick sends it again
                 if not self._is_failing:
                     log.error("controls_not_shared", error=str(error))
@@ -147,7 +160,7 @@ class SharedControls(Feature):
                 return
 
     def _take(self, stored: dict[ControlKey, Control], sent: Mapping[ControlKey, Control]) -> None:
-        before = {kind: self.of(kind) for kind in self._followers}
+        before = self._told()
         changed = stored != self._values or bool(sent) or self.unknown
         was_unknown, self.unknown = self.unknown, False
         for kind, name in [key for key, control in sent.items() if stored.get(key) != control]:
@@ -156,13 +169,15 @@ class SharedControls(Feature):
         self._pending = _newer(self._pending, stored)
         if changed:
             self._save()
-        for kind, values in before.items():
-            if was_unknown or self.of(kind) != values:
-                self._tell(kind)
+        self._tell_changes({} if was_unknown else before)
 
-    def _tell(self, kind: str) -> None:
-        if (follower := self._followers.get(kind)) is not None:
-            follower(self.of(kind))
+    def _told(self) -> dict[str, Values]:
+        return {kind: self.of(kind) for kind in self._followers}
+
+    def _tell_changes(self, before: Mapping[str, Values]) -> None:
+        for kind, values in self._told().items():
+            if values != before.get(kind):
+                self._followers[kind](values)
 
     def _save(self) -> str:
         try:

@@ -189,9 +189,10 @@ async def _decision(requested: SpeculationRequest, facts: RequestFacts, services
         decision = decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
     else:
         names = policies.flag_names
-        evaluated = await flags.named(names, facts) if names and flags is not None else ()
+        evaluated = await flags.named(names, facts) if names else ()
         decision = check_allowed(policies.decide(requested, facts, evaluated, limits_of))
-    return decision if flags is None else decision.under_flag(await flags.enabled(facts))
+    flag = await flags.enabled(facts)
+    return decision if flag is None else decision.under_flag(flag)
 
 
 def scope(tenant: str, salt: str | None) -> str:
