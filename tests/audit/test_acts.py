@@ -34,6 +34,7 @@ from prolepsis.safety.breaker import Breakers
 from prolepsis.safety.breaker_runtime import BreakerFeature, BreakerOverride, breaker_file
 from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.safety.kill_switch import NEVER_SET, kill_file
+from prolepsis.store.signing import usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.routes import Route
@@ -155,6 +156,10 @@ async def bundled(site: Site) -> None:
     await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for="key 1")
 
 
+async def flag_set(site: Site) -> None:
+    await site.put("/admin/flags", flag="speculation.enabled", value=False, reason="drill")
+
+
 async def replayed(site: Site) -> None:
     await site.post(f"/admin/audit/{site.entries()[-1].seq}/replay")
 
@@ -178,6 +183,14 @@ def rollback() -> Step:
 STARTED = (applied(ROLLED_OUT), steered("start"))
 BY_ROUTE = {
     "PUT /admin/kill": [Act("kill.on", killed(on=True)), Act("kill.off", killed(on=False), (killed(on=True),))],
+    "PUT /admin/flags": [Act("flags.set", flag_set)],
+    "POST /admin/flags/remove": [
+        Act(
+            "flags.removed",
+            lambda site: site.post("/admin/flags/remove", flag="speculation.enabled"),
+            (flag_set,),
+        )
+    ],
     "PUT /admin/breakers": [Act("breaker.forced_open", breaker)],
     "POST /admin/drift/reset": [
         Act(
@@ -335,6 +348,7 @@ LOCAL = {
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
+    *("flags list", "flags set", "flags remove"),
     *("policy apply", "policy rollback", "policy history", "policy show"),
     *("policy eligibility", "heads list", "heads swap"),
     *(f"rollout {verb}" for verb in ("list", "show", "start", "hold", "resume", "promote", "rollback")),
@@ -383,6 +397,7 @@ def test_local_commands_have_their_entries(tmp_path: Path, monkeypatch: pytest.M
         return json.loads(done.stdout) if words[1] != "revoke" else None
 
     run("store", "upgrade")
+    assert usable_keys(ServerConfig()) is not None  # a server has been started once
     for words, action in LOCAL.values():
         created = next((key["id"] for key in run("keys", "list")["keys"]), "")
         run(*(created if word == "KEY" else word for word in words))

@@ -107,6 +107,9 @@ async def test_what_signatures_and_anchors_prove_is_said(database: Database, hom
     place.path.write_text(text.replace('"seq": 5', '"seq": 4'))
     forged = run("audit", "verify")
     assert (forged.exit_code, "the anchor of entry 4 has a signature" in forged.stderr) == (1, True)
+    place.path.write_text(text + '{"chain": "aud')
+    torn = run("audit", "verify")
+    assert (torn.exit_code, "line 3" in torn.stderr, "no whole anchor" in torn.stderr) == (UNPROVEN, True, True)
     place.path.write_text("{}\nno JSON\n")
     assert (run("audit", "verify").exit_code, run("audit", "verify").stderr.count("line 2")) == (2, 1)
     assert run("audit", "verify", "--public-key", "prolepsis.yaml").exit_code == 2

@@ -21,6 +21,7 @@ from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
+from prolepsis.audit.waiting import WaitingActs
 from prolepsis.console.feature import ConsoleParts, console_routes
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
@@ -123,6 +124,7 @@ def features_of(
         KeyChanges(keys.file, emit) if keys.file is not None else None,
         recorder,
         _audit(config, client, tokenizer, store, replays, emit=emit),
+        WaitingActs(store.database) if store is not None else None,
         _anchors(config, store, registry),
         costs,
         policies,

@@ -25,23 +25,30 @@ def actor() -> str:
 def record_act(event: AuditEvent, *, store: str | None = None) -> None:
     """Record an act that has happened; a log that cannot be written is a warning, as the act stands.
 
-    Without a store nothing is recorded: a server records at its start what it finds.
+    Without the audit key the act waits in the store for a server. Without a store nothing is recorded: a server records
+    at its start what it finds.
     """
-    from prolepsis.audit import chain
+    from prolepsis.audit import chain, waiting
     from prolepsis.store.database import Database, store_url
     from prolepsis.store.migrate import NEWEST, revision
-    from prolepsis.store.signing import OPTION, AuditKeys, key_file
+    from prolepsis.store.signing import found_keys
 
     try:
         config = settings_here(store=store).server
-        url = store_url(config.store)
-        database = Database(url, options={OPTION: AuditKeys(key_file(config))}) if url is not None else None
-        found = revision(database) if database is not None else None
-        if database is None or found is None:
+        url, found = store_url(config.store), found_keys(config)
+        database = Database(url, options=found.options) if url is not None else None
+        schema = revision(database) if database is not None else None
+        if database is None or schema is None:
             return
-        if found != NEWEST:
-            raise ConfigError(f"store {database.name} has the older schema {found}", param="store")
+        if schema != NEWEST:
+            raise ConfigError(f"store {database.name} has the older schema {schema}", param="store")
         with database.write() as connection:
-            chain.append(connection, [event])
+            fault = waiting.signing_fault(connection, found)
+            if fault:
+                waiting.leave(connection, event)
+            else:
+                chain.append(connection, [event])
+        if fault:
+            warn(f"{event.action} waits in the store until a server signs it into the audit log: {fault}")
     except ProlepsisError as error:
         warn(f"{event.action} is not in the audit log: {error}")

@@ -107,5 +107,9 @@ def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
 
 
 def _parsed(fields: Mapping[str, Any]) -> AuditEntry:
+    """Return an entry; raises ValueError, TypeError or KeyError for fields of another kind."""
     details = None if fields["details"] is None else Details(**fields["details"])
+    numbers = (fields["seq"], *fields["erases"])
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("numbers of entries are whole numbers")
     return AuditEntry(**{**fields, "details": details, "erases": tuple(fields["erases"])})

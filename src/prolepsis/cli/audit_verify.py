@@ -15,6 +15,7 @@ from prolepsis.cli.audit_log import ServerUrl, exported, opened_log
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import FAILED, UNPROVEN, AsJson, note, print_error, print_facts, print_json, warn
 from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.core.errors import ConfigError
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.signing import PublicKeys, SignedHead, key_file
 
@@ -120,8 +121,14 @@ def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> l
     files = given if given or not local else _configured(store)
     heads: list[SignedHead] = []
     for path in files or ():
-        with path.open(encoding="utf-8") as lines:
-            heads += read_anchors(lines, str(path))
+        found = read_anchors(path)
+        heads += found.heads
+        if not found.torn:
+            continue
+        where = f"line {found.torn[0]} of {path}" + (f" and {len(found.torn) - 1} more" if len(found.torn) > 1 else "")
+        if not found.heads:
+            raise ConfigError(f"{where} is no anchor as the server writes it, and no other line is", param="anchors")
+        warn(f"{where}: no whole anchor, as if its writer was killed; the other lines are used")
     return heads
 
 

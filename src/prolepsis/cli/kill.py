@@ -14,7 +14,7 @@ from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
-from prolepsis.safety.kill_switch import NEVER_SET, KilledScope, KillState
+from prolepsis.safety.kill_switch import NEVER_SET, KilledScope, KillState, shown_reason
 from prolepsis.safety.kill_switch import kill_file as kill_file_at
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
@@ -44,7 +44,8 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
         if isinstance(where, str):
             _show_served(ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope}), as_json)
         else:
-            _turn_file(where, KilledScope(scope=scope, by=user(), reason=reason, at=datetime.now(UTC)), as_json, on=on)
+            entry = KilledScope(scope=scope, by=user(), reason=shown_reason(reason), at=datetime.now(UTC))
+            _turn_file(where, entry, as_json, on=on)
 
 
 _add_turn(

@@ -2,17 +2,17 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from prolepsis.audit import chain
+from prolepsis.audit import chain, waiting
 from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
-from prolepsis.cli.acts import actor
+from prolepsis.cli.acts import actor, record_act
 from prolepsis.cli.documents import print_reply
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note
@@ -24,7 +24,7 @@ from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import NEWEST, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
-from prolepsis.store.signing import OPTION, AuditKeys, key_file
+from prolepsis.store.signing import found_keys
 
 StoreOption = Annotated[
     str | None,
@@ -33,13 +33,12 @@ StoreOption = Annotated[
 
 
 @contextmanager
-def configured_database(given: str | None) -> Iterator[Database]:
+def configured_database(given: str | None, options: Mapping[str, object] | None = None) -> Iterator[Database]:
     """Open the database with any schema; raises `ConfigError` if none is configured."""
-    config = settings_here(store=given).server
-    url = store_url(config.store)
+    url = store_url(settings_here(store=given).server.store)
     if url is None:
         raise ConfigError("no store is configured (store is none); name one with --store", param="store")
-    database = Database(url, options={OPTION: AuditKeys(key_file(config))})
+    database = Database(url, options=options)
     try:
         yield database
     finally:
@@ -47,15 +46,27 @@ def configured_database(given: str | None) -> Iterator[Database]:
 
 
 @contextmanager
-def ready_database(given: str | None) -> Iterator[Database]:
+def ready_database(given: str | None, options: Mapping[str, object] | None = None) -> Iterator[Database]:
     """Open the database; raises `ConfigError` unless it has the schema of this version."""
-    with configured_database(given) as database:
+    with configured_database(given, options) as database:
         found = revision(database)
         if found is None:
             raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` creates it", param="store")
         if found != NEWEST:
             message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` upgrades it"
             raise ConfigError(message, param="store")
+        yield database
+
+
+@contextmanager
+def signing_database(given: str | None) -> Iterator[Database]:
+    """Open the database to change what its chains are about; raises `ConfigError` unless this user may sign them."""
+    found = found_keys(settings_here(store=given).server)
+    with ready_database(given, found.options) as database:
+        with database.read() as connection:
+            fault = waiting.signing_fault(connection, found)
+        if fault:
+            raise ConfigError(fault, param="audit_key")
         yield database
 
 
@@ -72,6 +83,7 @@ def status(store: StoreOption = None, as_json: AsJson = False) -> None:
             with database.read() as connection:
                 facts["request_records"] = records.count(connection)
                 facts["audit_entries"] = chain.head(connection)[0]
+                facts["acts_waiting_for_a_server"] = waiting.number(connection)
                 facts["policy_version"] = versions.current_version(connection)
     print_reply(facts, as_json=as_json)
 
@@ -83,11 +95,8 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
         before = revision(database)
         upgrade_schema(database)
         if before not in (None, NEWEST):
-            event = AuditEvent(
-                actor=actor(), action="store.upgraded", before={"schema": before}, after={"schema": NEWEST}
-            )
-            with database.write() as connection:
-                chain.append(connection, [event])
+            schemas = {"before": {"schema": before}, "after": {"schema": NEWEST}}
+            record_act(AuditEvent(actor=actor(), action="store.upgraded", **schemas), store=store)
         print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 
@@ -115,7 +124,7 @@ def prune(
     texts = TextRetention.of(config) if text_days is None else TextRetention(text_days)
     now = time.time()
     before = now - record_days * DAY_S if record_days else 0.0
-    with ready_database(store) as database:
+    with signing_database(store) as database:
         with database.read() as connection:
             num_records, old = records.count(connection, before), old_texts(connection, texts, now)
         if (num_records or old) and not yes:
@@ -148,7 +157,7 @@ def forget(
     as_json: AsJson = False,
 ) -> None:
     """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies."""
-    with ready_database(store) as database:
+    with signing_database(store) as database:
         forgotten = forget_tenant(database, tenant, actor())
     facts: dict[str, object] = {
         "request_records_deleted": forgotten.num_records,

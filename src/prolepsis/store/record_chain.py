@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Double, Row, insert, select, update
 
-from prolepsis.core.digests import canonical, digest_of
+from prolepsis.core.digests import canonical, digest_of, whole_numbers
 from prolepsis.store.signing import AuditKeys, SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.store.tables import record_chain, record_head, request_records
 
@@ -157,17 +157,8 @@ def _read(row: Row[Any]) -> tuple[Link, Mapping[str, object] | None]:
         kind=values["kind"],
         record_id=values["record_id"],
         content_digest=values["content_digest"],
-        deletes=_numbers(values["deletes"]),
+        deletes=whole_numbers(values["deletes"]),
         digest=values["digest"],
     )
     record = {column.name: values[f"row_{column.name}"] for column in request_records.columns}
     return link, None if record["record_id"] is None else record
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in a JSON list; of a damaged text a number that no link has, so that no digest matches."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return (0,)
-    return tuple(found) if isinstance(found, list) and all(isinstance(one, int) for one in found) else (0,)

@@ -30,6 +30,9 @@ OPTION = "prolepsis_audit_keys"
 FILE_NAME = "audit-key.pem"
 _BEGIN = "-----BEGIN PUBLIC KEY-----"
 _OTHERS = 0o077
+_SERVERS_KEY = (
+    "the first start of a server makes it: run the command as the server's user, or name its key (PROLEPSIS_AUDIT_KEY)"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -93,9 +96,14 @@ class PublicKeys:
 class AuditKeys:
     """The key of this process and the public keys next to it; they are read, or made, when they are first used."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: of the private key; the public ones are in the file of the same name that ends in .pub."""
+    def __init__(self, path: Path, *, makes: bool = True) -> None:
+        """`path`: of the private key; the public ones are in the file of the same name that ends in .pub.
+
+        `makes`: a missing key is made. Servers do that; a command that did it for another user would sign with a key
+        that no server knows.
+        """
         self.path = path
+        self._makes = makes
 
     @property
     def public_path(self) -> Path:
@@ -120,10 +128,13 @@ class AuditKeys:
     def _private(self) -> "Ed25519PrivateKey":
         try:
             if not self.path.exists():
+                if not self._makes:
+                    raise ConfigError(f"audit key {self.path} does not exist; {_SERVERS_KEY}", param="audit_key")
                 self._make()
             return _private_key(self.path)
         except OSError as error:
-            message = f"audit key {self.path} cannot be used: {error.strerror}; name another with --audit-key"
+            needed = "name another with --audit-key" if self._makes else _SERVERS_KEY
+            message = f"audit key {self.path} cannot be used: {error.strerror}; {needed}"
             raise ConfigError(message, param="audit_key") from None
 
     def _make(self) -> None:
@@ -161,6 +172,30 @@ def usable_keys(config: ServerConfig) -> AuditKeys | None:
         log.error("audit_log_not_signed", error=str(error))
         return None
     return keys
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKeys:
+    """The keys that a command may sign with."""
+
+    keys: AuditKeys | None
+    fault: str = ""
+    """Why there are none, and what to do."""
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Of a database whose appends they sign."""
+        return {} if self.keys is None else {OPTION: self.keys}
+
+
+def found_keys(config: ServerConfig) -> FoundKeys:
+    """Return the keys of the configured server, if this user may read them."""
+    keys = AuditKeys(key_file(config), makes=False)
+    try:
+        _ = keys.public
+    except ConfigError as error:
+        return FoundKeys(None, str(error))
+    return FoundKeys(keys)
 
 
 def signed_columns(head: SignedHead | None) -> dict[str, str | None]:

@@ -101,6 +101,15 @@ audit_head = Table(
 )
 """One row: the end of the chain; a writer locks it while it appends. It is not signed if its writer has no key."""
 
+audit_waiting = Table(
+    "audit_waiting",
+    metadata,
+    Column("uid", String(32), primary_key=True),
+    Column("event", Text, nullable=False),
+    Column("left_at", Double, nullable=False),
+)
+"""Acts of commands without the audit key, until a server appends them to the chain; the fields of `AuditEvent`."""
+
 policy_versions = Table(
     "policy_versions",
     metadata,
