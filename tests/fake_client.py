@@ -40,6 +40,7 @@ class FakeEngineClient:
         self.stopped: list[str] = []
         self.swaps: list[str] = []
         self.installed: Sequence[InstalledHead] = ()
+        self.heads_error: Exception | None = None
         self.closed = False
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
@@ -95,6 +96,8 @@ class FakeEngineClient:
         self.stopped.append(name)
 
     async def heads(self) -> Sequence[InstalledHead]:
+        if self.heads_error is not None:
+            raise self.heads_error
         return self.installed
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:

@@ -46,18 +46,39 @@ async def test_a_file_gets_each_new_head_once(tmp_path: Path, keys: AuditKeys, d
     await feature.tick()
     append(database)
     await feature.close()
-    with place.path.open() as lines:
-        heads = list(read_anchors(lines, "anchors"))
+    heads = read_anchors(place.path).heads
     assert [head.seq for head in heads] == [1, 2]
     assert [keys.public.fault(head) for head in heads] == [None, None]
 
 
-async def test_a_log_line_is_an_anchor(keys: AuditKeys, database: Database) -> None:
+async def test_a_log_line_is_an_anchor(tmp_path: Path, keys: AuditKeys, database: Database) -> None:
     with capture_logs() as logs:
         await AnchorFeature(database, [AnchorLog()], CollectorRegistry(), period_s=1.0).tick()
     [line] = [json.dumps(entry) for entry in logs if entry["event"] == "audit_anchor"]
-    [head] = read_anchors(["", json.dumps({"event": "listening"}), line][1:], "log")
+    (tmp_path / "log").write_text("\n".join([json.dumps({"event": "listening"}), "", line]))
+    [head] = read_anchors(tmp_path / "log").heads
     assert keys.public.fault(head) is None
+
+
+async def test_a_torn_line_costs_no_other_anchor(tmp_path: Path, database: Database) -> None:
+    """A server that was killed while it wrote leaves half a line."""
+    place = AnchorFile(tmp_path / "anchors.jsonl")
+    await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
+    with place.path.open("a") as file:
+        file.write('{"chain": "audit", "seq": 2, "dig')
+    with capture_logs() as logs:
+        assert place.last()["audit"].seq == 1
+    assert [(line["event"], line["lines"]) for line in logs] == [("audit_anchors_torn", [2])]
+    append(database)
+    await AnchorFeature(database, [place], CollectorRegistry(), period_s=1.0).tick()
+    found = read_anchors(place.path)
+    assert ([head.seq for head in found.heads], found.torn) == ([1, 2], [2])
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "\udcff", '{"signature": "x"}', '{"signature": 1, "seq": []}'])
+def test_no_line_makes_the_others_unreadable(tmp_path: Path, line: str) -> None:
+    (tmp_path / "anchors.jsonl").write_bytes(line.encode("utf-8", "surrogateescape"))
+    assert read_anchors(tmp_path / "anchors.jsonl").torn == [1]
 
 
 @contextmanager
@@ -130,3 +151,13 @@ def test_places_are_named_by_the_setting(tmp_path: Path) -> None:
     for wrong in ("", "ftp://example.org"):
         with pytest.raises(ConfigError, match="allowed: auto, log"):
             places([wrong], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["example.org:hook", "example.org:99999", "user:secret@example.org:-1", "", ":80", "[::1", "a b:x/y"],
+)
+def test_an_address_without_a_usable_port_or_host_is_refused_at_the_start(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match=r"allowed: http\(s\)://HOST or HOST:PORT") as found:
+        places([f"https://{address}"], tmp_path)
+    assert "secret" not in str(found.value)

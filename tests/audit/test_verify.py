@@ -135,6 +135,13 @@ def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None
     assert verified(written).faults == ()
 
 
+@pytest.mark.parametrize("erases", ["[[1]]", '[{"a": 1}]', "[true]", "1", "[", "[" * 100_000])
+def test_a_damaged_list_of_erased_entries_is_a_fault_and_no_crash(written: Database, erases: str) -> None:
+    with written.write() as connection:
+        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(erases=erases))
+    assert [(fault.seq, fault.what) for fault in verified(written).faults] == [(2, "has been changed")]
+
+
 def test_erasing_without_an_entry_that_says_so_is_found(written: Database) -> None:
     details = ("actor", "tenant", "subject", "before", "after", "salt")
     with written.write() as connection:

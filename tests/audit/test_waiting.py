@@ -1,4 +1,4 @@
-"""Commands of users without the audit key: they make no key, their acts wait for a server, and the chain stays whole."""
+"""Commands of users without the audit key: they make no key, and their acts wait for a server."""
 
 import json
 from collections.abc import Mapping

@@ -45,6 +45,12 @@ def test_on_status_off(home: Path) -> None:
     assert not kill_file(home / "kill.json").read().on
 
 
+def test_a_reason_is_redacted_before_it_is_written(home: Path) -> None:
+    assert kill("on", "--reason", "ask ann@example.org " + "x" * 2000).exit_code == 0
+    assert kill_file(home / "kill.json").read().reason.startswith("ask [EMAIL] x")
+    assert "ann@example.org" not in (home / "kill.json").read_text()
+
+
 def test_one_scope(home: Path) -> None:
     assert kill("on", "--scope", "tenant:bank", "--reason", "drill").exit_code == 0
     kill("on", "--scope", "proposer:suffix")

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
@@ -35,8 +37,11 @@ def test_scopes_that_something_can_belong_to(scope: str) -> None:
         ("proposer:sufix", "for a proposer: grammar, suffix"),
         ("route:completions", "the path of an endpoint"),
         ("traffic_class:chat", "ROUTE/TIER/FORM/CONTEXT"),
+        ("traffic_class:chat/standard/free/short\n", "everything"),
+        ("tenant:bank\n", "everything"),
+        ("everything\n", "everything"),
     ],
 )
 def test_others_are_refused_with_what_is_allowed(scope: str, allowed: str) -> None:
-    with pytest.raises(InvalidParameter, match=rf"scope is {scope!r}; allowed: .*{allowed}"):
+    with pytest.raises(InvalidParameter, match=rf"scope is {re.escape(repr(scope))}; allowed: .*{allowed}"):
         check_scope(scope)

@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
 from prolepsis.engine.client import InstalledHead
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -65,3 +66,12 @@ async def test_what_cannot_be_used_leaves_the_old_head_in_place(
     assert (reply.status_code, engine.swaps) == (status, [])
     if status != 400:
         assert reply.json()["error"]["code"] == code
+
+
+async def test_a_damaged_file_of_aliases_is_not_the_callers_fault(http: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.heads_error = ConfigError("head aliases aliases.json is damaged: mine: input should be an object")
+    for reply in (await http.get("/admin/heads"), await http.post("/admin/heads/swap", json={"head": "mine"})):
+        error = reply.json()["error"]
+        assert (reply.status_code, error["code"]) == (503, "heads_unreadable")
+        assert "aliases.json is damaged" in error["message"]
+    assert engine.swaps == []

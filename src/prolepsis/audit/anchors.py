@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import structlog
 from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from prolepsis.audit import chain
@@ -26,7 +28,9 @@ from prolepsis.web.feature import Feature
 
 AUTO, LOG, NONE = "auto", "log", "none"
 WEBHOOK_TIMEOUT_S = 10.0
-_FIELDS = tuple(field.name for field in fields(SignedHead))
+_HEAD = TypeAdapter(SignedHead)
+_TORN_SHOWN = 10
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 log = structlog.get_logger(__name__)
 
@@ -53,19 +57,23 @@ class AnchorFile:
 
     def keep(self, head: SignedHead) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(descriptor, f"{json.dumps(head.plain())}\n".encode())
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # the new line must not be lost with it
+            os.write(descriptor, b"\n" * is_torn + f"{json.dumps(head.plain())}\n".encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def last(self) -> Mapping[ChainName, SignedHead]:
         try:
-            with self.path.open(encoding="utf-8") as lines:
-                return {head.chain: head for head in sorted(read_anchors(lines, self.name), key=lambda one: one.seq)}
-        except (OSError, UnicodeDecodeError, ConfigError):  # `prolepsis audit verify` says what is wrong with it
+            found = read_anchors(self.path)
+        except OSError:  # `prolepsis audit verify` says what is wrong with it
             return {}
+        if found.torn:
+            log.warning("audit_anchors_torn", file=self.name, lines=found.torn[:_TORN_SHOWN], number=len(found.torn))
+        return {head.chain: head for head in sorted(found.heads, key=lambda one: one.seq)}
 
 
 class AnchorLog:
@@ -84,8 +92,17 @@ class AnchorWebhook:
     """A URL that gets each head as a POST with JSON, and replies with a status from 200 to 299."""
 
     def __init__(self, url: str) -> None:
-        self.name = urlsplit(url).hostname or "webhook"
-        self._url = url
+        """Raises `ConfigError` for an address that no request can be sent to."""
+        try:
+            host, _ = urlsplit(url).hostname, urlsplit(url).port
+            self._url = httpx.URL(url)
+        except (ValueError, httpx.InvalidURL):
+            host = None
+        if not host:
+            shown = url.partition("://")[2].rpartition("@")[2].partition("/")[0][:80]
+            allowed = "http(s)://HOST or HOST:PORT with a port of 0 to 65535"
+            raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
+        self.name = host
 
     def keep(self, head: SignedHead) -> None:
         httpx.post(self._url, json=head.plain(), timeout=WEBHOOK_TIMEOUT_S).raise_for_status()
@@ -104,7 +121,8 @@ def _place(setting: str, default: Path) -> AnchorPlace:
         return AnchorLog()
     if setting == AUTO:
         return AnchorFile(default)
-    scheme = urlsplit(setting).scheme
+    found = _SCHEME.match(setting)
+    scheme = found[1].lower() if found else ""
     if scheme in ("http", "https"):
         return AnchorWebhook(setting)
     if scheme or not setting:
@@ -118,17 +136,28 @@ def default_file(key: Path, database: Database) -> Path:
     return key.with_name(f"audit-anchors-{sha256(database.name.encode()).hexdigest()[:12]}.jsonl")
 
 
-def read_anchors(lines: Iterable[str], name: str) -> Iterator[SignedHead]:
-    """Yield the heads of lines of JSON; other lines of a log are skipped. Raises `ConfigError` for a damaged one."""
-    for number, line in enumerate(lines, 1):
-        try:
-            values = json.loads(line)
-            if isinstance(values, dict) and "signature" in values:
-                yield SignedHead(**{field: values[field] for field in _FIELDS})
-        except (ValueError, KeyError):
-            raise ConfigError(
-                f"line {number} of {name} is no anchor as the server writes it", param="anchors"
-            ) from None
+@dataclass(frozen=True, slots=True)
+class AnchorsRead:
+    heads: Sequence[SignedHead]
+    torn: Sequence[int]
+    """Numbers of the lines that are no whole anchor, such as one whose writer was killed."""
+
+
+def read_anchors(path: Path) -> AnchorsRead:
+    """Return the heads in a file of lines of JSON, which may be a log with other lines; raises `OSError`."""
+    heads: list[SignedHead] = []
+    torn: list[int] = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+                if isinstance(values, dict) and "signature" in values:
+                    heads.append(_HEAD.validate_python(values))
+            except (ValueError, RecursionError):
+                torn.append(number)
+    return AnchorsRead(heads, torn)
 
 
 class AnchorFeature(Feature):

@@ -18,7 +18,7 @@ from prolepsis.audit.entry import (
     redact,
 )
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.digests import canonical
+from prolepsis.core.digests import canonical, whole_numbers
 from prolepsis.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.store.tables import audit_entries, audit_head, audit_names
 
@@ -224,7 +224,7 @@ def _read(row: Mapping[Any, Any]) -> AuditEntry:
     return AuditEntry(
         **{name: row[name] for name in ("seq", "uid", "at", "action", "details_digest", "previous", "digest")},
         versions=_parsed(row["versions"]),
-        erases=tuple(numbers) if isinstance(numbers := _parsed(row["erases"]), list) else (numbers,),
+        erases=whole_numbers(row["erases"]),
         details=None if erased else Details(**details),
     )
 
@@ -233,5 +233,5 @@ def _parsed(text: str | None) -> Any:
     """Return the value of a JSON text; if the text is damaged, the text itself, which no digest matches."""
     try:
         return json.loads(text or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

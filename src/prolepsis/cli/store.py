@@ -95,8 +95,10 @@ def upgrade(store: StoreOption = None, as_json: AsJson = False) -> None:
         before = revision(database)
         upgrade_schema(database)
         if before not in (None, NEWEST):
-            schemas = {"before": {"schema": before}, "after": {"schema": NEWEST}}
-            record_act(AuditEvent(actor=actor(), action="store.upgraded", **schemas), store=store)
+            event = AuditEvent(
+                actor=actor(), action="store.upgraded", before={"schema": before}, after={"schema": NEWEST}
+            )
+            record_act(event, store=store)
         print_reply({"store": database.name, "schema_before": before, "schema": revision(database)}, as_json=as_json)
 
 

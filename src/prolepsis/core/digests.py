@@ -12,3 +12,12 @@ def canonical(value: object) -> str:
 def digest_of(value: object) -> str:
     """Return the SHA-256 of the canonical JSON, hexadecimal."""
     return sha256(canonical(value).encode()).hexdigest()
+
+
+def whole_numbers(text: str | None) -> tuple[int, ...]:
+    """Return the numbers in a JSON list; of any other text a number that nothing has, so that no digest matches."""
+    try:
+        found = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return (0,)
+    return tuple(found) if isinstance(found, list) and all(type(one) is int for one in found) else (0,)

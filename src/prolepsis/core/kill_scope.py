@@ -33,11 +33,11 @@ def check_scope(scope: str) -> None:
     """Raise `InvalidParameter` for a scope that nothing can belong to."""
     kind, _, name = scope.partition(":")
     allowed = ""
-    if not re.match(SCOPE, scope):
+    if not re.fullmatch(SCOPE, scope):
         allowed = f"{EVERYTHING}, or {', '.join(f'{kind}:NAME' for kind in KINDS)}"
     elif kind == "proposer" and name not in PROPOSER_NAMES:
         allowed = f"for a proposer: {', '.join(PROPOSER_NAMES)}"
-    elif kind == "traffic_class" and not re.match(TRAFFIC_CLASS, name):
+    elif kind == "traffic_class" and not re.fullmatch(TRAFFIC_CLASS, name):
         allowed = "for a traffic class: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short"
     elif kind == "route" and not name.startswith("/"):
         allowed = "for a route: the path of an endpoint, such as /v1/chat/completions"

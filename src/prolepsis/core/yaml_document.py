@@ -77,17 +77,19 @@ class Document:
         return None if line is None else line + 1
 
 
-_MOST_VALUES = 100_000
+MOST_VALUES = 100_000
 """Of a document whose aliases are written out."""
 
 
-def read_yaml(text: str) -> Document:
-    """Return the document of `text`; raises `ValueError` that says line and reason."""
+def read_yaml(text: str, *, most: int = MOST_VALUES) -> Document:
+    """Return the document of `text`, of at most so many values; raises `ValueError` that says line and reason."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is not None and _size(node, {}) > _MOST_VALUES:
-            raise ValueError(f"its aliases stand for too much; allowed: {_MOST_VALUES} values in all")
+        written: dict[int, int] = {}
+        if node is not None and _size(node, written, most) > most:
+            fault = f"it has {len(written)} values" if len(written) > most else "its aliases stand for too much"
+            raise ValueError(f"{fault}; allowed: {most} values in all")
         return Document(None if node is None else loader.construct_document(node), node)
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
@@ -96,13 +98,13 @@ def read_yaml(text: str) -> Document:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _size(node: yaml.Node, known: dict[int, int]) -> int:
+def _size(node: yaml.Node, known: dict[int, int], most: int) -> int:
     """Return how many values a node holds with its aliases written out; one that holds itself holds too many."""
     if id(node) not in known:
-        known[id(node)] = _MOST_VALUES
+        known[id(node)] = most
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         inner = (part for one in parts for part in (one if isinstance(one, tuple) else (one,)))
-        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+        known[id(node)] = 1 + sum(_size(part, known, most) for part in inner)
     return known[id(node)]
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from prolepsis.core.audit_event import AuditEvent, Emit, discard
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
-from prolepsis.core.errors import InvalidParameter, ModelError
+from prolepsis.core.errors import ConfigError, InvalidParameter, ModelError
 from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -50,12 +50,12 @@ class DraftHeads(Feature):
 
     async def shown(self) -> HeadsReply:
         """Return the heads by name and version."""
-        heads, info = await self._client.heads(), self._client.info
+        heads, info = await self._installed(), self._client.info
         return HeadsReply(info.draft_head, info.candidate_head, list(heads))
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapped:
         """Put a head in, between two steps; raises `RequestRefused` (404, 409) and leaves the old one in place."""
-        heads = await self._client.heads()
+        heads = await self._installed()
         known = {*_WORDS, *(text for head in heads for text in head.names)}
         if body.head not in known:
             message = f"head is {body.head!r}; installed: {', '.join(head.label for head in heads) or 'none'}"
@@ -69,15 +69,22 @@ class DraftHeads(Feature):
         self._emit(AuditEvent(actor=by, action="head.swapped", subject=body.proposer, before=before, after=after))
         return swapped
 
+    async def _installed(self) -> Sequence[InstalledHead]:
+        """Return the heads; raises `RequestRefused` (503) if a file about them is damaged: no fault of the caller."""
+        try:
+            return await self._client.heads()
+        except ConfigError as error:
+            raise RequestRefused(str(error), code="heads_unreadable", status=503) from None
+
 
 def _routes(feature: DraftHeads) -> Sequence[Route]:
     routes = Routes()
 
-    @routes.get("/admin/heads", roles=READERS, summary="Draft heads that are installed, and those in use")
+    @routes.get("/admin/heads", roles=READERS, summary="The draft heads installed, and those in use", errors=(503,))
     async def heads() -> HeadsReply:
         return await feature.shown()
 
-    @routes.post("/admin/heads/swap", roles=OPERATORS, summary="Draft with another head", errors=(404, 409))
+    @routes.post("/admin/heads/swap", roles=OPERATORS, summary="Draft with another head", errors=(404, 409, 503))
     async def swap(body: Annotated[HeadSwapBody, read_body(HeadSwapBody)], caller: SignedIn) -> HeadSwapped:
         return await feature.swap(body, caller.actor)
 

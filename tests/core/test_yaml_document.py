@@ -1,0 +1,22 @@
+"""YAML documents: how large one may be, and what is said of one that is too large."""
+
+import pytest
+
+from prolepsis.core.yaml_document import read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2, 3, 4, 5, 6]", "it has 7 values; allowed: 6 values in all"),
+        ("[&a [1, 2], *a, *a]", "its aliases stand for too much; allowed: 6 values in all"),
+        ("&a [*a]", "its aliases stand for too much"),
+    ],
+)
+def test_what_is_too_large_is_said_by_its_reason(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_yaml(text, most=6)
+
+
+def test_as_many_values_as_allowed_are_read() -> None:
+    assert read_yaml("[1, 2, 3, 4, 5]", most=6).value == [1, 2, 3, 4, 5]
