@@ -50,19 +50,6 @@ async def test_served_names_replace_the_models_own() -> None:
             assert (await http.post("/v1/completions", json={"model": name, "prompt": "x"})).status_code == status
 
 
-async def test_metrics_show_load_identity_and_routes(client: Connect) -> None:
-    http = client(FakeEngine())
-    await http.get("/v1/models")
-    await http.get("/made/up/by/a/client")
-    text = (await http.get("/metrics")).text
-    assert "prolepsis_num_requests_waiting 2.0" in text
-    assert "prolepsis_kv_cache_usage_perc 0.25" in text
-    assert 'prolepsis_engine_info{exactness="strict",forward="fake",model="tiny"} 1.0' in text
-    assert 'prolepsis_http_requests_total{route="/v1/models",status="200"} 1.0' in text
-    assert 'prolepsis_http_requests_total{route="unknown",status="404"} 1.0' in text
-    assert "made/up" not in text
-
-
 async def test_deep_health_of_a_dead_engine(client: Connect) -> None:
     response = await client(FakeEngine(error=EngineDead("the engine thread ended"))).get("/health/deep")
     assert response.status_code == 503

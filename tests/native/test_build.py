@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from structlog.testing import capture_logs
 
-from prolepsis.native.build import compiler_missing, load_extension
+from prolepsis.native.build import compile_seconds, compiler_missing, load_extension
 
 SOURCE = """
 #include <Python.h>
@@ -91,10 +91,12 @@ def test_another_source_compiler_or_flag_is_another_build(
 
 @needs_compiler
 def test_a_compile_says_what_it_is_for_and_how_long_it_took(workshop: Workshop) -> None:
+    num_before = len(compile_seconds)
     with capture_logs() as logs:
         module = workshop.load()
         workshop.load()
     started, finished = logs
+    assert len(compile_seconds) == num_before + 1
     assert (started["event"], finished["event"]) == ("native_compile_started", "native_compile_finished")
     assert started["file"] == finished["file"] == Path(str(module.__file__)).name
     assert "is missing" in started["reason"]

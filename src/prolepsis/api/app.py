@@ -48,9 +48,8 @@ def build(
         keys=gateway.keys,
     )
     services = Services(config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features)
-    info, admission = client.info, features.admission
-    metrics.describe(model=info.model, forward=info.forward, exactness=info.exactness)
-    routes = (*openai_routes(services), *status_routes(services, metrics), *features.routes)
+    admission = features.admission
+    routes = (*openai_routes(services), *status_routes(services), *features.routes)
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
     app.state.features = features.all

@@ -134,7 +134,7 @@ def features_of(
         ShadowFeature(partial(_shadow_version, client, policies)),
         replays,
         DeliveryFeature(registry, output),
-        MetricsFeature(metrics),
+        MetricsFeature(metrics, config, client, policy=lambda: policies.version if policies else ""),
         safety.breaker,
         safety.drift,
         TrafficFeature(client.health),

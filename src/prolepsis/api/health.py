@@ -17,7 +17,6 @@ from prolepsis.api.services import Services
 from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
-from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import describe_error
 from prolepsis.web.fields import Reply
@@ -127,7 +126,7 @@ class Version(Reply):
     version: str
 
 
-def status_routes(services: Services, metrics: Metrics) -> Sequence[Route]:
+def status_routes(services: Services) -> Sequence[Route]:
     routes = Routes()
     deep_check = DeepCheck(services.client)
 
@@ -163,12 +162,6 @@ def status_routes(services: Services, metrics: Metrics) -> Sequence[Route]:
     @routes.get("/version", roles=ANY_ROLE, summary="Version of the server")
     async def version() -> Version:
         return Version(version=__version__)
-
-    @routes.get("/metrics", roles=WATCHERS, summary="Metrics for Prometheus", reply=str)
-    async def scrape() -> Response:
-        health = services.client.health()
-        metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
-        return Response(metrics.exposition(), media_type=CONTENT_TYPE)
 
     @routes.get("/openapi.json", roles=ANY_ROLE, summary="The OpenAPI document", documented=False)
     async def document(request: Request) -> JSONResponse:

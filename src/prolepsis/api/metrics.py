@@ -1,17 +1,77 @@
-"""Feeds requests that have ended to their metrics."""
+"""Serves the metrics, and feeds them with requests that have ended and with what serves now."""
 
+import asyncio
+import time
+from collections.abc import Callable
+
+from fastapi.responses import Response
+
+from prolepsis import __version__
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.engine.client import EngineClient
+from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
+from prolepsis.telemetry.startup import BuildInfo
 from prolepsis.web.feature import Feature
+from prolepsis.web.routes import WATCHERS, Routes
 
 
 class MetricsFeature(Feature):
     """Belongs to one event loop."""
 
     name = "metrics"
+    period_s = 1.0
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        config: ServerConfig,
+        client: EngineClient,
+        *,
+        policy: Callable[[], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`policy` returns the version of the policy in use, empty without one."""
         self._metrics = metrics
+        self._config = config
+        self._client = client
+        self._policy = policy
+        self._clock = clock
+        self._began = clock()
+        self._ready = False
+        routes = Routes()
+        self.routes = routes.all
+
+        @routes.get("/metrics", roles=WATCHERS, summary="Metrics for Prometheus", reply=str)
+        async def scrape() -> Response:
+            return Response(await self._exposition(), media_type=CONTENT_TYPE)
+
+    async def tick(self) -> None:
+        """Note once when the engine is ready."""
+        if not self._ready and self._client.health().ready:
+            self._ready = True
+            self._metrics.startup.ready(self._clock() - self._began)
 
     def on_request_end(self, ended: RequestEnded) -> None:
         self._metrics.requests.ended(ended)
+        if not self._ready:
+            self._metrics.startup.cold_requests.inc()
+
+    async def _exposition(self) -> bytes:
+        """Write all series in a worker thread: thousands of them take longer than a token."""
+        health, info = self._client.health(), self._client.info
+        self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
+        self._metrics.describe(
+            BuildInfo(
+                version=__version__,
+                model=info.model,
+                forward=info.forward,
+                exactness=info.exactness,
+                draft_head=info.draft_head or "",
+                policy=self._policy(),
+                region=self._config.region,
+            )
+        )
+        model = self._config.served_model_names[0] if self._config.served_model_names else info.model
+        vllm_model = model if self._config.metrics_vllm_names else None
+        return await asyncio.to_thread(self._metrics.exposition, vllm_model=vllm_model)

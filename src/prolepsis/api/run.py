@@ -37,6 +37,7 @@ from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo, weights_of
+from prolepsis.native.build import compile_seconds
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
@@ -87,12 +88,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         output = read_output_policies(config.output_policies) if config.output_policies else []
         check_exposure(config, keys)
         check_tls(config)
-        metrics = Metrics()
+        metrics = Metrics(config.metrics_tenants)
         options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
         with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
             source = file or (StoredPolicy(store.database, KNOWN) if store else None)
             kept = _rollout_store(store) if source else None
+            began = time.monotonic()
             engine = start_engine(engine_config, metrics)
+            metrics.startup.loaded(time.monotonic() - began, compile_seconds)
             emit = AuditLog(store.writer if store else None).record
             emit(_started(engine.client.info, engine_config, config))
             policies, rollouts = None, None

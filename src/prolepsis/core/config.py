@@ -241,6 +241,15 @@ class ServerConfig(BaseModel):
         default="alarm",
         description="action on a sudden fall of acceptance: raise an alarm, or also open the proposer's breaker",
     )
+    region: str = Field(
+        default="", max_length=64, description="where this server runs, as metrics name it; empty: they do not"
+    )
+    metrics_tenants: tuple[str, ...] = Field(
+        default=(), description="tenants with metrics of their own; the others are counted as other"
+    )
+    metrics_vllm_names: bool = Field(
+        default=False, description="serve the series that vLLM's dashboards query also under vLLM's names"
+    )
     max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body")
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"

@@ -251,11 +251,11 @@ class _Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("route", "tenant", "proposer", "arm")
         text = "Device time of requests that were answered"
-        self._seconds = counter(registry, "request_device_seconds", text, *by, most=300)
+        self._seconds = counter(registry, "request_device_seconds", text, *by, most=160)
         text = "The same, predicted for plain decoding"
-        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by, most=300)
+        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by, most=160)
         text_of_tokens = "Output tokens of these requests"
-        self._tokens = counter(registry, "request_output_tokens", text_of_tokens, *by, most=300)
+        self._tokens = counter(registry, "request_output_tokens", text_of_tokens, *by, most=160)
         text = "The price in use"
         self._price = gauge(registry, "price_per_device_second", text, "currency", "price", "version")
         self.refused = counter(registry, "price_book_refused", "Edits of the price book that were refused")

@@ -22,7 +22,7 @@ class RolloutMetrics:
         )
         text = "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail"
         self._verdict = gauge(registry, "rollout_verdict", text, "rule")
-        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=300)
+        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=200)
         text = "Requests by arm and mode given"
         self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
         self.not_kept = counter(registry, "rollout_not_kept", "Changes of rollouts that could not be stored")

@@ -82,8 +82,8 @@ class BreakerMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("proposer", "traffic_class")
         text = "Changes of breakers"
-        self.events = counter(registry, "breaker_events", text, *by, "before", "after", "reason", most=300)
-        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=720)
+        self.events = counter(registry, "breaker_events", text, *by, "before", "after", "reason", most=160)
+        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=480)
 
     def changed(self, event: BreakerEvent) -> None:
         """Count a change and show the new state."""

@@ -204,10 +204,10 @@ class _Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("proposer", "traffic_class")
-        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=240)
-        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=480)
+        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=120)
+        self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=320)
         self._numbers = [
-            gauge(registry, f"drift_{name}", text, *by)
+            gauge(registry, f"drift_{name}", text, *by, most=80)
             for name, text in (
                 ("acceptance", "Usual acceptance of first drafted tokens"),
                 ("overestimated", "Estimated less actual acceptance of first drafted tokens, lately"),

@@ -1,19 +1,21 @@
 """Declares every series: names begin with `prolepsis_`, labels are bounded, and a registry knows what it may hold."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from prolepsis.telemetry.labels import OTHER, LabelSets, LabelValues
 
 PREFIX = "prolepsis_"
 Kind = Literal["counter", "gauge", "histogram", "info"]
 
-LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds until something of a request has happened; the limits of latency objectives are among them."""
-TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1.0)
+TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)
 """Seconds of one token."""
 
 
@@ -32,7 +34,9 @@ class Family:
     """Series of a label set."""
 
     def sets(self, values: LabelValues) -> LabelSets | None:
-        return LabelSets(values, self.labels, self.most) if self.labels else None
+        if not self.labels or self.kind == "info":
+            return None
+        return LabelSets(values, self.labels, self.most, shows_other=self.kind != "gauge")
 
 
 class MetricsRegistry(CollectorRegistry):
@@ -106,6 +110,39 @@ def histogram(
     made = BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry)
     made.sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, size=series_of(buckets)))
     return made
+
+
+def info(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, ...]) -> Info:
+    """Return a new info metric: one series, with facts as labels, which need no bound; `name` is without `_info`."""
+    if isinstance(registry, MetricsRegistry):
+        registry.families[f"{PREFIX}{name}_info"] = Family(f"{PREFIX}{name}_info", "info", text, labels, most=1)
+    return Info(PREFIX + name, text, registry=registry)
+
+
+class LabelUse(Collector):
+    """How many values labels have, and how often one had to be counted as `other`."""
+
+    _VALUES = PREFIX + "metric_label_values", "Values of a label that have series of their own"
+    _OTHER = PREFIX + "metric_label_other", "Values of a label that were counted as other"
+
+    def __init__(self, registry: MetricsRegistry) -> None:
+        self._values = registry.values
+        declared(registry, Family(self._VALUES[0], "gauge", self._VALUES[1], ("label",)))
+        declared(registry, Family(f"{self._OTHER[0]}_total", "counter", self._OTHER[1], ("label",)))
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        used, other = self.describe()
+        for label, number in sorted(self._values.counts().items()):
+            used.add_metric([label], number)
+            other.add_metric([label], self._values.num_other[label])
+        return used, other
+
+    def describe(self) -> tuple[GaugeMetricFamily, CounterMetricFamily]:
+        return (
+            GaugeMetricFamily(*self._VALUES, labels=["label"]),
+            CounterMetricFamily(*self._OTHER, labels=["label"]),
+        )
 
 
 def series_of(buckets: Sequence[float]) -> int:

@@ -28,13 +28,13 @@ class Label:
 LABELS: Mapping[str, Label] = {
     # what a request is
     "route": Label(100, is_open=True),
-    "tier": Label(8, is_open=True),
+    "tier": Label(4),
     "tenant": Label(0, is_open=True),  # those that `metrics_tenants` names, and no others
-    "rule": Label(50, is_open=True),
+    "rule": Label(64, is_open=True),
     "traffic_class": Label(24, is_open=True),
     "arm": Label(4),
-    "mode": Label(4),
-    "outcome": Label(16),
+    "mode": Label(3),
+    "outcome": Label(8),
     "status": Label(24),
     # what speculation did
     "proposer": Label(12),
@@ -44,6 +44,7 @@ LABELS: Mapping[str, Label] = {
     **{name: Label(16) for name in ("kind", "state", "before", "after", "phase", "stage", "source", "result")},
     **{name: Label(8) for name in ("level", "direction", "decision", "eligible")},
     "device": Label(16),
+    "finish_reason": Label(8),
     # what operators name
     **{name: Label(24, is_open=True) for name in ("flag", "variant", "policy", "place", "chain", "condition")},
     **{name: Label(24, is_open=True) for name in ("currency", "price", "version", "error", "label")},
@@ -79,21 +80,25 @@ class LabelValues:
         return {name: len(known) for name, known in self._known.items() if known}
 
 
-DEFAULT_SETS = 128
+DEFAULT_SETS = 64
 """Label sets of a family that declares no bound of its own."""
 
 
 class LabelSets:
-    """The label sets of one family, at most `most`; the last one is `OTHER` in all labels."""
+    """The label sets of one family: `most_own` with values as they are, and some of which labels are `OTHER`."""
 
-    def __init__(self, values: LabelValues, labels: Sequence[str], most: int | None = None) -> None:
+    def __init__(
+        self, values: LabelValues, labels: Sequence[str], most: int | None = None, *, shows_other: bool = True
+    ) -> None:
+        """`shows_other`: sets with `OTHER` have series."""
         unknown = [label for label in labels if label not in LABELS]
         assert not unknown, f"labels {unknown} are not declared in telemetry/labels.py"
         self.labels = tuple(labels)
-        self.most = min(most or DEFAULT_SETS, prod(LABELS[label].most + 1 for label in labels))
-        closed = prod(LABELS[label].most + 1 for label in labels if not LABELS[label].is_open)
-        self._room = self.most - min(closed, self.most // 4) if len(labels) > 1 else self.most
-        """For sets of values as they are; the rest is kept for those of which some labels are `OTHER`."""
+        self.most_own = min(most or DEFAULT_SETS, prod(LABELS[label].most + 1 for label in labels))
+        closed = prod(LABELS[label].most for label in labels if not LABELS[label].is_open)
+        is_open = any(LABELS[label].is_open for label in labels)
+        self.most = self.most_own + shows_other * (1 + is_open * min(closed, self.most_own // 8))
+        """The bound; the last set is `OTHER` in all labels."""
         self._values = values
         self._lock = Lock()
         self._known: set[tuple[str, ...]] = set()
@@ -103,7 +108,7 @@ class LabelSets:
         if given in self._known:
             return given
         own = tuple(map(self._values.bounded, self.labels, given))
-        if self._has_room(own, self._room):
+        if self._has_room(own, self.most_own):
             return own
         if OTHER not in own:
             self._values.num_other.update(label for label in self.labels if LABELS[label].is_open)

@@ -4,20 +4,30 @@ Names follow what vLLM and llama.cpp have in common, with an underscore in place
 queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + accepted / drafts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Info, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.declare import TOKEN_BUCKETS, MetricsRegistry, counter, gauge, histogram
+from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
+from prolepsis.telemetry.device import collect_devices
+from prolepsis.telemetry.engine import EngineLoad, Tokens
 from prolepsis.telemetry.requests import RequestMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
+from prolepsis.telemetry.startup import Build, BuildInfo, Startup
+from prolepsis.telemetry.vllm_names import under_vllm_names
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
-
-_STAGE_BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
 
 
 class Metrics:
@@ -29,14 +39,19 @@ class Metrics:
         self.requests = RequestMetrics(self.registry)
         self.spec_decode = SpecDecodeCounters(self.registry)
         self._shadow = ShadowCounters(self.registry)
-        self._tokens = _Tokens(self.registry)
-        self._engine = _Engine(self.registry)
+        self._tokens = Tokens(self.registry)
+        self._engine = EngineLoad(self.registry)
         text = "HTTP responses by route and status"
-        self._http = counter(self.registry, "http_requests", text, "route", "status", most=400)
+        self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
+        self.startup = Startup(self.registry)
+        self._build = Build(self.registry)
+        LabelUse(self.registry)
+        ProcessCollector(registry=self.registry)
+        collect_devices(self.registry)
 
-    def describe(self, *, model: str, forward: str, exactness: str) -> None:
-        """Say what serves: the labels of `prolepsis_engine_info`."""
-        self._engine.info.info({"model": model, "forward": forward, "exactness": exactness})
+    def describe(self, build: BuildInfo) -> None:
+        """Say what serves now: the labels of `prolepsis_build_info`."""
+        self._build.show(build)
 
     def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         """Count one engine step: its time by part (propose, forward, ...) and the rows of its pass."""
@@ -69,62 +84,22 @@ class Metrics:
         """Count one HTTP response; `route` is the route's pattern, never the path as given."""
         self._http.labels(route, str(status)).inc()
 
-    def exposition(self) -> bytes:
-        """Return everything in Prometheus' text format (`CONTENT_TYPE`)."""
-        return generate_latest(self.registry)
+    def exposition(self, *, vllm_model: str | None = None) -> bytes:
+        """Return everything in Prometheus' text format (`CONTENT_TYPE`).
+
+        `vllm_model`: what vLLM has too is there under its names as well, for a model of this name.
+        """
+        families = list(self.registry.collect())
+        if vllm_model is not None:
+            families += under_vllm_names(families, vllm_model)
+        return generate_latest(_Collected(families))
 
 
-class _Engine:
-    """Load, memory and step time."""
+@dataclass(frozen=True, slots=True)
+class _Collected(Collector):
+    """Families that were collected already."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.info = Info("prolepsis_engine", "What this process serves", registry=registry)
-        self.running = gauge(registry, "num_requests_running", "Requests being decoded")
-        self.waiting = gauge(registry, "num_requests_waiting", "Requests in the queue")
-        self.kv_usage = gauge(registry, "kv_cache_usage_perc", "KV pages in use, 0 to 1")
-        text = "Requests that failed because their grammar gave up"
-        self.grammar_failures = counter(registry, "grammar_failures", text)
-        self._steps = counter(registry, "steps", "Engine steps")
-        self._rows = counter(registry, "step_rows", "Rows of all target passes")
-        text = "Duration of engine steps"
-        self._duration = histogram(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS)
-        text = "Duration of the stages of engine steps"
-        stages = histogram(registry, "step_stage_duration_seconds", text, "stage", buckets=_STAGE_BUCKETS)
-        self._stages = {stage: stages.labels(stage) for stage in STAGES}
+    families: Sequence[Metric]
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        self._steps.inc()
-        self._rows.inc(num_tokens)
-        self._duration.observe(sum(seconds.values()))
-        for stage, spent in seconds.items():
-            self._stages[stage].observe(spent)
-
-
-STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
-
-
-class _Tokens:
-    """What requests took of the engine; those that clients left are among them."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        text = "Requests of the engine by what speculation did"
-        self._effective = counter(registry, "requests_effective", text, "mode", "reason")
-        self._sums = {
-            counter(registry, name, text): field
-            for name, text, field in (
-                ("prompt_tokens", "Prompt tokens of ended requests", "num_prompt_tokens"),
-                ("generation_tokens", "Tokens generated for ended requests", "num_output_tokens"),
-                ("num_preemptions", "Preemptions of ended requests", "num_preemptions"),
-                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "num_prompt_tokens"),
-                ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_cached_tokens"),
-            )
-        }
-        self._device = counter(registry, "device_seconds", "Device time charged to ended requests, by purpose", "kind")
-        self.replayed = counter(registry, "replay_tokens", "Tokens decoded for replays")
-
-    def count(self, stats: RequestStats) -> None:
-        self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
-        for sums, name in self._sums.items():
-            sums.inc(getattr(stats, name))
-        for kind, seconds in stats.device.by_kind().items():
-            self._device.labels(kind).inc(seconds)
+    def collect(self) -> Iterable[Metric]:
+        return self.families

@@ -16,13 +16,15 @@ from prolepsis.telemetry.labels import NO_TENANT
 NONE = "none"
 """The rule or arm of a request without one."""
 
+_MAX_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
 _BY_ROUTE = ("route", "tier", "arm", "mode")
 _MOST_BY_ROUTE = 240
 """20 routes and 4 tiers, each with three arms or modes."""
 _BY_RULE = ("rule", "arm", "mode")
 _MOST_BY_RULE = 150
-_RULE_LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_RULE_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25)
+"""50 rules, each with three."""
+_RULE_LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)
+_RULE_TOKEN_BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.1)
 
 
 class RequestMetrics:
@@ -30,17 +32,16 @@ class RequestMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._requests = counter(
-            registry, "requests", "Admitted requests by their end", "route", "tier", "outcome", most=480
+            registry, "requests", "Admitted requests by their end", "route", "tier", "outcome", most=400
         )
         text = "The same, by the policy's rule"
-        self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, "outcome", most=2 * _MOST_BY_RULE)
+        self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, "outcome", most=240)
         text = "The same, of the tenants in metrics_tenants"
         self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome")
         self._latencies = _Latencies(registry)
         self._stages = _Stages(registry)
-        text = "Answers that had to have a form, by whether they have it"
-        self._structured = counter(registry, "structured_answers", text, "kind", "mode", "result")
         self._intervals = _Intervals(registry)
+        self._answers = _Answers(registry)
         text = "Requests whose deadline passed, by what they waited for"
         self._timeouts = counter(registry, "request_timeouts", text, "tier", "stage")
 
@@ -58,12 +59,28 @@ class RequestMetrics:
                 self._latencies.ended(ended, prompt)
                 self._stages.ended(about.tier, prompt)
                 self._intervals.ended(about.tier, prompt)
-            self._check(prompt)
+            self._answers.ended(prompt)
+
+
+class _Answers:
+    """What was asked for and how it ended."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Longest answer that a request asked for"
+        self._asked = Distribution(registry, "request_params_max_tokens", text, buckets=_MAX_TOKENS)
+        text = "Answers by what ended them"
+        self._finished = counter(registry, "finished_answers", text, "finish_reason")
+        text = "Answers that had to have a form, by whether they have it"
+        self._structured = counter(registry, "structured_answers", text, "kind", "mode", "result")
+
+    def ended(self, prompt: PromptEnded) -> None:
+        self._asked.add([(prompt.request.params.max_tokens, 1)])
+        for reason in prompt.finish_reasons:
+            self._finished.labels(reason).inc()
+        if prompt.end == "finished" and prompt.answer == "complete" and "content_filter" not in prompt.finish_reasons:
+            self._check(prompt)  # an output policy that ends an answer is not its fault
 
     def _check(self, prompt: PromptEnded) -> None:
-        """Count whether the prompt's answers have their form; an output policy that ended one is not its fault."""
-        if prompt.end != "finished" or prompt.answer != "complete" or "content_filter" in prompt.finish_reasons:
-            return
         mode = prompt.stats.mode.mode
         if prompt.request.grammar is not None:
             result = "cut" if "length" in prompt.finish_reasons else "valid"
@@ -88,7 +105,7 @@ class _Latencies:
         self._per_token = both("request_time_per_output_token", text, TOKEN_BUCKETS, _RULE_TOKEN_BUCKETS)
         text = "From arrival to the end, of requests that finished"
         self._total = histogram(
-            registry, "e2e_request_latency_seconds", text, *_BY_ROUTE, buckets=E2E_BUCKETS, most=_MOST_BY_ROUTE
+            registry, "e2e_request_latency_seconds", text, "route", "tier", "mode", buckets=_TOTAL_BUCKETS, most=160
         )
 
     def ended(self, ended: RequestEnded, prompt: PromptEnded) -> None:
@@ -99,7 +116,7 @@ class _Latencies:
             _observe(self._first_token, route, rule, prompt.waited_s + stats.first_token_s)
         if prompt.end != "finished":
             return
-        self._total.labels(*route).observe(prompt.waited_s + stats.total_s)
+        self._total.labels(about.route, about.tier, stats.mode.mode).observe(prompt.waited_s + stats.total_s)
         if stats.first_token_s is not None and stats.num_output_tokens > 1:
             seconds = (stats.total_s - stats.first_token_s) / (stats.num_output_tokens - 1)
             _observe(self._per_token, route, rule, seconds)
@@ -107,7 +124,7 @@ class _Latencies:
 
 _Both = tuple[BoundedHistogram, BoundedHistogram]
 """The same value by route and tier, and by rule."""
-E2E_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOTAL_BUCKETS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
 def _observe(both: _Both, route: tuple[str, ...], rule: tuple[str, ...], seconds: float) -> None:
@@ -143,12 +160,10 @@ class _Intervals:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Wait between two arrivals of tokens of an answer"
-        self._waits = Distribution(
-            registry, "inter_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S, most=36
-        )
+        self._waits = Distribution(registry, "inter_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S)
         text = "The same, divided by the tokens that arrive, of each token after the first arrival"
         self._amortised = Distribution(
-            registry, "amortized_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S, most=36
+            registry, "amortized_token_latency_seconds", text, "tier", "mode", buckets=BOUNDS_S
         )
 
     def ended(self, tier: str, prompt: PromptEnded) -> None:

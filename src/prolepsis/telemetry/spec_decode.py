@@ -11,7 +11,7 @@ from prolepsis.telemetry.distribution import Distribution
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
 _PASSES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 _TOKENS_PER_PASS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
-_MOST_PAIRS = 160
+_MOST_PAIRS = 80
 """Of a proposer and a traffic class."""
 
 
@@ -73,7 +73,7 @@ class _Acceptance:
             return counter(registry, f"spec_decode_num_{name}", text, *by, most=_MOST_PAIRS)
 
         def positions(name: str, text: str) -> BoundedCounter:
-            return counter(registry, f"spec_decode_num_{name}_per_pos", text, "proposer", "position", most=192)
+            return counter(registry, f"spec_decode_num_{name}_per_pos", text, "proposer", "position", most=160)
 
         self._drafts = pairs("drafts", "Drafts verified")
         self._draft_tokens = pairs("draft_tokens", "Draft tokens verified")

@@ -107,11 +107,11 @@ class DeliveryFeature(Feature):
     def __init__(self, registry: CollectorRegistry, output: OutputPolicies) -> None:
         by = ("proposer", "traffic_class")
         text = "Draft tokens that verification accepted"
-        self._verified = counter(registry, "delivery_verified_tokens", text, *by, most=160)
+        self._verified = counter(registry, "delivery_verified_tokens", text, *by, most=80)
         text = "Of these, those that reached the client"
-        self._delivered = counter(registry, "delivery_delivered_tokens", text, *by, most=160)
+        self._delivered = counter(registry, "delivery_delivered_tokens", text, *by, most=80)
         text = "Of these, those that did not"
-        self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=480)
+        self._lost = counter(registry, "delivery_lost_tokens", text, *by, "reason", most=160)
         self._counts: dict[tuple[str, str], DeliveryCounts] = {}
         routes = Routes()
         self.routes = routes.all

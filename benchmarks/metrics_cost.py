@@ -1,0 +1,166 @@
+"""What do metrics cost? Their processor time as a share of the time of engine steps, at 1 and 16 requests at once.
+
+Usage: python -m benchmarks.metrics_cost [--model NAME] [--batches 1 16] [--tokens 96] [--repeats 5] [--json OUT]
+
+Each run decodes prompts with the default proposers. All that metrics do is timed with the clock of its thread: for each
+step and each ended request in the engine, for each arrival of tokens and each ended request in the server. The clock's
+own time counts as theirs. A scrape is timed apart, with the series that the runs left.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.cli.engine import start_engine
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.events import Terminal, Tokens
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.token_intervals import TokenIntervals
+from prolepsis.engine.client import EngineClient
+from prolepsis.telemetry.metrics import Metrics
+
+PROMPT_TOKENS = 48
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of processor time of metrics, and wall seconds of the steps that they report."""
+
+    metrics: float = 0.0
+    steps: float = 0.0
+    num_steps: int = 0
+    num_requests: int = 0
+
+    def time(self, work: Callable[[], Result]) -> Result:
+        started = time.thread_time()
+        result = work()
+        self.metrics += time.thread_time() - started
+        return result
+
+
+class TimedMetrics:
+    """An engine's observer that times what `Metrics` does."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.spent = Spent()
+
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        self.spent.time(lambda: self.metrics.step_done(seconds, num_tokens))
+        self.spent.steps += sum(seconds.values())
+        self.spent.num_steps += 1
+
+    def request_ended(self, stats: RequestStats) -> None:
+        self.spent.time(lambda: self.metrics.request_ended(stats))
+        self.spent.num_requests += 1
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
+        self.spent.time(lambda: self.metrics.proposer_failed(proposer, num_failures))
+
+    def grammar_failed(self) -> None:
+        self.spent.time(self.metrics.grammar_failed)
+
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
+        self.spent.time(lambda: self.metrics.set_load(num_running, num_waiting, kv_usage))
+
+
+def _ended(request: GenerateRequest, stats: RequestStats, intervals: TokenIntervals) -> RequestEnded:
+    about = RequestAbout(
+        answer_id="a", tenant="", key_id="", tier="standard", route="/v1/completions", model="m", policy_rule="chat"
+    )
+    prompt = PromptEnded(
+        request=request,
+        end="finished",
+        error=None,
+        stats=stats,
+        num_shown_tokens=stats.num_output_tokens,
+        answer="complete",
+        tokens=(),
+        finish_reasons=("length",),
+        delivery={},
+        intervals=intervals,
+    )
+    return RequestEnded(about=about, end="finished", error=None, prompts=(prompt,))
+
+
+async def _answer(client: EngineClient, request: GenerateRequest, observer: TimedMetrics, spent: Spent) -> None:
+    intervals = TokenIntervals()
+    async for event in client.generate(request):
+        if isinstance(event, Tokens):
+            index, number = event.index, len(event.token_ids)
+            spent.time(lambda: intervals.see(index, number, time.perf_counter()))  # noqa: B023
+        elif isinstance(event, Terminal):
+            ended = _ended(request, event.stats, intervals)
+            spent.time(lambda: observer.metrics.requests.ended(ended))  # noqa: B023
+
+
+async def _measure(args: argparse.Namespace) -> dict[str, object]:
+    observer = TimedMetrics()
+    client = start_engine(EngineConfig(model=args.model), observer).client
+    found: dict[str, object] = {}
+    for batch in args.batches:
+        runs = [await _run(client, observer, batch, args.tokens, run) for run in range(-1, args.repeats)][1:]
+        found[str(batch)] = {
+            name: {
+                "median": statistics.median(run[name] for run in runs),
+                "least": min(run[name] for run in runs),
+                "most": max(run[name] for run in runs),
+            }
+            for name in runs[0]
+        }
+    started = time.thread_time()
+    text = observer.metrics.exposition()
+    found["scrape_ms"] = 1e3 * (time.thread_time() - started)
+    found["scrape_series"] = sum(not line.startswith(b"#") for line in text.splitlines())
+    await client.close()
+    return found
+
+
+async def _run(client: EngineClient, observer: TimedMetrics, batch: int, num_tokens: int, run: int) -> dict[str, float]:
+    observer.spent, server = Spent(), Spent()
+    requests = [
+        GenerateRequest(
+            f"{batch}-{run}-{number}",
+            tuple(100 + (7 * number + place) % 400 for place in range(PROMPT_TOKENS)),
+            SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
+            cache_salt=str(run),
+            traffic_class="completions/standard/free/short",
+        )
+        for number in range(batch)
+    ]
+    await asyncio.gather(*(_answer(client, request, observer, server) for request in requests))
+    spent = observer.spent
+    return {
+        "share_percent": 100 * (spent.metrics + server.metrics) / spent.steps,
+        "engine_us_per_step": 1e6 * spent.metrics / spent.num_steps,
+        "server_us_per_request": 1e6 * server.metrics / batch,
+        "step_ms": 1e3 * spent.steps / spent.num_steps,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=EngineConfig().model)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    results = asyncio.run(_measure(args))
+    print(json.dumps(results, indent=2))
+    if args.json is not None:
+        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "results": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

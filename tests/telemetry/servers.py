@@ -1,0 +1,61 @@
+"""The metrics of a server with all of its features, for tests that look at every series."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from prolepsis.api.app import build
+from prolepsis.api.features import Sources
+from prolepsis.core.config import ServerConfig
+from prolepsis.cost.prices import PriceFile
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.safety.flag_file import FlagFileProvider
+from prolepsis.store.store import opened_store
+from prolepsis.telemetry.device import DeviceCollector, DeviceReading
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.rollout.stores import memory_store
+from tests.safety.flag_files import flag, write
+
+PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
+
+
+class FakeDevices:
+    """Two GPUs, of which the second is hot."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+
+    def read(self) -> list[DeviceReading]:
+        if self.error is not None:
+            raise self.error
+        return [
+            DeviceReading("0", 2**30, 2**36, 0.5, 300.0, 60.0, is_throttled=False),
+            DeviceReading("1", 2**31, 2**36, 1.0, 690.0, 88.0, is_throttled=True),
+        ]
+
+
+@contextmanager
+def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
+    """Yield an application whose features are all there, with the metrics that it feeds."""
+    metrics, engine = Metrics(), FakeEngine()
+    DeviceCollector(metrics.registry, FakeDevices())
+    config = ServerConfig(
+        store=f"sqlite:///{folder / 'store.sqlite'}",
+        kill_file=folder / "kill.json",
+        breaker_file=folder / "breakers.json",
+        replay_sample=0.0,
+    )
+    (folder / "policy.yaml").write_text("default: {mode: on}\n")
+    (folder / "prices.yaml").write_text(PRICES)
+    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    policies = Policies(PolicyFile(folder / "policy.yaml"), engine.info.proposers, rollouts)
+    flags = FlagFileProvider(write(folder / "flags.json", flag()))
+    prices = PriceFile(folder / "prices.yaml")
+    with opened_store(config, metrics.registry) as store:
+        sources = Sources(policies=policies, rollouts=rollouts, flags=flags, store=store, prices=prices)
+        yield build(config, engine, ByteTokenizer(), metrics, sources=sources), metrics
