@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
@@ -153,6 +155,16 @@ class Scene:
             await feature.tick()
 
 
+@cache
+def migrated() -> bytes:
+    """Return an empty store: migrations take longer than most tests."""
+    with TemporaryDirectory() as folder:
+        store = open_store(sqlite_setting(Path(folder)), CollectorRegistry())
+        assert store is not None, "the setting names a store"
+        store.close()
+        return (Path(folder) / "store.sqlite").read_bytes()
+
+
 @contextmanager
 def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
     """Give a server whose clocks run when it is served, or by `tick`."""
@@ -160,6 +172,7 @@ def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
     engine, metrics, keys = SceneEngine(), Metrics(), KeyFile(folder / "keys.json")
     if with_keys:
         keys.add(new_key("acme", roles=("client",))[0])
+    (folder / "store.sqlite").write_bytes(migrated())
     store = open_store(sqlite_setting(folder), metrics.registry)
     assert store is not None, "the setting names a store"
     emit = AuditLog(store.writer).record

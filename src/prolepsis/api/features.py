@@ -14,6 +14,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import check_local
 from prolepsis.api.idempotency import Idempotency
 from prolepsis.api.metrics import MetricsFeature
+from prolepsis.api.openai.sample import explain_routes
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -23,6 +24,7 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
 from prolepsis.audit.waiting import WaitingActs
 from prolepsis.console.feature import ConsoleParts, console_routes
+from prolepsis.console.recent import RecentFeature
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
@@ -138,11 +140,13 @@ def features_of(
         safety.breaker,
         safety.drift,
         TrafficFeature(client.health),
+        RecentFeature(),
     )
     features = [feature for feature in listed if feature is not None]
     admin = (
         *(route for feature in features for route in feature.routes),
         *policy_routes(policies),
+        *explain_routes(policies, lambda: client.info.default_sampling),
         *rollout_routes(sources.rollouts),
     )
     parts = ConsoleParts(

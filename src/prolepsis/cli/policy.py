@@ -119,12 +119,13 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
+    from prolepsis.api.openai.sample import Origin
     from prolepsis.cli import policy_explain as sample
     from prolepsis.models.files.store import default_sampling
 
     policy = _usable(file)
     caller = sample.sample_caller(tenant, tier, key, role or ["client"])
-    origin = sample.Origin(caller, route, sample.read_headers(header or ()), sample.read_time(at))
+    origin = Origin(caller, route, sample.read_headers(header or ()), sample.read_time(at))
     asked = sample.read_sample(request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id)
     decisions = sample.evaluate_flags(flags, policy.flag_names, asked.facts) if flags else ()
     asked = replace(asked, facts=replace(asked.facts, flag=frozenset(one.key for one in decisions if one.value)))

@@ -15,20 +15,23 @@ class Act:
     method: str
     path: str
     done: str
-    """What the next page says; fields of the form stand in braces."""
+    """What the next page says; fields of the form, and the `reply`, stand in braces."""
     names: tuple[str, ...] = ()
     """Fields that are parts of the path."""
+    then: str = ""
+    """The page to go to once it is done; empty: the one that the form names."""
 
 
+ROLLOUT, REPLAY = "/admin/rollouts/{rollout_id}/{command}", "/admin/audit/{entry}/replay"
 ACTS = {
     "kill": Act("PUT", "/admin/kill", "Kill switch for {scope}: {on_words}."),
-    "rollout": Act("POST", "/admin/rollouts/{rollout_id}/{command}", "{command}: done.", ("rollout_id", "command")),
-    "policy": Act("PUT", "/admin/policy", "The policy is applied; every server takes it over within a second."),
+    "rollout": Act("POST", ROLLOUT, "{command}: done.", ("rollout_id", "command")),
+    "policy": Act("PUT", "/admin/policy", "Version {reply.version} of the policy is in use.", then="/console/policy"),
     "policy-rollback": Act("POST", "/admin/policy/rollback", "The text of version {to} is in use again."),
     "head": Act("POST", "/admin/heads/swap", "{proposer} drafts with {head} now."),
     "breaker": Act("PUT", "/admin/breakers", "Breaker of {proposer} in {traffic_class}: {state}."),
     "drift": Act("POST", "/admin/drift/reset", "The stream of {proposer} in {traffic_class} starts again."),
-    "replay": Act("POST", "/admin/audit/{entry}/replay", "Entry {entry} was decoded again.", ("entry",)),
+    "replay": Act("POST", REPLAY, "Entry {entry} was decoded again: {reply.outcome}.", ("entry",)),
 }
 """By the last part of the form's address."""
 
@@ -45,16 +48,17 @@ def declare_acts(pages: Pages) -> None:
         try:
             _check_reason(visit, act, form)
             names = {name: form.pop(name, "") for name in act.names}
-            await visit.admin.act(visit.caller, act.method, act.path, form, **names)
+            reply = await visit.admin.act(visit.caller, act.method, act.path, form, **names)
         except Exception as error:  # contained: the page that the form is on says what is wrong
             pages.observe(error)
             visit.session.tell("failed", f"Nothing was changed. {describe_error(error)}")
             if "text" in form:
                 visit.session.draft = form["text"]
         else:
-            visit.session.tell("done", _told(act, visit.form))
+            visit.session.tell("done", _told(act, visit.form, reply))
             if "text" in form:
                 visit.session.draft = None
+            return GoTo(act.then or local_page(form.get("next")))
         return GoTo(local_page(form.get("next")))
 
     pages.post("/console/act/{act}", "Call an admin route", perform, READERS)
@@ -67,6 +71,6 @@ def _check_reason(visit: Visit, act: Act, form: dict[str, str]) -> None:
         raise RequestRefused("Type a reason: it is recorded in the audit log.", code="missing_reason", param="reason")
 
 
-def _told(act: Act, form: Mapping[str, str]) -> str:
+def _told(act: Act, form: Mapping[str, str], reply: object) -> str:
     on_words = "speculation is stopped" if form.get("on") == "true" else "released"
-    return act.done.format_map({**form, "on_words": on_words})
+    return act.done.format_map({**form, "reply": reply, "on_words": on_words})

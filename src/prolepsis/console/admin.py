@@ -59,6 +59,10 @@ class AdminRoutes:
         except Exception as error:  # contained: the part says what is wrong; what is unexpected is logged
             return Section(None, problem=str(describe_error(error)))
 
+    async def ask(self, caller: Caller, kind: type[T], path: str, body: Mapping[str, object]) -> T:
+        """Return what POST `path` replies to a body of JSON values; for routes that answer and change nothing."""
+        return await self._call(caller, kind, self._checked(caller, "POST", path), {}, body)
+
     async def act(self, caller: Caller, method: str, path: str, fields: Mapping[str, str], **names: str) -> object:
         """Call a route that changes something; `fields` are those of a form, read as the route's body declares them."""
         route = self._checked(caller, method, path)

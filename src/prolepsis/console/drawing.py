@@ -46,19 +46,7 @@ class Chart:
 
     def paths(self) -> list[str]:
         """Return the path of each line."""
-        return [self._path(line.values) for line in self.lines]
-
-    def _path(self, values: Sequence[float | None]) -> str:
-        (low, high), last = self.span, max(1, len(values) - 1)
-        parts, pen = [], "M"
-        for i, value in enumerate(values):
-            if value is None:
-                pen = "M"
-                continue
-            y = HEIGHT * (1.0 - (value - low) / (high - low))
-            parts.append(f"{pen}{WIDTH * i / last:.1f} {y:.1f}")
-            pen = "L"
-        return " ".join(f"{part} h1" if part[0] == "M" else part for part in parts)
+        return [path_of(line.values, *self.span) for line in self.lines]
 
     @property
     def data(self) -> str:
@@ -67,6 +55,18 @@ class Chart:
         low, high = self.span
         shown = {"x": list(self.at), "lines": lines, "unit": self.unit, "low": low, "high": _short(high)}
         return json.dumps(shown, separators=(",", ":"))
+
+
+def path_of(values: Sequence[float | None], low: float, high: float) -> str:
+    """Return the path of a line over its values, with gaps where there are none."""
+    last, parts, pen = max(1, len(values) - 1), list[str](), "M"
+    for i, value in enumerate(values):
+        if value is not None:
+            y = HEIGHT * (1.0 - (value - low) / (high - low))
+            dot = " h1" if pen == "M" else ""
+            parts.append(f"{pen}{WIDTH * i / last:.1f} {y:.1f}{dot}")
+        pen = "M" if value is None else "L"
+    return " ".join(parts)
 
 
 def _latest(line: Line) -> str:

@@ -9,13 +9,21 @@ from starlette.responses import Response
 from prolepsis.console.acts import declare_acts
 from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
+from prolepsis.console.audit import declare_audit
+from prolepsis.console.cost import declare_cost
 from prolepsis.console.kill import declare_kill
 from prolepsis.console.overview import declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
+from prolepsis.console.policy import declare_policy
+from prolepsis.console.proposers import declare_proposers
+from prolepsis.console.quality import declare_quality
 from prolepsis.console.render import environment
+from prolepsis.console.requests import declare_requests
+from prolepsis.console.rollouts import declare_rollouts
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
 from prolepsis.console.traffic import TrafficReply
+from prolepsis.console.traffic_pages import declare_traffic
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.engine.client import EngineClient
@@ -26,6 +34,14 @@ from prolepsis.web.routes import PUBLIC, Route
 
 NAVIGATION = (
     (HOME, "Overview"),
+    ("/console/traffic", "Traffic classes"),
+    ("/console/rollouts", "Rollouts"),
+    ("/console/policy", "Policy"),
+    ("/console/proposers", "Proposers"),
+    ("/console/quality", "Drift and correctness"),
+    ("/console/cost", "Cost"),
+    ("/console/requests", "Requests"),
+    ("/console/audit", "Audit"),
     ("/console/kill", "Kill switch"),
 )
 
@@ -60,6 +76,14 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     declare_sign_in(pages, parts.emit)
     declare_acts(pages)
     declare_overview(pages, parts.client, parts.store)
+    declare_traffic(pages)
+    declare_rollouts(pages)
+    declare_policy(pages)
+    declare_proposers(pages, parts.client)
+    declare_quality(pages)
+    declare_cost(pages)
+    declare_requests(pages)
+    declare_audit(pages)
     declare_kill(pages)
     _declare_assets(pages, assets)
     return pages.routes.all

@@ -25,7 +25,12 @@ def declare_kill(pages: Pages) -> None:
         status = await visit.section(KillStatus, "/admin/kill")
         entries = list(stopped(status.value)) if status.value else []
         flag = status.value.flag if status.value else None
-        values = {"status": status, "entries": entries, "flag_on": flag is not None and flag.value}
+        values = {
+            "status": status,
+            "entries": entries,
+            "flag_on": flag is not None and flag.value,
+            "scope": visit.query.get("scope", EVERYTHING),
+        }
         return Page("kill.html", "Kill switch", values)
 
     pages.get("/console/kill", "Kill switch", kill)

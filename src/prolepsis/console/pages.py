@@ -76,6 +76,10 @@ class Visit:
         """Return what an admin route replies, as a part of the page."""
         return await self.admin.section(self.caller, kind, path, query, **names)
 
+    async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
+        """Return what an admin route replies to a body; raises as that does."""
+        return await self.admin.ask(self.caller, kind, path, body)
+
     def may(self, method: str, path: str) -> bool:
         """Return whether the caller's roles include an admin route."""
         return self.admin.allows(self.caller, method, path)

@@ -1,7 +1,8 @@
 """Templates, and how they show values: counts, shares, times and amounts, each with its unit."""
 
-import json
+import math
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -81,15 +82,24 @@ def size(value: float | None) -> str:
 
 
 def amount(value: float | None, currency: str | None) -> str:
-    """Return an amount of money."""
-    return UNKNOWN if value is None else f"{value:,.4g}\u202f{currency or ''}".replace(",", "\u202f").strip()
+    """Return an amount of money, to four digits that count."""
+    if value is None:
+        return UNKNOWN
+    digits = max(2, 3 - math.floor(math.log10(abs(value)))) if value else 2
+    return f"{number(value, min(digits, 9))}\u202f{currency or ''}".strip()
 
 
 def plain(value: object) -> str:
-    """Return a value of a policy or of an audit entry as text on one line."""
+    """Return a value of a policy or of an audit entry as text on one line; what is not given is left out."""
     if value is None or value == "":
         return UNKNOWN
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{words(str(name))} {plain(one)}" for name, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ("; " if any(isinstance(one, Mapping) for one in value) else ", ").join(map(plain, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def words(name: str) -> str:

@@ -140,6 +140,22 @@ class Explanation:
     decision: Decision | None
 
 
+@dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """The decision on one request, as plain values."""
+
+    policy_version: str
+    rules: list[Tried]
+    rule: str
+    terms: dict[str, object]
+    refused: dict[str, str] | None
+    """Parameter and message of the refusal."""
+    in_effect: dict[str, object] | None
+    """None: the request is refused."""
+    facts: dict[str, object]
+    """What rules may ask of the request; an unlimited length is null."""
+
+
 def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:
     """Return the decision on a request with these facts, and the rules that led to it."""
     tried: list[Tried] = []

@@ -1,14 +1,15 @@
 """/admin/policy: the policy in use, its versions, and another one in its place."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.policy.check import InvalidPolicy, Known, check
+from prolepsis.policy.check import NOTHING_KNOWN, InvalidPolicy, Known, check, parse_policy, usable_policy
+from prolepsis.policy.explain import Change, diff
 from prolepsis.policy.model import Policy
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyChange, StoredPolicy
@@ -34,6 +35,13 @@ class PolicyBody(PolicyChangeBody):
     """YAML."""
 
 
+class PolicyCheckBody(Body):
+    text: Annotated[str, Field(max_length=2**18)]
+    """YAML."""
+    against: Annotated[int, Field(ge=1, le=_MOST)] | None = None
+    """The version to compare with; null: the policy in use."""
+
+
 class PolicyRollbackBody(PolicyChangeBody):
     to: Annotated[int, Field(ge=1, le=_MOST)]
     """The version whose text is to be in use again, as a new version."""
@@ -53,6 +61,8 @@ class PolicyReply:
     rules: list[str]
     fault: str | None
     """Why the source's present content is not in use."""
+    content: Mapping[str, object] | None
+    """Default and rules with match and terms in full; null if no policy is in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +71,18 @@ class PolicyVersionsReply:
     """On this server."""
     versions: list[PolicyVersion]
     """The newest first, at most 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCheckReply:
+    """What a text would be as the policy of this server."""
+
+    policy_version: str | None
+    """null: it cannot be used."""
+    errors: list[str]
+    warnings: list[str]
+    changes: list[Change]
+    """Of the policy that it is compared with; none if it cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +120,10 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
         except InvalidParameter as error:
             raise RequestRefused(str(error), code="unknown_version", param="version", status=404) from None
 
+    @routes.post("/admin/policy/check", roles=READERS, summary="Check and compare a text, without using it")
+    async def check_text(body: Annotated[PolicyCheckBody, read_body(PolicyCheckBody)]) -> PolicyCheckReply:
+        return await asyncio.to_thread(_checked, policies, body)
+
     @routes.put("/admin/policy", roles=OPERATORS, summary="Replace the policy", errors=(409, 504))
     async def apply(body: Annotated[PolicyBody, read_body(PolicyBody)], caller: SignedIn) -> PolicyChangedReply:
         source, holder = _stored(policies)
@@ -134,6 +160,19 @@ async def _changed(policies: Policies, work: Callable[[], tuple[PolicyText, Poli
     return PolicyChangedReply(**version, policy_version=policy.full_version, warnings=warnings)
 
 
+def _checked(policies: Policies | None, body: PolicyCheckBody) -> PolicyCheckReply:
+    try:
+        policy = usable_policy(body.text, "policy", policies.known if policies else NOTHING_KNOWN)
+    except InvalidPolicy as error:
+        found = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
+        return PolicyCheckReply(None, found, [], [])
+    before = policies.policy if policies else None
+    if body.against is not None:
+        before, _ = parse_policy(_stored(policies)[0].stored(body.against).text, f"version {body.against}")
+    warnings = _warnings(policy, policies.known if policies else NOTHING_KNOWN)
+    return PolicyCheckReply(policy.full_version, [], warnings, diff(before or Policy(), policy))
+
+
 def _findings(error: InvalidPolicy) -> str:
     shown = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
     left = len(error.findings) - len(shown)
@@ -146,7 +185,9 @@ def _warnings(policy: Policy, known: Known) -> list[str]:
 
 def _shown(policies: Policies | None) -> PolicyReply:
     if policies is None:
-        return PolicyReply(source="none", name=None, version=None, policy_version=None, rules=[], fault=None)
+        return PolicyReply(
+            source="none", name=None, version=None, policy_version=None, rules=[], fault=None, content=None
+        )
     source, policy = policies.source, policies.policy
     return PolicyReply(
         source="store" if isinstance(source, StoredPolicy) else "file",
@@ -155,6 +196,7 @@ def _shown(policies: Policies | None) -> PolicyReply:
         policy_version=policy.full_version if policy else None,
         rules=[rule.name for rule in policy.rules] if policy else [],
         fault=source.fault or None,
+        content=policy.content() if policy else None,
     )
 
 

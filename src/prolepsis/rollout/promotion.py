@@ -6,7 +6,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.rollout.machine import RolloutState, guardrails_of, verdict_on
 from prolepsis.rollout.settings import RolloutSettings
 from prolepsis.statistics.guardrail import Guardrail, GuardrailResult
-from prolepsis.statistics.judge import Evidence, Reason
+from prolepsis.statistics.judge import Evidence, Reason, Verdict
 
 _UNFIT: Mapping[Reason, str] = {
     "uneven_arms": "the arms do not have the stated shares",
@@ -19,14 +19,19 @@ def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) ->
     verdict = verdict_on(state, evidence, settings) if state.phase != "gate" else None
     if state.phase == "gate" or (verdict is not None and verdict.outcome == "pass"):
         return
-    results = {result.name: result for result in verdict.guardrails} if verdict else {}
-    guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run]
-    missing = [_missing(g, results[g.name]) for g in guardrails if results and results[g.name].outcome != "pass"]
-    if verdict is not None and verdict.reason in _UNFIT:
-        missing.append(_UNFIT[verdict.reason])
-    why = "; ".join(missing) or "no guardrail decides"
+    why = "; ".join(missing(state, verdict, settings)) or "no guardrail decides"
     stage = settings.stages[state.stage].name
     raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it all the same", param="force")
+
+
+def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSettings) -> list[str]:
+    """Return in words what the verdict on a stage waits for."""
+    if verdict is None or verdict.outcome == "pass":
+        return []
+    results = {result.name: result for result in verdict.guardrails}
+    guardrails = [g for g in guardrails_of(state, settings) if not g.dry_run and g.name in results]
+    found = [_missing(g, results[g.name]) for g in guardrails if results[g.name].outcome != "pass"]
+    return [*found, *([_UNFIT[verdict.reason]] if verdict.reason in _UNFIT else [])]
 
 
 def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:

@@ -30,7 +30,7 @@ from prolepsis.rollout.machine import (
 )
 from prolepsis.rollout.metrics import RolloutMetrics
 from prolepsis.rollout.observation import observed
-from prolepsis.rollout.promotion import check
+from prolepsis.rollout.promotion import check, missing
 from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.rollout.units import UnitKey, Units
@@ -68,6 +68,8 @@ class RolloutView:
     """Name of the current stage, or of the last one once the rollout is on."""
     stage_number: int
     num_stages: int
+    stages: tuple[str, ...]
+    """Names of all stages, in order."""
     share: float
     """Of requests that get the mode of the rule, 0 to 1."""
     holdout: float
@@ -86,6 +88,8 @@ class RolloutView:
     """Units of the stage that finished, by arm."""
     num_control: int
     verdict: Verdict | None
+    missing: tuple[str, ...]
+    """What the verdict waits for, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +227,7 @@ class Rollouts(Feature):
         live = self._find(rollout_id)
         state, settings, evidence = live.state, live.settings, live.all_evidence(self._clock())
         is_judged = state.phase in JUDGED
+        verdict = await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None
         return RolloutView(
             id=state.rollout_id,
             rule=live.target.rule,
@@ -231,6 +236,7 @@ class Rollouts(Feature):
             stage=settings.stages[state.stage].name,
             stage_number=state.stage,
             num_stages=len(settings.stages),
+            stages=tuple(stage.name for stage in settings.stages),
             share=canary_share(state, settings),
             holdout=settings.holdout,
             run=state.run,
@@ -241,7 +247,8 @@ class Rollouts(Feature):
             unit=live.target.unit,
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
-            verdict=await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None,
+            verdict=verdict,
+            missing=tuple(missing(state, verdict, settings)),
         )
 
     async def history(self, rollout_id: str) -> RolloutHistory:

@@ -1,0 +1,42 @@
+"""Proposers: what they draft with, their breakers and memory, and draft heads to swap in."""
+
+from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
+from prolepsis.cost.runtime import CostReply
+from prolepsis.drafts.heads import HeadsReply
+from prolepsis.engine.client import EngineClient
+from prolepsis.safety.breaker_runtime import BreakersReply
+
+STATES = {
+    "closed": ("ok", "closed"),
+    "open": ("bad", "open"),
+    "half_open": ("warn", "half open: probed"),
+    "forced_open": ("bad", "forced open"),
+    "forced_closed": ("info", "forced closed"),
+    "metrics_only": ("info", "metrics only"),
+}
+SETTABLE = {
+    "closed": "decides by itself",
+    "forced_open": "forced open: never drafts",
+    "forced_closed": "forced closed: always drafts",
+    "metrics_only": "metrics only: reports, disables nothing",
+}
+
+
+def declare_proposers(pages: Pages, client: EngineClient) -> None:
+    async def proposers(visit: Visit) -> Page:
+        cost = await visit.section(CostReply, "/admin/cost")
+        values = {
+            "heads": await visit.section(HeadsReply, "/admin/heads"),
+            "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
+            "breakers": await visit.section(BreakersReply, "/admin/breakers"),
+            "memory": {one.proposer: one for one in cost.value.memory} if cost.value else {},
+            "loaded": client.info.proposers,
+            "states": STATES,
+            "settable": SETTABLE,
+            "may_swap": visit.may("POST", "/admin/heads/swap"),
+            "may_set": visit.may("PUT", "/admin/breakers"),
+        }
+        return Page("proposers.html", "Proposers", values)
+
+    pages.get("/console/proposers", "Proposers", proposers)

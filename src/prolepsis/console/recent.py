@@ -1,0 +1,118 @@
+"""The last requests, kept in memory: their figures, and of some of them the rounds. /admin/recent shows them."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.rounds import Round
+from prolepsis.core.stats import PlainReason
+from prolepsis.correctness.runtime import Share
+from prolepsis.store.records import request_record
+from prolepsis.store.tables import NAMES
+from prolepsis.web.body_reader import read_query
+from prolepsis.web.errors import RequestRefused
+from prolepsis.web.feature import Feature
+from prolepsis.web.fields import Body
+from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
+
+MAX_RECENT = 512
+ROUNDS_SHARE = 0.1
+"""Share of requests whose rounds are kept here; audited ones have theirs in the audit log."""
+FINDERS: Roles = OPERATORS | AUDITORS
+Order = Literal["newest", "slowest", "least_accepted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One prompt of a request that ended lately; no text."""
+
+    record: dict[str, object]
+    """With the columns of the store's `request_records`."""
+    plain_steps: dict[PlainReason, int]
+    rounds: list[Round]
+    """Its first ones, if they were kept."""
+
+    @property
+    def names(self) -> frozenset[object]:
+        return frozenset(self.record[name] for name in NAMES if self.record[name])
+
+
+@dataclass(frozen=True, slots=True)
+class RecentReply:
+    requests: list[RecentRequest]
+
+
+class RecentQuery(Body):
+    """The requests to return."""
+
+    order: Order = "newest"
+    last: Annotated[int, Field(ge=1, le=MAX_RECENT)] = 50
+
+
+class RecentFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "recent"
+
+    def __init__(self) -> None:
+        self.routes = _routes(self)
+        self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
+        self._share = Share(ROUNDS_SHARE)
+
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Draw whether the rounds are kept."""
+        return Keep.ROUNDS if self._share.draw() else Keep.FIGURES
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Keep the figures of a request's prompts."""
+        self.requests.extend(_recent(ended.about, prompt) for prompt in ended.prompts)
+
+    def ordered(self, order: Order, last: int) -> list[RecentRequest]:
+        """Return so many requests, those that `order` names first."""
+        newest = list(self.requests)[::-1]
+        if order == "slowest":
+            newest.sort(key=lambda one: -_number(one.record["total_s"]))
+        if order == "least_accepted":
+            newest = [one for one in newest if one.record["num_draft_tokens"]]
+            newest.sort(key=_acceptance)
+        return newest[:last]
+
+    def named(self, name: str) -> list[RecentRequest]:
+        """Return the requests that are called so, the oldest first."""
+        return [one for one in self.requests if name in one.names]
+
+
+def _recent(about: RequestAbout, prompt: PromptEnded) -> RecentRequest:
+    record = dict(request_record(about, prompt).row)
+    return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds))
+
+
+def _acceptance(one: RecentRequest) -> float:
+    return _number(one.record["num_accepted"]) / _number(one.record["num_draft_tokens"])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _routes(feature: RecentFeature) -> Sequence[Route]:
+    routes = Routes()
+
+    @routes.get("/admin/recent", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
+    async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
+        return RecentReply(feature.ordered(query.order, query.last))
+
+    @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds if kept")
+    async def one(name: str) -> RecentReply:
+        found = feature.named(name)
+        if not found:
+            message = f"No request called {name[:128]!r} is among the last {MAX_RECENT}."
+            raise RequestRefused(message, code="request_not_found", param="name", status=404)
+        return RecentReply(found)
+
+    return routes.all

@@ -1,0 +1,147 @@
+"""Requests: the last ones, and one of them with its rounds, its time by stage, its cost and its audit entries."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from prolepsis.audit.entry import SERVED, AuditEntry
+from prolepsis.audit.found import FoundRequest
+from prolepsis.console.pages import GoTo, Page, Pages, Visit
+from prolepsis.console.recent import RecentReply, RecentRequest
+from prolepsis.console.traffic_pages import WHY
+from prolepsis.core.rounds import Round
+from prolepsis.core.stats import PlainReason
+from prolepsis.cost.runtime import CostReply, PriceReply
+from prolepsis.web.errors import RequestRefused
+
+STAGES = {
+    "queue_s": "waiting in the queue",
+    "device_prefill_s": "prompt",
+    "device_plain_s": "decoding",
+    "device_verify_s": "verifying drafts",
+    "device_propose_s": "making drafts",
+    "device_host_s": "scheduling",
+}
+"""Columns of a record with the parts of its time, in words."""
+ORDERS = {"newest": "Newest", "slowest": "Slowest", "least_accepted": "Least accepted"}
+MAX_DRAWN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRound:
+    """One verified draft: its tokens by fate. Times in seconds, None where they were not kept."""
+
+    proposer: str
+    sample: int
+    num_accepted: int
+    num_rejected: int
+    has_next: bool
+    """The target added a token of its own: recovered after a rejection, else the bonus."""
+    propose_s: float | None = None
+    forward_s: float | None = None
+    verify_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRequest:
+    """One prompt of a request, as its page shows it."""
+
+    record: Mapping[str, object]
+    stages: Sequence[tuple[str, float, float, float]]
+    """Name, seconds, where its part of a bar of 100 begins, and how wide it is."""
+    device_s: float | None
+    amount: float | None
+    rounds: Sequence[DrawnRound]
+    plain_steps: Mapping[PlainReason, int]
+
+
+def declare_requests(pages: Pages) -> None:
+    async def recent(visit: Visit) -> Page | GoTo:
+        if visit.query.get("name"):
+            return GoTo(f"/console/requests/{quote(visit.query['name'].strip(), safe='')}")
+        order = visit.query.get("order", "newest")
+        query = {"order": order if order in ORDERS else "newest"}
+        values = {
+            "recent": await visit.section(RecentReply, "/admin/recent", query),
+            "orders": ORDERS,
+            "order": query["order"],
+        }
+        return Page("requests.html", "Requests", values)
+
+    pages.get("/console/requests", "Requests", recent)
+    pages.get("/console/requests/{name}", "One request", _request)
+
+
+async def _request(visit: Visit) -> Page:
+    name = visit.names["name"]
+    recent = await visit.section(RecentReply, "/admin/recent/{name}", name=name)
+    stored = await visit.section(FoundRequest, "/admin/requests/{name}", name=name)
+    if recent.value is None and stored.value is None:
+        message = "Your key's roles do not include requests." if stored.hidden else stored.problem
+        raise RequestRefused(message, code="request_not_found", status=403 if stored.hidden else 404)
+    entries = await _served_entries(visit, stored.value.audit_entries if stored.value else [])
+    cost = await visit.section(CostReply, "/admin/cost")
+    price = cost.value.price if cost.value else None
+    known = {one.record["request_id"]: one for one in (recent.value.requests if recent.value else [])}
+    records = stored.value.records if stored.value and stored.value.records else [one.record for one in known.values()]
+    values = {
+        "name": name,
+        "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
+        "entries": stored.value.audit_entries if stored.value else [],
+        "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
+        "price": price,
+        "why": WHY,
+    }
+    return Page("request.html", "Request", values, live=False)
+
+
+async def _served_entries(visit: Visit, numbers: Sequence[int]) -> list[AuditEntry]:
+    """Return the entries that recorded the request itself; none if the caller may not read them."""
+    found = [await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in numbers[:8]]
+    return [one.value for one in found if one.value is not None and one.value.action == SERVED]
+
+
+def shown(
+    record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceReply | None
+) -> ShownRequest:
+    """Return a record with what was kept of its rounds, in memory or in the audit log."""
+    parts = {STAGES[name]: value for name in STAGES if isinstance(value := record.get(name), float) and value > 0.0}
+    device = [value for name in STAGES if name != "queue_s" and isinstance(value := record.get(name), float)]
+    device_s = sum(device) if device else None
+    amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
+    rounds = [drawn(one) for one in recent.rounds] if recent else []
+    entry = next((one for one in entries if one.details and one.details.subject == record["request_id"]), None)
+    if not rounds and entry is not None:
+        rounds = list(audited_rounds(entry))
+    plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}
+    return ShownRequest(record, list(_placed(parts)), device_s, amount, rounds[:MAX_DRAWN], plain_steps)
+
+
+def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
+    total, left = sum(parts.values()), 0.0
+    for name, seconds in parts.items():
+        width = 100.0 * seconds / total
+        yield name, seconds, round(left, 2), round(width, 2)
+        left += width
+
+
+def drawn(one: Round) -> DrawnRound:
+    return DrawnRound(
+        proposer=one.proposer,
+        sample=one.sample,
+        num_accepted=one.num_accepted,
+        num_rejected=one.num_draft_tokens - one.num_accepted,
+        has_next=one.num_emitted > one.num_accepted,
+        propose_s=one.propose_s,
+        forward_s=one.forward_s,
+        verify_s=one.verify_s,
+    )
+
+
+def audited_rounds(entry: AuditEntry) -> Iterator[DrawnRound]:
+    """Yield the rounds of an audited request: sample, proposer, draft tokens and emitted tokens of each."""
+    after = entry.details.after if entry.details else None
+    rounds = after.get("rounds", []) if isinstance(after, dict) else []
+    for sample, proposer, num_drafted, num_emitted, *_ in rounds:
+        num_accepted = min(num_drafted, num_emitted - 1)
+        yield DrawnRound(proposer, sample, num_accepted, num_drafted - num_accepted, has_next=True)

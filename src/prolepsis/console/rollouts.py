@@ -1,0 +1,73 @@
+"""Rollouts: stages and shares, evidence with its bounds, what a verdict waits for, and an operator's commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prolepsis.console.drawing import Interval, interval
+from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.rollout.machine import Command, Phase
+from prolepsis.rollout.routes import RolloutsReply
+from prolepsis.rollout.runtime import RolloutHistory, RolloutView
+from prolepsis.statistics.guardrail import GuardrailResult
+
+STATUS: Mapping[Phase, tuple[str, str]] = {
+    "off": ("off", "not started"),
+    "running": ("ok", "running"),
+    "gate": ("info", "waits for approval"),
+    "held": ("warn", "held"),
+    "on": ("ok", "on"),
+    "rolled_back": ("bad", "taken back"),
+}
+BUTTONS: Mapping[Command, tuple[str, str]] = {
+    "start": ("Start", "Its first stage begins: a share of the requests gets the rule's mode."),
+    "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
+    "resume": ("Resume", "The stage goes on."),
+    "promote": ("Promote", "The next stage begins."),
+    "rollback": ("Take back", "The canary's requests, those in flight too, are decoded plainly from the next step on."),
+}
+OFFERED: Mapping[Phase, tuple[Command, ...]] = {
+    "off": ("start",),
+    "running": ("promote", "hold", "rollback"),
+    "gate": ("promote", "hold", "rollback"),
+    "held": ("resume", "promote", "rollback"),
+    "on": ("rollback",),
+    "rolled_back": ("start",),
+}
+"""Commands that a phase allows; the rollout itself refuses the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One guardrail with its numbers and their places in a drawing."""
+
+    result: GuardrailResult
+    places: Interval
+
+
+def declare_rollouts(pages: Pages) -> None:
+    async def rollouts(visit: Visit) -> Page:
+        reply = await visit.read(RolloutsReply, "/admin/rollouts")
+        return Page("rollouts.html", "Rollouts", {"rollouts": reply.rollouts, "status": STATUS})
+
+    async def rollout(visit: Visit) -> Page:
+        one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+        values = {
+            "one": one,
+            "status": STATUS,
+            "buttons": BUTTONS,
+            "offered": OFFERED[one.phase],
+            "evidence": evidence(one),
+            "events": one.events[::-1],
+            "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
+        }
+        return Page("rollout.html", f"Rollout of {one.rule}", values)
+
+    pages.get("/console/rollouts", "Rollouts", rollouts)
+    pages.get("/console/rollouts/{rollout_id}", "One rollout", rollout)
+
+
+def evidence(one: RolloutView) -> list[Evidence]:
+    """Return the guardrails of the present stage, those that decide first."""
+    results = one.verdict.guardrails if one.verdict else ()
+    ordered = sorted(results, key=lambda result: result.dry_run)
+    return [Evidence(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]

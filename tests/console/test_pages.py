@@ -1,0 +1,172 @@
+"""Every page for every role, and what each shows of a server that has served."""
+
+import json
+import re
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from prolepsis.console.feature import NAVIGATION
+from prolepsis.web.caller import Role
+from tests.console.browser import press, sign_in, token_of
+from tests.console.scene import CHAT, POLICY, Scene, key_with
+
+Browse = Callable[[Scene], httpx.AsyncClient]
+PAGES = [path for path, _ in NAVIGATION] + ["/console/policy/edit", "/console/policy/explain"]
+
+
+async def serve(http: httpx.AsyncClient, **headers: str) -> None:
+    """Serve a chat that speculates and a completion that is plain."""
+    for path, asked in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+    ):
+        reply = await http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}, headers=headers)
+        assert reply.status_code == 200, reply.text
+
+
+def test_every_page_of_the_navigation_is_there_once() -> None:
+    assert len({name for _, name in NAVIGATION}) == len(NAVIGATION) == len(set(PAGES)) - 2
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "auditor", "admin"])
+async def test_every_page_shows_what_the_role_may_see(keyed_scene: Scene, browse: Browse, role: Role) -> None:
+    http = browse(keyed_scene)
+    await serve(http, authorization=f"Bearer {key_with(keyed_scene, 'client')}")
+    await keyed_scene.tick()
+    await sign_in(http, key_with(keyed_scene, role))
+    for path in PAGES:
+        page = await http.get(path)
+        assert page.status_code == 200, (path, page.text)
+        assert 'role="alert"' not in page.text, path
+        assert page.text.count('aria-current="page"') == 1, path
+    audit, kill = (await http.get("/console/audit")).text, (await http.get("/console/kill")).text
+    assert ("roles do not include this part" in audit) == (role in ("viewer", "operator"))
+    assert ("Stop speculation</button>" in kill) == (role in ("operator", "admin"))
+
+
+async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await serve(http)
+    page = (await http.get("/console")).text
+    assert "Nothing." in page
+    assert "63.6\u202f%" in page
+    await press(http, "kill", on="true", scope="everything", reason="test")
+    assert "Speculation is stopped everywhere" in (await http.get("/console")).text
+
+
+async def test_a_traffic_class_says_why_its_steps_are_plain(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await serve(http)
+    assert CHAT in (await http.get("/console/traffic")).text
+    page = await http.get(f"/console/traffic/{CHAT}")
+    assert "verifying the draft would not have paid" in page.text
+    plain = await http.get("/console/traffic/completions/standard/free/short")
+    assert "says off, or did not draw the request" in plain.text
+    assert (await http.get("/console/traffic/none")).status_code == 404
+
+
+async def test_a_rollout_is_started_promoted_held_and_taken_back(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
+    page = f"/console/rollouts/{rollout['id']}"
+    assert page in (await http.get("/console/rollouts")).text
+    fields = {"rollout_id": rollout["id"]}
+    assert "running" in (await press(http, "rollout", page, command="start", reason="try it", **fields)).text
+    told = await press(http, "rollout", page, command="promote", reason="now", **fields)
+    assert "acceptance has 0 of 20 requests of the canary" in told.text.split("What a verdict waits for")[1]
+    assert "Nothing was changed." in told.text
+    forced = await press(http, "rollout", page, command="promote", force="true", reason="now", **fields)
+    assert "promote: done." in forced.text
+    await press(http, "rollout", page, command="hold", reason="lunch", **fields)
+    taken_back = (await press(http, "rollout", page, command="rollback", reason="enough", **fields)).text
+    assert "taken back" in taken_back
+    assert "by the developer: enough" in taken_back
+
+
+async def test_an_edit_is_checked_compared_applied_and_undone(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    page = await http.get("/console/policy/edit")
+    edited = POLICY.replace("use: chat", "use: code")
+    fields = {"csrf": token_of(page), "text": edited}
+    checked = await http.post("/console/policy/edit", data=fields)
+    assert "It can be used" in checked.text
+    assert "num_speculative_tokens" in checked.text.split("What requests would get")[1]
+    wrong = await http.post("/console/policy/edit", data={**fields, "text": "rules: [{name: x}]"})
+    assert "It cannot be used" in wrong.text
+    applied = await press(http, "policy", "/console/policy/edit", text=edited, expect="1", reason="longer drafts")
+    assert "Version 2 of the policy is in use." in applied.text
+    late = await press(http, "policy", "/console/policy/edit", text=POLICY, expect="1", reason="too late")
+    assert "not version 1: review it and decide again" in late.text
+    assert "use: chat" in late.text, "the text is not lost"
+    version = (await http.get("/console/policy/versions/2")).text
+    assert "<ins>+    use: code</ins>" in version
+    undone = await press(http, "policy-rollback", "/console/policy", to="1", expect="2", reason="shorter again")
+    assert "rolled back to version 1: shorter again" in undone.text
+
+
+async def test_a_pasted_request_is_explained(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    token = token_of(await http.get("/console/policy/explain"))
+    request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]})
+    fields = {"csrf": token, "request": request}
+    page = await http.post("/console/policy/explain", data=fields)
+    assert "Mode on" in page.text
+    assert "by rule chat" in page.text
+    page = await http.post("/console/policy/explain", data={**fields, "tenant": "bank", "headers": "X-Spec-Mode: on"})
+    assert "Refused" in page.text
+    page = await http.post("/console/policy/explain", data={**fields, "request": "{"})
+    assert "The request is not valid JSON" in page.text
+
+
+async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await open_scene.tick()
+    assert "trained for big" in (await http.get("/console/proposers")).text
+    swapped = await press(http, "head", head="mine@1", proposer="draft_head", reason="compare")
+    assert "draft_head drafts with mine@1 now." in swapped.text
+    fields = {"proposer": "suffix", "traffic_class": CHAT}
+    await press(http, "breaker", state="forced_open", **fields)
+    assert "forced open" in (await http.get("/console/proposers")).text
+    assert f"Breaker of suffix in {CHAT} is forced open." in (await http.get("/console")).text
+    reset = await press(http, "drift", "/console/quality", **fields)
+    assert "starts again" in reset.text
+
+
+async def test_a_request_is_shown_with_its_rounds_and_its_audit_entry(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await serve(http)
+    assert open_scene.store.writer.flush(20.0)
+    [plain, chat] = (await http.get("/admin/recent")).json()["requests"]
+    name = chat["record"]["answer_id"]
+    found = await http.get(f"/console/requests?name={name}")
+    page = (await http.get(found.headers["location"])).text
+    assert page.count('<li><span class="sub">suffix') == 2
+    assert "2 accepted, 2 rejected, one recovered" in page
+    assert "4 accepted, 0 rejected, one bonus" in page
+    assert "#rule-chat" in page
+    assert "EUR" in page
+    entry = page.split('<a href="/console/audit/')[1].split('"')[0]
+    assert "request.served" in (await http.get(f"/console/audit/{entry}")).text
+    replayed = await press(http, "replay", f"/console/audit/{entry}", entry=entry)
+    assert f"Entry {entry} was decoded again: match." in replayed.text
+    assert "did not draw the request" in (await http.get(f"/console/requests/{plain['record']['request_id']}")).text
+    assert (await http.get("/console/requests/unknown")).status_code == 404
+    for order in ("slowest", "least_accepted"):
+        assert chat["record"]["request_id"] in (await http.get(f"/console/requests?order={order}")).text
+
+
+async def test_the_audit_log_is_filtered_and_paged(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    for number in range(60):
+        await http.put("/admin/kill", json={"on": number % 2 == 0, "reason": f"act {number}"})
+    assert open_scene.store.writer.flush(20.0)
+    newest = (await http.get("/console/audit")).text
+    link = re.search(r"/console/audit\?after=\d+&amp;last=\d+", newest)
+    assert link is not None, newest
+    earlier = (await http.get(link[0].replace("&amp;", "&"))).text
+    numbers = [int(number) for page in (newest, earlier) for number in re.findall(r'href="/console/audit/(\d+)"', page)]
+    assert numbers == [*range(numbers[0], 0, -1)], "each entry once, the newest first"
+    applied = (await http.get("/console/audit?action=policy.applied")).text
+    assert len(re.findall(r'href="/console/audit/(\d+)"', applied)) == applied.count("<td>policy.applied</td>") == 1
