@@ -59,6 +59,8 @@ class Simulation:
         self.num_tokens = 0
         self.num_drafted: dict[float, int] = {}
         """Draft tokens verified, by chance."""
+        self.hiccup_ms = 0.0
+        """That the next step in which sequences may draft takes longer at making drafts."""
         self._payback = payback
         self._window = DraftWindow(
             flat_cost(machine.pass_ms, error * machine.token_ms), overhead_ms=0.0, token_overhead_ms=0.01
@@ -95,6 +97,8 @@ class Simulation:
         num_nodes, num_tokens = sum(sizes), number + sum(gained)
         ms = machine.plain_ms(number) + drafting_ms + num_nodes * (machine.token_ms + machine.hidden_ms)
         ms *= self._random.lognormvariate(0.0, _NOISE)
+        if awake:
+            ms, drafting_ms, self.hiccup_ms = ms + self.hiccup_ms, drafting_ms + self.hiccup_ms, 0.0
         if payback:
             load = StepLoad(number, 0, 1000)
             plain_ms, added_ms = self._window.plain_ms(load, number), self._window.added_ms(load, num_nodes)

@@ -52,6 +52,15 @@ def test_where_drafting_gains_three_percent_a_part_of_it_is_found() -> None:
         assert simulation.run(TOLD_S) < min(1.02 * drafting, plain)
 
 
+def test_a_hiccup_while_proposing_stops_no_drafts_that_pay() -> None:
+    machine, chances = MACHINES["rows cost"], [0.8]
+    simulation = Simulation(machine, chances, Payback(), length=96)
+    simulation.run(SOON_S)
+    simulation.replace(chances)  # on trial
+    simulation.hiccup_ms = 200.0
+    assert simulation.run(TOLD_S) <= 1.02 * _drafting(machine, chances), "0.7 % of the time is the hiccup itself"
+
+
 def test_without_it_such_costs_lose_more() -> None:
     machine, chances = MACHINES["most of what drafts cost is hidden"], [0.4] * 16
     assert Simulation(machine, chances).run(TOLD_S) > 1.1 * _plain(machine, 16)

@@ -1,8 +1,9 @@
 """Which sequences draft: one whose drafts bring fewer tokens than they cost pauses, and tries again later.
 
 Gains and costs are counted in tokens, costs at what plain decoding emits in the time. A sequence that is new, or was
-paused, is on trial. Every step earns `_SHARE` of its tokens as credit, and trials take from it what they lose. So they
-lose at most that share, and `_MOST_CREDIT` tokens at each load. A sequence whose drafts paid and pay no longer gives
+paused, is on trial. Every step earns `_SHARE` of its tokens as credit, and trials take from it what they lose. Where
+they lose, as far as they were seen, none begins without credit: so they lose at most that share, and `_MOST_CREDIT`
+tokens at each load. A sequence whose drafts paid and pay no longer gives
 back at most what they brought in its last steps before it pauses.
 """
 
@@ -25,7 +26,7 @@ _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
 _LONGEST_LIGHT = 64  # steps of a pause in which proposers go on learning, where drafts pay for most sequences
 _SHARE = 0.004
-_MOST_CREDIT = 8.0  # tokens, at each load
+_MOST_CREDIT = 8.0  # tokens, at each load; so much at most is owed too
 _TRIALS = 2  # at once, where drafts are not known to pay
 _COSTLY_TRIAL = 8  # there each eighth one has costly proposers, as a head first reads the prompt
 _WAIT = 4  # steps between two looks for room
@@ -107,8 +108,8 @@ class _Load:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more trial may begin: few at once where drafts were not seen to pay."""
-        return self.credit > 0.0 and (self.new.net > 0.0 or self.num_trials < _TRIALS)
+        """Whether one more trial may begin: where drafts were not seen to pay, few at once and as credit lasts."""
+        return self.new.net > 0.0 or (self.credit > 0.0 and self.num_trials < _TRIALS)
 
 
 @dataclass(slots=True)
@@ -150,7 +151,7 @@ class Pauses:
         self._step += 1
         band = self._band = load_band(num_sequences)
         load = self._loads[band]
-        load.credit = min(_MOST_CREDIT, load.credit + _SHARE * num_sequences)
+        load.credit = min(_MOST_CREDIT, max(-_MOST_CREDIT, load.credit) + _SHARE * num_sequences)
         histories, awake = self._histories, []
         for key in keys:
             history = histories.get(key)

@@ -6,9 +6,13 @@ that time without drafts. A sequence whose drafts bring less pauses (`spec.pause
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost
 from prolepsis.spec.pauses import Pauses
+
+_OUTLIER = 2.0  # times the longest that making drafts took of late: beyond that it met with a hiccup
+_LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
 class Payback:
@@ -17,6 +21,8 @@ class Payback:
     def __init__(self) -> None:
         self._comparison = StepComparison()
         self._pauses = Pauses()
+        self._longest_ms = 0.0
+        """That making drafts took in a step of late."""
 
     def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
         """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step."""
@@ -39,6 +45,7 @@ class Payback:
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""
+        step = self._without_hiccup(step) if drafts else step
         self._comparison.observe(step)
         if not drafts:
             return
@@ -49,6 +56,13 @@ class Payback:
         per_node = pace * ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens)
         for key, (nodes, gained) in drafts.items():
             self._pauses.record(key, gained, each + nodes * per_node, number)
+
+    def _without_hiccup(self, step: StepCost) -> StepCost:
+        """Return the step without what making its drafts took beyond all calls before."""
+        longest = _OUTLIER * self._longest_ms if self._longest_ms else step.plain_ms
+        excess = max(0.0, step.drafting_ms - longest)
+        self._longest_ms = max(step.drafting_ms - excess, _LONGEST_DECAY * self._longest_ms)
+        return replace(step, ms=step.ms - excess, drafting_ms=longest) if excess else step
 
     def forget(self, key: str) -> None:
         """The sequence ended."""
