@@ -397,7 +397,6 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.ended: list[int] = []
-        self.load = (-1, -1, -1.0)
 
     def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
@@ -410,9 +409,6 @@ class Recorder:
 
     def grammar_failed(self) -> None: ...
 
-    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        self.load = (num_running, num_waiting, kv_usage)
-
 
 def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     recorder = Recorder()
@@ -423,7 +419,6 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     drain(engine)
     assert sorted(recorder.ended) == [1, 40]
     assert recorder.steps == [3] + [1] * 39
-    assert recorder.load == (0, 0, 0.0)
     assert engine.timings.num_steps == 40
 
 

@@ -10,7 +10,7 @@ def test_values_with_weights_give_what_the_library_gives_one_by_one() -> None:
     many = Distribution(registry, "many", "", "mode", buckets=buckets)
     single = Histogram("prolepsis_single", "", ["mode"], buckets=buckets, registry=registry)
     for value, number in ((0.5, 2), (1.0, 1), (2.5, 3), (9.0, 4)):
-        many.add([(value, number)], "on")
+        many.labels("on").add(value, number)
         for _ in range(number):
             single.labels("on").observe(value)
     by_family = [

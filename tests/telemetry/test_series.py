@@ -35,6 +35,12 @@ def test_every_family_is_declared_with_its_labels(registry: MetricsRegistry) -> 
     assert collected == declared
 
 
+def test_only_one_module_makes_series() -> None:
+    makes = re.compile(r"from prometheus_client import [^\n]*\b(Counter|Gauge|Histogram|Summary|Info|Enum)\b")
+    sources = [path for path in (ROOT / "src").rglob("*.py") if makes.search(path.read_text())]
+    assert [path.name for path in sources] == ["declare.py"]
+
+
 def test_the_documented_series_are_those_that_are_declared(registry: MetricsRegistry) -> None:
     documented = {name: tuple(re.findall(r"\w+", labels)) for name, labels in _ROW.findall(PAGE.read_text())}
     assert documented == {name: family.labels for name, family in registry.families.items()}

@@ -25,9 +25,6 @@ class EngineObserver(Protocol):
     def grammar_failed(self) -> None:
         """A request failed because its grammar gave up."""
 
-    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        """Sequences running and waiting, share of KV pages in use (0 to 1)."""
-
 
 class Reporter:
     """Reports each step and ended request to an observer, if there is one."""
@@ -37,12 +34,11 @@ class Reporter:
         self._proposers = proposers
         self._failures: dict[str, int] = {}
 
-    def step(self, timing: StepTiming, load: tuple[int, int, float]) -> None:
-        """Report one step and the load after it: running, waiting, share of KV pages in use."""
+    def step(self, timing: StepTiming) -> None:
+        """Report one step."""
         if self._observer is None:
             return
         self._observer.step_done(timing.phases(), timing.num_tokens)
-        self._observer.set_load(*load)
         for name, count in self._proposers.failures.items():
             new = count - self._failures.get(name, 0)
             if new:

@@ -285,8 +285,7 @@ class Engine:
         self.speculation.observe(rows, timing)
         charge(rows, timing, self.speculation.proposers.cost)
         keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self.clock()), self.info.heads)
-        scheduler = self.scheduler
-        self._reporter.step(timing, (len(scheduler.running), len(scheduler.waiting), scheduler.kv_usage))
+        self._reporter.step(timing)
 
     def _take_events(self) -> list[Event]:
         self._forgetting += self.scheduler.take_ended()

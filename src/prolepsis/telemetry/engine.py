@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.declare import TOKEN_BUCKETS, counter, gauge, histogram
+from prolepsis.telemetry.declare import TOKEN_BUCKETS, counter, gauge
 from prolepsis.telemetry.distribution import Distribution
 
 _STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
@@ -24,21 +24,19 @@ class EngineLoad:
         self.grammar_failures = counter(registry, "grammar_failures", text)
         self._steps = counter(registry, "steps", "Engine steps")
         text = "Tokens of the target's pass in a step"
-        self._tokens = histogram(registry, "step_tokens", text, buckets=_STEP_TOKENS)
+        self._tokens = Distribution(registry, "step_tokens", text, buckets=_STEP_TOKENS).labels()
         text = "Duration of engine steps"
-        self._duration = histogram(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS)
-        text = "Duration of the stages of engine steps"
-        stages = histogram(
-            registry, "step_stage_duration_seconds", text, "stage", buckets=_STAGE_BUCKETS, most=len(STAGES)
-        )
+        self._duration = Distribution(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS).labels()
+        text, name = "Duration of the stages of engine steps", "step_stage_duration_seconds"
+        stages = Distribution(registry, name, text, "stage", buckets=_STAGE_BUCKETS, most=len(STAGES))
         self._stages = {stage: stages.labels(stage) for stage in STAGES}
 
     def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         self._steps.inc()
-        self._tokens.observe(num_tokens)
-        self._duration.observe(sum(seconds.values()))
+        self._tokens.add(num_tokens)
+        self._duration.add(sum(seconds.values()))
         for stage, spent in seconds.items():
-            self._stages[stage].observe(spent)
+            self._stages[stage].add(spent)
 
 
 STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
@@ -71,7 +69,7 @@ class Tokens:
         self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
         for sums, name in self._sums.items():
             sums.inc(getattr(stats, name))
-        self._prompt.add([(stats.num_prompt_tokens, 1)])
-        self._generation.add([(stats.num_output_tokens, 1)])
+        self._prompt.labels().add(stats.num_prompt_tokens)
+        self._generation.labels().add(stats.num_output_tokens)
         for kind, seconds in stats.device.by_kind().items():
             self._device.labels(kind).inc(seconds)

@@ -74,7 +74,7 @@ class _Answers:
         self._structured = counter(registry, "structured_answers", text, "kind", "mode", "result")
 
     def ended(self, prompt: PromptEnded) -> None:
-        self._asked.add([(prompt.request.params.max_tokens, 1)])
+        self._asked.labels().add(prompt.request.params.max_tokens)
         for reason in prompt.finish_reasons:
             self._finished.labels(reason).inc()
         if prompt.end == "finished" and prompt.answer == "complete" and "content_filter" not in prompt.finish_reasons:
@@ -169,8 +169,8 @@ class _Intervals:
     def ended(self, tier: str, prompt: PromptEnded) -> None:
         intervals, mode = prompt.intervals, prompt.stats.mode.mode
         if intervals.seconds:
-            self._waits.add_counts(intervals.waits, intervals.seconds, tier, mode)
-            self._amortised.add_counts(intervals.tokens, intervals.seconds, tier, mode)
+            self._waits.labels(tier, mode).add_counts(intervals.waits, intervals.seconds)
+            self._amortised.labels(tier, mode).add_counts(intervals.tokens, intervals.seconds)
 
 
 def _arm(ended: RequestEnded) -> str:

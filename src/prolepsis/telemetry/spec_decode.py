@@ -1,6 +1,7 @@
 """What speculation did, from the counts of requests that have ended; raw counts only, ratios are left to queries."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
@@ -54,8 +55,8 @@ class SpecDecodeCounters:
         for reason, count in stats.plain_steps.items():
             self._plain_steps.labels(reason).inc(count)
         if stats.num_steps:
-            self._passes.add([(stats.num_steps, 1)], stats.mode.mode)
-            self._per_pass.add([(stats.acceptance_length, 1)], stats.mode.mode)
+            self._passes.labels(stats.mode.mode).add(stats.num_steps)
+            self._per_pass.labels(stats.mode.mode).add(stats.acceptance_length)
         if stats.proposers:
             for name, counts in stats.proposers.items():
                 self._acceptance.count(name, stats.traffic_class or "none", counts)
@@ -110,11 +111,8 @@ class _Depth:
             reached = [stats.num_drafts]
             for place in range(max(map(len, positions))):
                 reached.append(sum(one[place][kind] for one in positions if place < len(one)))
-            shown.add((depth, number - next_one) for depth, (number, next_one) in enumerate(_pairs(reached)))
-
-
-def _pairs(reached: list[int]) -> list[tuple[int, int]]:
-    return list(zip(reached, [*reached[1:], 0], strict=True))
+            for depth, (number, farther) in enumerate(pairwise([*reached, 0])):
+                shown.labels().add(depth, number - farther)
 
 
 class _Cost:
