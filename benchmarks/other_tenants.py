@@ -46,7 +46,7 @@ async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
     body = {"model": model, "prompt": PROMPT, "max_tokens": NUM_TOKENS, "stream": True, "ignore_eos": True}
     found, last = [], time.perf_counter()
     options = {"temperature": 0, "speculation": {"mode": "off"}}
-    async with http.stream("POST", "/v1/completions", json=body | options, headers=_signed(key)) as reply:
+    async with http.stream("POST", "/v1/completions", json=body | options, headers=signed(key)) as reply:
         reply.raise_for_status()
         async for line in reply.aiter_lines():
             if line.startswith("data: {"):
@@ -58,11 +58,11 @@ async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
 
 async def disturb(http: httpx.AsyncClient, body: bytes, key: str, statuses: list[int]) -> None:
     while True:
-        reply = await http.post("/v1/completions", content=body, headers=_signed(key))
+        reply = await http.post("/v1/completions", content=body, headers=signed(key))
         statuses.append(reply.status_code)
 
 
-def _signed(key: str) -> dict[str, str]:
+def signed(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"} if key else {}
 
 
@@ -70,7 +70,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
     found: dict[str, list[list[float]]] = {}
     statuses: dict[str, list[int]] = {}
     async with httpx.AsyncClient(base_url=args.url, timeout=600) as http:
-        model = (await http.get("/v1/models", headers=_signed(args.key))).json()["data"][0]["id"]
+        model = (await http.get("/v1/models", headers=signed(args.key))).json()["data"][0]["id"]
         for _ in range(args.rounds):
             for name, asked in cases(args.samples).items():
                 if args.cases and name not in args.cases:

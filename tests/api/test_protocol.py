@@ -81,22 +81,38 @@ def test_a_slow_answer_is_no_slow_client() -> None:
             assert reply.status_code == 200
 
 
-def test_one_connection_too_many_is_503_until_another_ends(impatient: Served) -> None:
-    before = refused(impatient, "too_many_connections")
-    with ExitStack() as stack:
-        for _ in range(3):
-            client = stack.enter_context(connected(impatient))
+def ask_for_tokens(client: socket.socket) -> None:
+    """Begin an answer that does not end."""
+    body = json.dumps({"model": "tiny", "prompt": "Hi", "stream": True}).encode()
+    client.send(POST.replace(b"1000", str(len(body)).encode()) + body)
+    assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_one_connection_too_many_is_503_until_another_ends() -> None:
+    with served(FakeEngine(hold_after=1), PATIENT, linger_s=0.2) as running:
+        with ExitStack() as stack:
+            for _ in range(3):
+                ask_for_tokens(stack.enter_context(connected(running)))
+            with connected(running) as surplus:
+                surplus.send(HEAD + b"\r\n")
+                status, error = error_of(trickled(surplus, b"")[0])
+                assert (status, error["code"], error["connection"]) == (503, "too_many_connections", "close")
+            with connected(running) as silent:
+                assert trickled(silent, b"")[0] == b""
+        assert refused(running, "too_many_connections") == 1
+        end = time.monotonic() + 60
+        while httpx.get(f"{running.url}/health/live").status_code != 200:
+            assert time.monotonic() < end
+
+
+def test_who_connects_and_says_nothing_locks_nobody_out() -> None:
+    with served(FakeEngine(), ServerConfig(max_connections=3)) as running, ExitStack() as stack:
+        silent = [stack.enter_context(connected(running)) for _ in range(3)]
+        with connected(running) as client:
             ask_liveness(client)
-        with connected(impatient) as surplus:
-            surplus.send(HEAD + b"\r\n")
-            status, error = error_of(trickled(surplus, b"")[0])
-            assert (status, error["code"], error["connection"]) == (503, "too_many_connections", "close")
-        with connected(impatient) as silent:
-            assert trickled(silent, b"")[0] == b""
-    assert refused(impatient, "too_many_connections") == before + 1
-    end = time.monotonic() + 60
-    while httpx.get(f"{impatient.url}/health/live").status_code != 200:
-        assert time.monotonic() < end
+            assert silent[0].recv(1) == b"", "it gave its place away"
+            ask_liveness(silent[2])
+        assert refused(running, "too_many_connections") == 0
 
 
 def test_what_is_no_http_is_400_in_our_shape(impatient: Served) -> None:
@@ -187,3 +203,18 @@ def test_a_body_that_stays_incomplete_ends_the_connection() -> None:
         client.shutdown(socket.SHUT_WR)
         assert until_closed(client) == b""
     assert engine.requests == []
+
+
+def test_a_body_in_tiny_parts_is_read_over_many_rounds_and_whole() -> None:
+    body = json.dumps({"model": "tiny", "prompt": "Hi", "max_tokens": 3}).encode()
+    body += b" " * (4000 - len(body))
+    parts = b"".join(b"1\r\n" + bytes([one]) + b"\r\n" for one in body) + b"0\r\n\r\n"
+    head = POST.replace(b"content-length: 1000", b"transfer-encoding: chunked")
+    with served(FakeEngine()) as running, connected(running) as client:
+        client.sendall(head + parts)
+        client.shutdown(socket.SHUT_WR)  # the end of the client's direction comes while parts still wait
+        received = b""
+        while part := client.recv(65536):
+            received += part
+    assert b"HTTP/1.1 200" in received
+    assert b"Gr" in received

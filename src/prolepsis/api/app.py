@@ -19,7 +19,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.feature import running
+from prolepsis.web.intake import Intake
 from prolepsis.web.routes import Application
+from prolepsis.web.uploads import Uploads, body_limit
 
 
 def build(
@@ -47,14 +49,24 @@ def build(
         base_plan=gateway.base_plan,
         keys=gateway.keys,
     )
-    services = Services(config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features)
+    intake = Intake(Uploads(config.max_body_bytes or body_limit(client.info.max_model_len)))
+    services = Services(
+        config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features, intake=intake
+    )
     admission = features.admission
     routes = (*openai_routes(services), *status_routes(services), *features.routes)
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
     app.state.features = features.all
-    app.state.max_body_bytes = config.max_body_bytes
-    app.add_middleware(AuthMiddleware, keys=gateway.keys, config=config, metrics=admission.metrics, routes=routes)
+    app.state.intake = intake
+    app.add_middleware(
+        AuthMiddleware,
+        keys=gateway.keys,
+        config=config,
+        metrics=admission.metrics,
+        intake=intake,
+        routes=routes,
+    )
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware)
     return app

@@ -15,6 +15,8 @@ NUM_SPARES = 16
 HOLD_S = 2.0
 """For the request of a client that is refused."""
 _MOST_READ = 65536
+MOST_A_ROUND = 16
+"""New connections in one round of the event loop; asyncio would take thousands before it turns to the others."""
 
 
 class Listener(socket.socket):
@@ -28,11 +30,18 @@ class Listener(socket.socket):
         super().__init__(family, kind, protocol)
         self.on_refusal: Callable[[Refused], None] = lambda refused: None
         self._tls = tls
+        self._num_accepted = 0
+        """In this round of the event loop."""
         self._held: deque[_Held] = deque()
         self._spares = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARES)]
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that can be served; raises `BlockingIOError` where there is none."""
+        """Return the next connection that can be served; raises `BlockingIOError` where there is none in this round."""
+        if self._num_accepted >= MOST_A_ROUND:
+            raise BlockingIOError
+        if not self._num_accepted:
+            asyncio.get_running_loop().call_soon(self._renew_round)
+        self._num_accepted += 1
         try:
             return super().accept()
         except OSError as error:
@@ -51,6 +60,9 @@ class Listener(socket.socket):
         while self._spares:
             os.close(self._spares.pop())
         super().close()
+
+    def _renew_round(self) -> None:
+        self._num_accepted = 0
 
     def _hold(self) -> None:
         """Take a connection with the descriptor of a spare."""

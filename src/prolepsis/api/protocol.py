@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import OrderedDict
 from typing import Any, ClassVar
 
 import h11
@@ -15,6 +16,7 @@ from prolepsis.api.request_head import StrictConnection
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import headers_too_slow, invalid_http, too_many_connections
+from prolepsis.web.rounds import Slice
 
 LOOK_FOR_RESET_S = 0.1
 """How often the socket of a client that sends nothing further is asked whether the client is gone."""
@@ -23,13 +25,20 @@ LOOK_FOR_RESET_S = 0.1
 class GatewayProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a bound on connections and on every wait for a client; refusals have OpenAI's shape.
 
+    Where there are as many connections as may be, a new one takes the place of the one that has been silent for
+    longest, so that who connects and says nothing locks nobody out.
+
     A client that closes its direction after its request gets its answer. One clock a connection: a request's head has
     to be whole within `header_timeout_s` of the connection's start or of the answer before, the rest of a body within
     `linger_s` of its answer, however steadily bytes trickle in. While a route reads a body the guard has its own clock.
     """
 
     door: ClassVar[ServerConfig]
+    reading: ClassVar[Slice]
+    """What all connections may take of a round with requests on their way in."""
     max_connections: ClassVar[int]
+    silent: ClassVar["OrderedDict[GatewayProtocol, None]"]
+    """Connections whose next request has not come whole, by the time since which they owe its head."""
     metrics: ClassVar[AdmissionMetrics]
     linger_s: ClassVar[float] = 2.0
     """For the rest of a body that was answered before its end, and for the request of a surplus connection."""
@@ -42,7 +51,11 @@ class GatewayProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn: StrictConnection = StrictConnection(config.h11_max_incomplete_event_size)
+        self.conn: StrictConnection = StrictConnection(config.h11_max_incomplete_event_size, self.reading.is_over)
+        self._goes_on = False
+        """What has come is looked at further in the next round."""
+        self._has_ended = False
+        """The client has closed its direction, which counts once all that came before has been looked at."""
         self._surplus = False
         self._refused = False
         """The last reply is out; what still comes is dropped."""
@@ -51,7 +64,7 @@ class GatewayProtocol(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        self._surplus = len(self.connections) >= self.max_connections
+        self._surplus = len(self.connections) >= self.max_connections and not self._take_place()
         super().connection_made(transport)
         if self._surplus:
             self.connections.discard(self)
@@ -59,7 +72,18 @@ class GatewayProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.silent.pop(self, None)
         self._stop_timer()
+
+    def _take_place(self) -> bool:
+        """Close the connection that has been silent for longest; return whether there was one."""
+        longest = next((one for one in self.silent if not one._goes_on), None)
+        if longest is None:
+            return False
+        del self.silent[longest]
+        self.connections.discard(longest)
+        longest.transport.close()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -70,8 +94,33 @@ class GatewayProtocol(H11Protocol):
         super().data_received(data)
         self._watch()
 
+    def handle_events(self) -> None:
+        """Look at what has come, a slice in each round: many small requests or parts of a body are no one's stall."""
+        if self._goes_on:
+            return
+        super().handle_events()
+        if self.conn.is_behind and not self._refused:
+            self._goes_on = True
+            self.transport.pause_reading()
+            self.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._goes_on = False
+        if not self._refused and not self.transport.is_closing():
+            self.handle_events()
+            self._watch()
+        if self._goes_on:
+            return
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        if self._has_ended and not self.eof_received():
+            self.transport.close()
+
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio keeps the connection open for True
         """Keep the connection where a whole request waits for its answer; over TLS asyncio closes it in any case."""
+        self._has_ended = self._goes_on
+        if self._has_ended:
+            return True
         self._sends_no_more = self._is_answering() and self.scheme == "http"
         if self._sends_no_more:
             if self.cycle.response_started:
@@ -118,6 +167,9 @@ class GatewayProtocol(H11Protocol):
         if waits_for == self._waits_for:
             return
         self._waits_for = waits_for
+        self.silent.pop(self, None)
+        if self.conn.their_state is h11.IDLE and not self._surplus:
+            self.silent[self] = None
         self._stop_timer()
         if waits_for[0] is not None and not self.transport.is_closing():
             self._timer = self.loop.call_later(waits_for[0], self._give_up)
@@ -175,6 +227,8 @@ def gateway_protocol(config: ServerConfig, admission_metrics: AdmissionMetrics) 
 
     class Configured(GatewayProtocol):
         door = config
+        silent: ClassVar[OrderedDict[GatewayProtocol, None]] = OrderedDict()
+        reading = Slice()
         max_connections = connection_limit(config)
         metrics = admission_metrics
 

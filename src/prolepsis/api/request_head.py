@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import h11
 
@@ -26,14 +27,20 @@ _VERSIONS = (b"1.0", b"1.1")
 class StrictConnection(h11.Connection):
     """The server's side of a connection, with the refusal of a head or body that cannot be served."""
 
-    def __init__(self, max_incomplete_event_size: int | None) -> None:
-        """`max_incomplete_event_size`: longest head, in bytes; None: 16 KiB."""
+    def __init__(self, max_incomplete_event_size: int | None, has_to_wait: Callable[[], bool]) -> None:
+        """`max_incomplete_event_size`: longest head, in bytes; None: 16 KiB. `has_to_wait`: until the next round."""
+        self.is_behind = False
+        """What has come was not all looked at, for lack of time."""
+        self._has_to_wait = has_to_wait
         self._longest = max_incomplete_event_size or 2**14
         super().__init__(h11.SERVER, self._longest)
         self.refusal: Refused | None = None
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """Return h11's next event; raises `RemoteProtocolError`, whose cause is then the `refusal`."""
+        self.is_behind = self._has_to_wait()
+        if self.is_behind:
+            return h11.NEED_DATA
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:

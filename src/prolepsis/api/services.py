@@ -11,6 +11,7 @@ from prolepsis.core.errors import ModelNotFound
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.web.caller import Caller
+from prolepsis.web.intake import Intake
 from prolepsis.web.refusals import model_not_allowed
 
 
@@ -33,6 +34,7 @@ class Services:
     started: int
     """Unix time in seconds."""
     features: Features
+    intake: Intake
 
     @property
     def admission(self) -> AdmissionController:

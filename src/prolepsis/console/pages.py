@@ -13,9 +13,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from prolepsis.console.admin import AdminRoutes, Section
 from prolepsis.console.sessions import KeyRing, Session, Sessions
-from prolepsis.web.body_reader import read_bytes
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestRefused, describe_error
+from prolepsis.web.intake import Intake
 from prolepsis.web.refusals import wrong_role
 from prolepsis.web.routes import PUBLIC, READERS, Roles, Routes
 
@@ -207,11 +207,12 @@ class Pages:
 
 async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form; of equal names the last one counts. Raises `RequestRefused`."""
-    raw = await read_bytes(request, request.app.state.max_body_bytes)
-    try:
-        return dict(parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=64))
-    except ValueError:
-        raise RequestRefused("The form is not URL-encoded UTF-8.", code="invalid_form") from None
+    intake: Intake = request.app.state.intake
+    async with intake.uploads.read(request, tenant="") as raw:
+        try:
+            return dict(parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=64))
+        except ValueError:
+            raise RequestRefused("The form is not URL-encoded UTF-8.", code="invalid_form") from None
 
 
 def local_page(path: str | None) -> str:

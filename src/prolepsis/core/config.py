@@ -250,7 +250,11 @@ class ServerConfig(BaseModel):
     metrics_vllm_names: bool = Field(
         default=False, description="serve the series that vLLM's dashboards query also under vLLM's names"
     )
-    max_body_bytes: int = Field(default=8 * 2**20, ge=1024, description="largest request body")
+    max_body_bytes: int | None = Field(
+        default=None,
+        ge=1024,
+        description="largest request body; default: 256 KiB and 16 bytes for each token of the model's context",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )

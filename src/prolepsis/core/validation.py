@@ -144,6 +144,7 @@ def suggestion(name: str, names: Iterable[str], most_names: int = _MOST_NAMES) -
     known = sorted(names)
     if not known:
         return "allowed: none"
+    name = name[:_MOST_CHARACTERS]
     [near] = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     far = not difflib.get_close_matches(name, [near], cutoff=0.6)
     return f"did you mean {near!r}?" + (f" allowed: {', '.join(known)}" if far and len(known) <= most_names else "")

@@ -1,7 +1,7 @@
 """Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, get_args
 
 from fastapi import Depends
@@ -9,10 +9,14 @@ from jiter import from_json
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from prolepsis.core.validation import first_problem, shown_value, suggestion
+from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
+from prolepsis.web.caller import caller_of
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
-from prolepsis.web.refusals import too_large
+from prolepsis.web.intake import Intake
+
+BODY_BYTES = "body_bytes"
+"""Where the size of a request's body stands in its scope's state."""
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "access_programs": (),
@@ -64,6 +68,9 @@ Such a value, or null, is accepted as if the field were absent; any other value 
 """
 
 
+_MANY_FIELDS = 128
+"""More than any body has."""
+
 B = TypeVar("B", bound=Body)
 
 
@@ -74,7 +81,7 @@ class Reader:
 
 
 class BodyReader(Reader):
-    """Reads the body, byte by byte up to the configured size; raises `RequestRefused`."""
+    """Reads the body up to the largest size, and parses it in its tenant's turn; raises `RequestRefused`."""
 
     def __init__(self, kind: type[Body]) -> None:
         self.kind = kind
@@ -82,8 +89,12 @@ class BodyReader(Reader):
         self.openapi = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
     async def __call__(self, request: Request) -> Body:
-        raw = await read_bytes(request, request.app.state.max_body_bytes)
-        return parse_body(raw, self.kind)
+        intake: Intake = request.app.state.intake
+        tenant = caller_of(request).tenant
+        async with intake.uploads.read(request, tenant) as raw:
+            request.scope["state"][BODY_BYTES] = len(raw)
+            await intake.starts.turn(tenant)
+            return await intake.turns.run(tenant, len(raw), partial(parse_body, raw, self.kind))
 
 
 class QueryReader(Reader):
@@ -96,8 +107,14 @@ class QueryReader(Reader):
         self.openapi = {"parameters": fields}
 
     async def __call__(self, request: Request) -> Body:
+        query = dict(request.query_params)
+        given = [name for name, _ in request.query_params.multi_items()]
+        if len(given) > len(query):
+            name = next(name for name in query if given.count(name) > 1)
+            message = f"The query has '{name[:64]}' {given.count(name)} times; allowed: once."
+            raise RequestRefused(message, code="invalid_value", param=name[:64])
         try:
-            return self.kind.model_validate(query := dict(request.query_params), strict=False)
+            return self.kind.model_validate(query, strict=False)
         except ValidationError as error:
             raise _refusal(error, self.kind, query) from None
 
@@ -112,18 +129,6 @@ def read_query(kind: type[Body]) -> Any:
     return Depends(QueryReader(kind))
 
 
-async def read_bytes(request: Request, max_bytes: int) -> bytes:
-    """Return the body of a request; raises `RequestRefused` (413) once it is larger than allowed."""
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > max_bytes:
-            raise too_large("body", f"{max_bytes} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)
-
-
 def parse_body(raw: bytes, kind: type[B]) -> B:
     """Parse UTF-8 JSON into `kind`; raises `RequestRefused`."""
     try:
@@ -134,11 +139,12 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
     try:
         value = from_json(raw, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise RequestRefused(f"The request body is not valid JSON: {error}.", code="invalid_json") from None
+        reason = str(error)  # which may quote a key
+        raise RequestRefused(f"The request body is not valid JSON: {reason[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestRefused("The request body must be a JSON object.", code="invalid_type")
     try:
-        return kind.model_validate(_without_neutral(value, kind))
+        return kind.model_validate(_without_neutral(value, kind, ()))
     except ValidationError as error:
         raise _refusal(error, kind, value) from None
 
@@ -165,21 +171,27 @@ def _names(kind: type[Body]) -> frozenset[str]:
     return frozenset(info.alias or name for name, info in kind.model_fields.items())
 
 
-def _without_neutral(value: dict[str, object], kind: type[Body]) -> dict[str, object]:
-    """Drop fields that are not served but ask for nothing, here and in the nested objects."""
+def _without_neutral(value: dict[str, object], kind: type[Body], path: Path) -> dict[str, object]:
+    """Drop fields that are not served but ask for nothing, here and in the nested objects.
+
+    Of an object with very many fields the first unknown one is refused here, as pydantic would describe them all.
+    """
     kept: dict[str, object] = {}
     names, nested = _names(kind), nested_bodies(kind)
+    if len(value) > _MANY_FIELDS:
+        unknown = next(name for name in value if name not in names)
+        raise _unknown_field(unknown, shown_path((*path, unknown)), sorted(names))
     for name, item in value.items():
         if name not in names and name in NEUTRAL_VALUES and _neutral(item, NEUTRAL_VALUES[name]):
             continue
-        kept[name] = _nested_without_neutral(item, nested[name]) if name in nested else item
+        kept[name] = _nested_without_neutral(item, nested[name], (*path, name)) if name in nested else item
     return kept
 
 
-def _nested_without_neutral(item: object, kind: type[Body]) -> object:
+def _nested_without_neutral(item: object, kind: type[Body], path: Path) -> object:
     if isinstance(item, list):
-        return [_nested_without_neutral(part, kind) for part in item]
-    return _without_neutral(item, kind) if isinstance(item, dict) else item
+        return [_nested_without_neutral(part, kind, (*path, i)) for i, part in enumerate(item)]
+    return _without_neutral(item, kind, path) if isinstance(item, dict) else item
 
 
 def _neutral(item: object, allowed: Sequence[object]) -> bool:

@@ -16,6 +16,7 @@ Reason = Literal[
     "body_too_large",
     "headers_too_slow",
     "upload_too_slow",
+    "too_many_uploads",
     "too_many_connections",
     "rate_limited",
     "queue_full",
@@ -107,6 +108,11 @@ def invalid_http(what: str, *, status: int = 400) -> Refused:
 def upload_too_slow(timeout_s: float) -> Refused:
     message = f"The request's body did not arrive within {timeout_s:g} s."
     return Refused("upload_too_slow", message, code="request_timeout", status=408)
+
+
+def too_many_uploads(limit: int) -> Refused:
+    message = f"Bodies of this tenant that wait to be read take {limit} bytes already, as many as may."
+    return Refused("too_many_uploads", message, code="too_many_uploads", status=429, retry_after_s=1)
 
 
 def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[str, str]) -> Refused:

@@ -15,6 +15,7 @@ from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.stream import ClientDisconnected, EventStream, Json
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.caller import ROLES
+from prolepsis.web.intake import Intake
 from prolepsis.web.routes import (
     ANY_ROLE,
     AUDITORS,
@@ -26,6 +27,7 @@ from prolepsis.web.routes import (
     Routes,
     declared_routes,
 )
+from prolepsis.web.uploads import Uploads
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
 from tests.virtual_time import virtual_time
@@ -259,8 +261,14 @@ def guard(app: Callable[..., object], config: ServerConfig | None = None) -> Aut
     async def models() -> None:
         """Not reached: `app` stands behind the guard."""
 
-    metrics = AdmissionMetrics(CollectorRegistry())
-    return AuthMiddleware(app, Keys(None), config or ServerConfig(), metrics, routes.all)  # type: ignore[arg-type]
+    return AuthMiddleware(
+        app,  # type: ignore[arg-type]
+        keys=Keys(None),
+        config=config or ServerConfig(),
+        metrics=AdmissionMetrics(CollectorRegistry()),
+        intake=Intake(Uploads(4096)),
+        routes=routes.all,
+    )
 
 
 async def test_web_sockets_are_closed() -> None:

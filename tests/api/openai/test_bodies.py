@@ -1,6 +1,7 @@
 """Bad input over HTTP: one error in OpenAI's shape that names what was given, never a 5xx."""
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,13 +10,17 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from prolepsis.api.app import build
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
+from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.body_reader import parse_body
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.fields import Body
+from prolepsis.web.uploads import body_limit
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -275,3 +280,41 @@ def test_many_entries_are_refused_by_name(changes: dict[str, Any], param: str, n
     with pytest.raises(RequestRefused, match=named) as caught:
         parse_body(json.dumps({"model": "tiny", "prompt": "Hi"} | changes).encode(), CompletionBody)
     assert caught.value.param == param
+
+
+async def test_a_body_larger_than_a_full_context_needs_is_refused() -> None:
+    engine, url = FakeEngine(), "/v1/completions"
+    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics())
+    most = body_limit(engine.info.max_model_len)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        whole = json.dumps(TEXT).encode()
+        assert (await http.post(url, content=whole + b" " * (most - len(whole)))).status_code == 200
+        assert_error(await http.post(url, content=b" " * (most + 1)), 413, "request_too_large", None, str(most))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "named"),
+    [
+        (ChatBody, CHAT | {f"k{i}": 1 for i in range(1000)}, "'k0'"),
+        (ChatBody, CHAT | {"messages": [{"role": "user", **{f"k{i}": 1 for i in range(1000)}}]}, "'messages[0].k0'"),
+        (ChatBody, CHAT | {"tool_choice": {f"k{i}": 1 for i in range(1000)}}, "'tool_choice.k0'"),
+        (ResponsesBody, {"model": "tiny", "input": "Hi", "include": [1] * 1000}, "'include[0]'"),
+        (ResponsesBody, {"model": "tiny", "input": [{"type": "reasoning", "summary": [1] * 1000}]}, "summary[0]'"),
+        (ChatBody, CHAT | {"messages": CHAT["messages"] * 2049}, "2048"),
+    ],
+)
+def test_of_many_faults_the_first_is_named_and_the_others_cost_nothing(
+    kind: type[Body], body: dict[str, object], named: str
+) -> None:
+    with pytest.raises(RequestRefused, match=re.escape(named)) as refused:
+        parse_body(json.dumps(body).encode(), kind)
+    cause = refused.value.__context__
+    assert not isinstance(cause, ValidationError) or cause.error_count() == 1
+
+
+def test_what_is_quoted_of_a_long_key_is_short() -> None:
+    key = "model role " * 20_000
+    for body in (f'{{"{key}": 1, "{key}": 1}}', f'{{"{key}": 1}}'):
+        with pytest.raises(RequestRefused) as refused:
+            parse_body(body.encode(), ChatBody)
+        assert len(str(refused.value)) < 2000

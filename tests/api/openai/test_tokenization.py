@@ -54,7 +54,7 @@ def connect(tokenizer: ByteTokenizer, text: str = "ok") -> httpx.AsyncClient:
         ({"messages": [{"role": "assistant", "content": "", "reasoning_content": LONG}]}, True),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": FUNCTION}]}]}, True),
         ({"chat_template_kwargs": {"a": LONG}}, True),
-        ({"chat_template_kwargs": {"a": ["x"]}}, True),
+        ({"chat_template_kwargs": {"a": ["x"] * 2000}}, True),
     ],
 )
 async def test_long_conversations_are_rendered_off_the_loop(changes: dict[str, Any], off_loop: bool) -> None:

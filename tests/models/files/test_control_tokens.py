@@ -1,5 +1,7 @@
 """Text in messages never becomes control tokens, whatever the template and the tokenizer do with it."""
 
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -179,3 +181,20 @@ def test_a_model_that_knows_control_tokens_as_words_spells_them() -> None:
     assert [pieces[token][0] for token in tokens[:5]] == ["a", "<", "/", "s", ">"]
     assert tokens.count(1) == 1
     assert tokens[5] == 0  # an unknown character is not a token that somebody spelt
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_long_text_leaves_the_interpreter_to_others(is_given: bool) -> None:
+    tokenizer = byte_level(CHATML)
+    text = "image of the thing " * 20_000
+    encoded = list[list[int]]()
+    work = threading.Thread(target=lambda: encoded.append(tokenizer.encode(given(text) if is_given else text)))
+    work.start()
+    num_turns = 0
+    while work.is_alive():
+        time.sleep(0)
+        num_turns += 1
+    assert num_turns > 20, "the others waited for all of it"
+    part = tokenizer.encode("image of the thing ")
+    assert encoded == [part * 20_000]
+    assert tokenizer.decode(encoded[0]) == text

@@ -16,6 +16,7 @@ from prolepsis.api.connections import is_loopback
 from prolepsis.api.stream import ClientDisconnected
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.errors import RequestRefused, describe_error
+from prolepsis.web.intake import Intake
 from prolepsis.web.refusals import not_local, too_large, upload_too_slow, wrong_role
 from prolepsis.web.routes import Roles, Route
 
@@ -83,21 +84,26 @@ MAX_HEADERS = 128
 class AuthMiddleware:
     """ASGI middleware. A path that is not declared is answered with 404 here: no such route can be reached.
 
+    Requests go on one a round of the event loop, tenant after tenant; those that are refused share a turn.
     Sets `scope["state"]["caller"]`, and sends the headers that the gate leaves in `scope["state"]`.
     """
 
     def __init__(
         self,
         app: ASGIApp,
+        *,
         keys: Keys,
         config: ServerConfig,
         metrics: AdmissionMetrics,
+        intake: Intake,
         routes: Sequence[Route],
     ) -> None:
         self._app = app
         self._keys = keys
         self._config = config
         self._metrics = metrics
+        self._starts = intake.starts
+        self._max_body_bytes = intake.uploads.most_bytes
         self._rules = RouteRules(routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +116,9 @@ class AuthMiddleware:
         state = scope.setdefault("state", {})
         try:
             await self._check(scope)
+            await self._starts.turn(state["caller"].tenant if "caller" in state else "")
         except Exception as error:  # the HTTP edge: every failure becomes one reply
+            await self._starts.turn("")
             self._metrics.refuse(error)
             await describe_error(error).response()(scope, receive, send)
             return
@@ -149,8 +157,8 @@ class AuthMiddleware:
         if size > limit or len(raw) > MAX_HEADERS:
             raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._config.max_body_bytes:
-            raise too_large("body", f"{self._config.max_body_bytes} bytes")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise too_large("body", f"{self._max_body_bytes} bytes")
 
 
 class _Receiver:

@@ -57,6 +57,7 @@ class Message(Body):
 
 
 MAX_TOOLS = 128
+MAX_MESSAGES = 2048
 
 
 class FunctionBody(Body):
@@ -219,8 +220,11 @@ class GenerationBody(SharedBody):
     return_token_ids: bool | None = None
 
 
+Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None

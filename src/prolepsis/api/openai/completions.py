@@ -3,12 +3,12 @@
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Format, Json, metrics, usage
 from prolepsis.api.services import Services
-from prolepsis.api.tokenizer import off_loop
 from prolepsis.core.stats import RequestStats
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
@@ -100,7 +100,7 @@ async def _accounts(prepared: PreparedRequest, services: Services, stats: Reques
         stats,
         has_prediction=prepared.has_prediction,
         count_rejected=services.config.count_rejected_prediction_tokens,
-        reasoning_tokens=await num_tokens(form.reasoning, services) if form.reasoning else None,
+        reasoning_tokens=await num_tokens(form.reasoning, prepared, services) if form.reasoning else None,
     )
     shown: Json = {"usage": counted, "seed": prepared.seed}
     if prepared.speculation.requested.metrics:
@@ -108,6 +108,7 @@ async def _accounts(prepared: PreparedRequest, services: Services, stats: Reques
     return shown
 
 
-async def num_tokens(text: str, services: Services) -> int:
+async def num_tokens(text: str, prepared: PreparedRequest, services: Services) -> int:
     """Return how many tokens a part of an answer has."""
-    return await off_loop(len(text), lambda: len(services.tokenizer.encode(text, add_special_tokens=False)))
+    encode = partial(services.tokenizer.encode, text, add_special_tokens=False)
+    return len(await services.intake.turns.run(prepared.context.caller.tenant, len(text), encode))

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from prolepsis.api.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.core.trace_context import TraceContext
+from prolepsis.web.body_reader import BODY_BYTES
 from prolepsis.web.caller import Caller, caller_of
 
 SPEC_MODE = "x-spec-mode"
@@ -21,6 +22,8 @@ class RequestContext:
     """Path of the endpoint."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """By name in lower case; the first of equal names."""
+    num_bytes: int = 0
+    """Size of the body."""
     http_request_id: str = ""
     trace: TraceContext | None = None
     arrived: float = 0.0
@@ -38,6 +41,7 @@ def context_of(request: Request) -> RequestContext:
         caller_of(request),
         request.scope["path"],
         dict(request.headers),
+        state[BODY_BYTES],
         state.get(HTTP_REQUEST_ID, ""),
         state.get(TRACE),
         state.get(ARRIVED, 0.0),

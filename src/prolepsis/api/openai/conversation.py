@@ -62,8 +62,6 @@ def thinking_of(option: ReasoningOption, prompt: list[int], tokenizer: Tokenizer
 
 
 TemplateMessage = dict[str, object]
-_MANY_CHARACTERS = 1 << 20
-"""Counted for a value too costly to measure."""
 
 
 def prompt_tokens(
@@ -87,26 +85,6 @@ def prompt_tokens(
     return tokenizer.apply_chat_template(
         shown, add_generation_prompt=add_generation_prompt, tools=described, variables=variables
     )
-
-
-def size(messages: Sequence[Message], variables: Mapping[str, object] | None = None) -> int:
-    """Return about how many characters a template renders; lists and objects in `variables` count as many."""
-    values = sum(len(name) + _value_size(value) for name, value in (variables or {}).items())
-    return values + sum(_message_size(message) for message in messages)
-
-
-def _message_size(message: Message) -> int:
-    texts = (message.content, message.reasoning_content, message.name, message.tool_call_id)
-    calls = sum(
-        len(call.function.arguments) + len(call.function.name) + len(call.id) + 100 for call in message.tool_calls or ()
-    )
-    return sum(len(text or "") for text in texts) + calls + 100
-
-
-def _value_size(value: object) -> int:
-    if isinstance(value, list | dict):
-        return _MANY_CHARACTERS
-    return len(value) if isinstance(value, str) else 0
 
 
 def _knows_tools(template: str) -> bool:

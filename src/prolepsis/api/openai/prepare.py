@@ -1,19 +1,19 @@
 """From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from uuid import uuid4
 
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.api.openai.constraint import asked_form, constraint, tool_use
+from prolepsis.api.openai.constraint import ToolUse, asked_form, constraint, tool_use
 from prolepsis.api.openai.context import RequestContext
-from prolepsis.api.openai.conversation import prompt_tokens, size, thinking_of
+from prolepsis.api.openai.conversation import Thinking, prompt_tokens, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.speculation import check_allowed, requested_speculation
 from prolepsis.api.services import Services
-from prolepsis.api.tokenizer import INLINE_CHARACTERS, off_loop
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
@@ -35,27 +35,37 @@ async def prepare_chat(
     )
     max_tokens = _chat_max_tokens(body)
     _check_params(params, max_tokens, services.client.info)
-    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
-    form = asked_form(body)
-    characters = size(body.messages, body.chat_template_kwargs) if not tools.shown else INLINE_CHARACTERS + 1
-    token_ids = await off_loop(
-        characters,
-        lambda: prompt_tokens(
-            body.messages,
-            tools.shown,
-            services.tokenizer,
-            body.chat_template_kwargs,
-            parse_special=bool(body.parse_special),
-        ),
-    )
-    thinking = thinking_of(services.config.reasoning, token_ids, services.tokenizer)
-    predicted = await _predicted_tokens(body, services)
-    max_tokens = _fitting(len(token_ids), max_tokens, field, params.min_tokens, services.client.info)
-    request = _request(body, token_ids, replace(params, max_tokens=max_tokens), constraint(form, tools, thinking))
-    request = replace(request, prediction_token_ids=predicted)
+    turn = partial(services.intake.turns.run, context.caller.tenant, context.num_bytes)
+    chat = await turn(lambda: _read_chat(body, services))
+    max_tokens = _fitting(len(chat.token_ids), max_tokens, field, params.min_tokens, services.client.info)
+    request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
+    request = replace(request, prediction_token_ids=chat.predicted)
     prepared = await _decided(body, [request], context, speculation, services)
-    grammar_field = _grammar_field(body, has_tools=bool(tools.callable))
-    return replace(prepared, thinking=thinking, tools=tools, grammar_field=grammar_field)
+    grammar_field = _grammar_field(body, has_tools=bool(chat.tools.callable))
+    return replace(prepared, thinking=chat.thinking, tools=chat.tools, grammar_field=grammar_field)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """What becomes of a conversation with its tools and the form of its answer."""
+
+    token_ids: tuple[int, ...]
+    tools: ToolUse
+    thinking: Thinking
+    grammar: GrammarSpec | None
+    predicted: tuple[int, ...]
+
+
+def _read_chat(body: ChatBody, services: Services) -> _Chat:
+    """Do all of a chat's preparation that grows with its body."""
+    tokenizer = services.tokenizer
+    tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
+    token_ids = prompt_tokens(
+        body.messages, tools.shown, tokenizer, body.chat_template_kwargs, parse_special=bool(body.parse_special)
+    )
+    thinking = thinking_of(services.config.reasoning, token_ids, tokenizer)
+    predicted = tokenizer.encode(body.prediction.content, add_special_tokens=False) if body.prediction else ()
+    return _Chat(tuple(token_ids), tools, thinking, constraint(form, tools, thinking), tuple(predicted))
 
 
 async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
@@ -67,35 +77,27 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
     info = services.client.info
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
-    form, requests = constraint(asked_form(body)), []
-    characters = sum(len(text) for text in body.prompt if isinstance(text, str))
-    for text in body.prompt:
-        token_ids = await _completion_tokens(text, characters, services)
-        max_tokens = _completion_max_tokens(body, len(token_ids), info)
-        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
-        requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form))
+    turn = partial(services.intake.turns.run, context.caller.tenant, context.num_bytes)
+    requests = await turn(lambda: _read_completion(body, params, services))
     prepared = await _decided(body, requests, context, speculation, services)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
 
 
-async def _completion_tokens(text: str | list[int], characters: int, services: Services) -> list[int]:
-    """Return one prompt's tokens; all prompts of the request have `characters` together."""
-    if isinstance(text, str):
-        return await off_loop(characters, lambda: services.tokenizer.encode(text))
-    return _checked_ids(text, services.client.info.vocab_size)
+def _read_completion(body: CompletionBody, params: SamplingParams, services: Services) -> list[GenerateRequest]:
+    """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
+    info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
+    for text in body.prompt:
+        token_ids = services.tokenizer.encode(text) if isinstance(text, str) else _checked_ids(text, info.vocab_size)
+        max_tokens = _completion_max_tokens(body, len(token_ids), info)
+        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
+        requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
+    return requests
 
 
 def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
     if body.max_tokens is not None:
         return body.max_tokens
     return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
-
-
-async def _predicted_tokens(body: ChatBody, services: Services) -> tuple[int, ...]:
-    if body.prediction is None:
-        return ()
-    text = body.prediction.content
-    return tuple(await off_loop(len(text), lambda: services.tokenizer.encode(text, add_special_tokens=False)))
 
 
 def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:
@@ -139,12 +141,12 @@ def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
 
 
 def _request(
-    body: GenerationBody, token_ids: list[int], params: SamplingParams, grammar: GrammarSpec | None
+    body: GenerationBody, token_ids: tuple[int, ...], params: SamplingParams, grammar: GrammarSpec | None
 ) -> GenerateRequest:
     """Return what the body says of one prompt's request."""
     return GenerateRequest(
         request_id="",
-        prompt_token_ids=tuple(token_ids),
+        prompt_token_ids=token_ids,
         params=params,
         n=body.n or 1,
         priority=body.priority or 0,

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from prolepsis.api.deltas import Delta
@@ -26,7 +27,8 @@ _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
     try:
-        prepared = await prepare_chat(to_chat(body), context, services, field="input")
+        chat = await services.intake.turns.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
+        prepared = await prepare_chat(chat, context, services, field="input")
     except UserError as error:
         raise renamed(error) from None
     field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
@@ -91,7 +93,7 @@ class ResponseShape:
             "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": stats.num_output_tokens,
             "output_tokens_details": {
-                "reasoning_tokens": await num_tokens(reasoning, self._services) if reasoning else 0
+                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
             },
             "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
         }

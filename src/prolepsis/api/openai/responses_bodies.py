@@ -5,6 +5,8 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from prolepsis.api.openai.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
     AllowedChoice,
     AllowedTools,
     CalledFunction,
@@ -43,7 +45,7 @@ class NamedFunction(Body):
 class AllowedFunctions(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1)]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class TextFormat(Body):
@@ -100,7 +102,7 @@ class InputReasoning(_Item):
 
     type: Literal["reasoning"]
     content: Text | None = None
-    summary: list[Schema] | None = None
+    summary: Annotated[list[Schema], Field(fail_fast=True)] | None = None
 
 
 _ITEMS = {"function_call": "InputCall", "function_call_output": "InputResult", "reasoning": "InputReasoning"}
@@ -119,7 +121,7 @@ InputItem: TypeAlias = Annotated[
     | Annotated[InputReasoning, Tag("InputReasoning")],
     Discriminator(_kind_of_item),
 ]
-_Items = Annotated[list[InputItem], Field(min_length=1, fail_fast=True)]
+_Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def _one_message(value: object) -> object:
@@ -130,12 +132,12 @@ class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: str | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
-    tools: Annotated[list[FunctionToolBody], Field(max_length=128)] | None = None
+    tools: Annotated[list[FunctionToolBody], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     top_logprobs: TopLogprobs | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     parse_special: bool | None = None
 

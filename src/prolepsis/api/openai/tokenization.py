@@ -7,11 +7,10 @@ from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import Field, model_validator
 
-from prolepsis.api.openai.bodies import Message, Tools
+from prolepsis.api.openai.bodies import Messages, Tools
 from prolepsis.api.openai.conversation import prompt_tokens
 from prolepsis.api.openai.usage import Json
 from prolepsis.api.services import Services
-from prolepsis.api.tokenizer import in_thread
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.web.body_reader import read_body
@@ -25,7 +24,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     """Default: true for a text, false for a conversation, whose template has them."""
     add_generation_prompt: bool = True
@@ -65,20 +64,27 @@ def tokenization_routes(services: Services) -> Sequence[Route]:
     async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
         services.check_model(body.model, caller_of(request))
         services.admission.admit_small(request)
-        return JSONResponse(await in_thread(lambda: _tokenized(body, services)))
+        tenant = caller_of(request).tenant
+        return await services.intake.turns.off_loop(tenant, lambda: JSONResponse(_tokenized(body, services)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
     async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
         services.check_model(body.model, caller_of(request))
-        largest = services.client.info.vocab_size - 1
-        wrong = next((token for token in body.tokens if token > largest), None)
-        if wrong is not None:
-            raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
         services.admission.admit_small(request)
-        text = await in_thread(lambda: services.tokenizer.decode(body.tokens, skip_special_tokens=False))
-        return JSONResponse({"prompt": text})
+        tenant = caller_of(request).tenant
+        return await services.intake.turns.off_loop(
+            tenant, lambda: JSONResponse({"prompt": _detokenized(body, services)})
+        )
 
     return routes.all
+
+
+def _detokenized(body: DetokenizeBody, services: Services) -> str:
+    largest = services.client.info.vocab_size - 1
+    wrong = next((token for token in body.tokens if token > largest), None)
+    if wrong is not None:
+        raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
+    return services.tokenizer.decode(body.tokens, skip_special_tokens=False)
 
 
 def _tokenized(body: TokenizeBody, services: Services) -> Json:

@@ -10,6 +10,17 @@ from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.given_text import GivenText, plain
 
+HELD_CHARACTERS = 4096
+"""Longer texts, or as many tokens, go to the library as a batch of one: only then it releases the interpreter."""
+
+
+def _encoding(backend: Backend, text: str, *, add_special_tokens: bool) -> Encoding:
+    """Return tokens and their places, without holding up other threads where the text is long."""
+    if len(text) <= HELD_CHARACTERS:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    [encoding] = backend.encode_batch([text], add_special_tokens=add_special_tokens)
+    return encoding
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:
@@ -44,7 +55,7 @@ class ControlTokens:
 
     def encode(self, text: GivenText, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of `text`, where only what holds no given character is a control token."""
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = _encoding(self._backend, text, add_special_tokens=add_special_tokens)
         found = self._found(text, encoding)
         written = [one for one in found if not text.holds_given(one.start, one.end)]
         return encoding.ids if written == found else self._encoded(text, written, add_special_tokens=add_special_tokens)
@@ -76,7 +87,7 @@ class ControlTokens:
             parts += (text[end : one.start], renamed.names[one.token])
             end = one.end
         text = "".join([*parts, text[end:]])
-        encoding = renamed.backend.encode(text, add_special_tokens=add_special_tokens)
+        encoding = _encoding(renamed.backend, text, add_special_tokens=add_special_tokens)
         # models of some tokenizers know control tokens as words
         words = {one.index: self._spelled(self._texts[one.token]) for one in self._found(text, encoding)}
         ids = [renamed.ids.get(token, token) for token in encoding.ids]

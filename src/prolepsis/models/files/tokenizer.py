@@ -16,7 +16,7 @@ from tokenizers.processors import Sequence as SequenceProcessor
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.chat_template import ChatTemplate, Message
-from prolepsis.models.files.control_tokens import ControlTokens
+from prolepsis.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
@@ -37,7 +37,10 @@ class TokenizerParts:
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to use from several threads."""
+    """One model's tokenizer. Safe to use from several threads.
+
+    Only in batches the library releases the interpreter, and a single long text would hold up all threads for seconds.
+    """
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._backend = parts.backend
@@ -53,11 +56,17 @@ class Tokenizer:
         """
         if isinstance(text, GivenText):
             return self._control.encode(text, add_special_tokens=add_special_tokens)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= HELD_CHARACTERS:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`; bytes that are not whole UTF-8 characters become U+FFFD."""
-        return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= HELD_CHARACTERS:
+            return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
+        return text
 
     def apply_chat_template(
         self,

@@ -1,0 +1,207 @@
+"""Does a flood of one client slow another's stream? Gaps between the tokens of one stream beside hostile clients.
+
+Usage: python -m benchmarks.floods URL [--rounds 3] [--key KEY] [--other-key KEY] [--cases NAME ...] [--json OUT]
+
+A process of its own floods the server with one kind of request, again and again: bodies with more biases and stop
+strings than are allowed, the largest bodies that are parsed, many small requests at once that are refused, bodies in
+parts of one byte, long texts to tokenise. "busy" is a process that computes and asks nothing: as the processor is
+shared, it is what a flood is compared with. Rounds visit every case once, so drift of the machine touches all alike.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from benchmarks.other_tenants import TOO_MANY, gaps, signed
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.web.uploads import body_limit
+
+MANY_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    url: str
+    key: str
+    model: str
+    max_model_len: int
+
+    def head(self, path: str, *more: str) -> bytes:
+        lines = [f"POST {path} HTTP/1.1", "host: localhost", "content-type: application/json", *more]
+        lines += [f"authorization: Bearer {self.key}"] if self.key else []
+        return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+Outcomes = Counter[str]
+
+
+async def _post(target: Target, path: str, body: bytes, at_once: int, outcomes: Outcomes) -> None:
+    limits = httpx.Limits(max_connections=at_once)
+    async with httpx.AsyncClient(base_url=target.url, timeout=600, limits=limits) as http:
+
+        async def one() -> None:
+            while True:
+                try:
+                    reply = await http.post(path, content=body, headers=signed(target.key))
+                    outcomes[str(reply.status_code)] += 1
+                except httpx.HTTPError as error:  # refused before its end, and closed
+                    outcomes[type(error).__name__] += 1
+
+        await asyncio.gather(*(one() for _ in range(at_once)))
+
+
+async def too_many_entries(target: Target, outcomes: Outcomes) -> None:
+    body = json.dumps({"model": target.model, "prompt": "Hi", "n": 128, **TOO_MANY}).encode()
+    await _post(target, "/v1/completions", body, 4, outcomes)
+
+
+async def largest_bodies(target: Target, outcomes: Outcomes) -> None:
+    """Unknown fields, the slowest JSON to read."""
+    size = body_limit(target.max_model_len) - 1024
+    fields = ",".join(f'"k{i:06d}":1' for i in range(size // 12))
+    await _post(target, "/v1/completions", f'{{"model":"x",{fields}}}'.encode(), 4, outcomes)
+
+
+async def long_conversations(target: Target, outcomes: Outcomes) -> None:
+    messages = [{"role": "user", "content": "x" * 100}] * 2000
+    body = json.dumps({"model": target.model, "messages": messages}).encode()
+    await _post(target, "/v1/chat/completions", body, 4, outcomes)
+
+
+async def long_texts(target: Target, outcomes: Outcomes) -> None:
+    text = "rivers and lakes " * ((body_limit(target.max_model_len) - 1024) // 17)
+    await _post(target, "/tokenize", json.dumps({"prompt": text}).encode(), 4, outcomes)
+
+
+async def many_small(target: Target, outcomes: Outcomes) -> None:
+    body = json.dumps({"model": target.model, "prompt": "Hi", "max_tokens": -1}).encode()
+    await _post(target, "/v1/completions", body, MANY_AT_ONCE, outcomes)
+
+
+async def tiny_parts(target: Target, outcomes: Outcomes) -> None:
+    url = httpx.URL(target.url)
+    parts = b"1\r\n \r\n" * 40_000
+
+    async def one() -> None:
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(url.host, url.port or 80)
+                writer.write(target.head("/v1/completions", "transfer-encoding: chunked") + parts + b"0\r\n\r\n")
+                reply = await reader.read(12)
+                outcomes[reply[9:].decode()] += 1
+                writer.close()
+
+    await asyncio.gather(*(one() for _ in range(4)))
+
+
+async def busy(target: Target, outcomes: Outcomes) -> None:
+    while True:
+        outcomes["millions"] += 1
+        sum(range(1_000_000))
+        await asyncio.sleep(0)
+
+
+Flood = Callable[[Target, Outcomes], Coroutine[None, None, None]]
+FLOODS: dict[str, Flood | None] = {
+    "alone": None,
+    "busy": busy,
+    "49,152 biases, 10,000 stop strings": too_many_entries,
+    "largest bodies": largest_bodies,
+    "long conversations": long_conversations,
+    "long texts": long_texts,
+    f"{MANY_AT_ONCE} small at once": many_small,
+    "tiny parts": tiny_parts,
+}
+
+
+def flood(name: str, target: Target, seconds: float, found: "multiprocessing.Queue[Outcomes]") -> None:
+    """Flood for so many seconds, or until the process is ended."""
+    work, outcomes = FLOODS[name], Outcomes()
+    assert work is not None
+
+    async def timed() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await work(target, outcomes)
+
+    asyncio.run(timed())
+    found.put(outcomes)
+
+
+async def measure(args: argparse.Namespace) -> dict[str, object]:
+    async with httpx.AsyncClient(base_url=args.url, timeout=600) as http:
+        listed = (await http.get("/v1/models", headers=signed(args.key))).raise_for_status().json()
+        model = listed["data"][0]["id"]
+        asked = await http.post("/tokenize", json={"prompt": "Hi"}, headers=signed(args.key))
+        target = Target(args.url, args.other_key, model, asked.raise_for_status().json()["max_model_len"])
+        seen: dict[str, list[list[float]]] = {}
+        outcomes: dict[str, Outcomes] = {}
+        for _ in range(args.rounds):
+            for name in args.cases or FLOODS:
+                streams, ended = await _beside(name, target, lambda: gaps(http, model, args.key))
+                seen.setdefault(name, []).append(streams)
+                outcomes.setdefault(name, Outcomes()).update(ended)
+    return {name: {**_summary(rounds), "outcomes": dict(outcomes[name])} for name, rounds in seen.items()}
+
+
+async def _beside(
+    name: str, target: Target, stream: Callable[[], Coroutine[None, None, list[float]]]
+) -> tuple[list[float], Outcomes]:
+    """Return the gaps of a stream beside a flood, and what became of the flood's requests."""
+    if FLOODS[name] is None:
+        return await stream(), Outcomes()
+    context = multiprocessing.get_context("spawn")
+    found: multiprocessing.Queue[Outcomes] = context.Queue()
+    process = context.Process(target=flood, args=(name, target, 6.0, found), daemon=True)
+    process.start()
+    await asyncio.sleep(2.5)  # it imports, connects and begins
+    try:
+        return await stream(), await asyncio.to_thread(_first, found)
+    finally:
+        process.kill()
+        process.join()
+        await asyncio.sleep(1.0)
+
+
+def _first(found: "multiprocessing.Queue[Outcomes]") -> Outcomes:
+    with suppress(Exception):  # a flood that never yields has nothing to say
+        return found.get(timeout=8.0)
+    return Outcomes()
+
+
+def _summary(rounds: list[list[float]]) -> dict[str, object]:
+    """Milliseconds; worst gaps of the rounds from the least to the largest."""
+    every = sorted(gap for one in rounds for gap in one)
+    return {
+        "median": round(1e3 * statistics.median(every), 1),
+        "p99": round(1e3 * every[int(0.99 * len(every))], 1),
+        "worst": [round(1e3 * max(one), 1) for one in sorted(rounds, key=max)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", nargs="*", choices=list(FLOODS))
+    parser.add_argument("--key", default="")
+    parser.add_argument("--other-key", default="")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = {"provenance": provenance({}, {}), "gaps_ms": asyncio.run(measure(args))}
+    print(json.dumps(result["gaps_ms"], indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
