@@ -5,8 +5,9 @@ Usage: python -m benchmarks.control_plane ROW... [--repeats 5] [--tokens 32] [--
 ROW:
 - damage: a draft head is exchanged for a damaged one in mid-canary, at 5 canary requests/s: seconds until its rollout
   is taken back, steps that draft after the decision.
-- damage-on: the same after the rollout is on, at one request a second, without a guardrail that sees requests that do
-  not draft: seconds until it is taken back, and until a warning says that the head's benefit is gone.
+- damage-on: the same after the rollout is on and some hundred requests showed the head's benefit, at one request a
+  second, without a guardrail that sees requests that do not draft: seconds until it is taken back, and until a warning
+  says that the head's benefit is gone; how many requests were probed, and what that took of the steps' time.
 - kill: steps that draft after the kill switch was turned, with 8 answers in flight.
 - request: milliseconds that policy, flags, rollout, store and the rest of control add to a request (engine of scripts).
 - step: milliseconds that control adds to a step: what the engine does in it, and what runs beside it.
@@ -63,6 +64,8 @@ TOKENS_IN_SHADOW = 32
 OTHER_TRAFFIC_CLASS = "chat-completions/standard/structured/long"
 SILENT = "prediction"
 """A proposer that drafts for requests with a prediction, which none here has."""
+BEFORE_ON = 240
+"""Requests between the end of a rollout and the exchange: more than a benefit is learnt from."""
 OFF = "default: {mode: off}\n"
 ON = "default: {mode: on}\n"
 Figures = dict[str, list[float]]
@@ -115,6 +118,9 @@ async def damage_on_row(bench: Bench) -> Figures:
     client = bench.client()
     found: Figures = {"decided_s": [], "warned_s": [], "steps_drafted_after": [], "outputs_changed": []}
     terms = partial(RolloutPlan, shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True)
+    found |= {"probed": [], "probes_ms_each": [], "probes_percent_of_steps": []}
+    probes, timings = client.engine.speculation.probes, client.engine.timings
+    assert probes is not None, "the engine compares costs by the step"
     with _damaged(client) as (folder, bad):
         for i in range(bench.args.repeats):
             files = folder / str(i)
@@ -122,10 +128,16 @@ async def damage_on_row(bench: Bench) -> Figures:
             async with _head_rollout(bench, client, terms(rule=f"head-{i}"), files) as traffic:
                 warm = Pace(at_once=2, most_s=600.0)
                 await ask_until(traffic, warm, lambda: traffic.server.last[0] == "completed")
-                await in_flight([partial(traffic.ask, number) for number in range(bench.args.before)], 2)
+                before = max(bench.args.before, BEFORE_ON)
+                await in_flight([partial(traffic.ask, number) for number in range(before)], 2)
+                number, seconds, steps_s = probes.num_probed, probes.seconds, timings.totals.total
                 taken = await damage(traffic, client, bad, after=0, pace=Pace(per_s=1.0, most_s=400.0))
             found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
             _add_damage(found, taken, traffic)
+            number, seconds = probes.num_probed - number, probes.seconds - seconds
+            found["probed"].append(number)
+            found["probes_ms_each"].append(1000.0 * seconds / max(1, number))
+            found["probes_percent_of_steps"].append(100.0 * seconds / (timings.totals.total - steps_s))
     await client.end()
     return found
 

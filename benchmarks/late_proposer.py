@@ -1,11 +1,12 @@
 """What do other requests notice of a proposer that is late, or never returns?
 
-Usage: python -m benchmarks.late_proposer [--seconds 30] [--streams 4] [--limit-ms 150] [--json OUT]
+Usage: python -m benchmarks.late_proposer [--seconds 30] [--streams 4] [--limit-ms 150] [--repeats 3] [--json OUT]
 
 One engine on the default model serves streams that a bad proposer may draft for, and others that it may not. Breakers
 follow the engine's counts as in the server. Told are the gaps between two events of the other streams, how late after
 its deadline an endless request ends, and the state of the bad proposer's breaker; for a proposer that has no drafts,
-one that sleeps for 8 seconds in each call, and one that never returns.
+one that sleeps for 8 seconds in each call, and one that never returns. Each repeat has all three, in another order; the
+ratios to its first, whose proposer is in time, hold on busy cores too.
 """
 
 import argparse
@@ -14,8 +15,8 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.engine.build import FREE_PROPOSERS, assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.safety.breaker import Breakers, BreakerSettings
+from prolepsis.safety.breaker import Breakers, BreakerSettings, State
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.spec.draft import Draft
@@ -43,7 +44,8 @@ BAD = "prediction"
 DEADLINE_S = 1.0
 OTHERS = SpeculationChoice(proposers=("suffix", "prompt_lookup"))
 OWN = SpeculationChoice(proposers=(BAD,))
-ARMS = {"no drafts": 0.0, "sleeps 8 s": 8.0, "never returns": None}
+IN_TIME = "no drafts"
+ARMS = {IN_TIME: 0.0, "sleeps 8 s": 8.0, "never returns": None}
 """Seconds of each call; None: for ever."""
 
 
@@ -67,6 +69,20 @@ class Figures:
     gaps_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     """From the deadline of a request to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Gaps of the other streams, and what became of deadlines and of the bad proposer."""
+
+    gaps: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    deadlines: int
+    latest_after_deadline_ms: float
+    overdue_calls: int
+    breakers: Mapping[str, State]
 
 
 class Load:
@@ -115,7 +131,7 @@ class Load:
         )
 
 
-async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: argparse.Namespace) -> dict[str, object]:
+async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: argparse.Namespace) -> Arm:
     """Return the figures of one arm."""
     FREE_PROPOSERS[BAD] = lambda _: Bad(seconds_of_call)
     config = EngineConfig(max_model_len=8192, kv_memory="512MiB", propose_limit_ms=given.limit_ms, draft_head="none")
@@ -138,15 +154,25 @@ async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: arg
     states = {key[1]: breaker.state for key, breaker in breakers.all.items() if key[0] == BAD}
     counts = [count for count in client.proposer_counts() if count.proposer == BAD]
     await client.close()
+    return Arm(
+        len(gaps),
+        round(gaps[len(gaps) // 2], 1),
+        round(gaps[int(0.99 * len(gaps))], 1),
+        round(gaps[-1], 1),
+        len(load.figures.late_ms),
+        round(max(load.figures.late_ms), 1),
+        sum(count.num_overdue for count in counts),
+        states,
+    )
+
+
+def _ratios(repeats: Sequence[Mapping[str, Arm]], arm: str) -> dict[str, list[float]]:
+    """Return the arm's figures of each repeat over those of the proposer that is in time."""
+    pairs = [(arms[arm], arms[IN_TIME]) for arms in repeats]
     return {
-        "gaps": len(gaps),
-        "p50_ms": round(gaps[len(gaps) // 2], 1),
-        "p99_ms": round(gaps[int(0.99 * len(gaps))], 1),
-        "max_ms": round(gaps[-1], 1),
-        "deadlines": len(load.figures.late_ms),
-        "latest_after_deadline_ms": round(max(load.figures.late_ms), 1),
-        "overdue_calls": sum(count.num_overdue for count in counts),
-        "breakers": states,
+        "p50": [round(one.p50_ms / base.p50_ms, 2) for one, base in pairs],
+        "p99": [round(one.p99_ms / base.p99_ms, 2) for one, base in pairs],
+        "max": [round(one.max_ms / base.max_ms, 2) for one, base in pairs],
     }
 
 
@@ -155,16 +181,24 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--limit-ms", type=float, default=150.0)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     configure_logs("error")
     loaded = load_model(EngineConfig())
-    found: dict[str, object] = {}
-    for arm, seconds in ARMS.items():
-        found[arm] = asyncio.run(measure(seconds, loaded, given))
-        print(f"{arm}: {found[arm]}", flush=True)
+    repeats: list[dict[str, Arm]] = []
+    for number in range(given.repeats):
+        repeats.append({})
+        for i in range(len(ARMS)):
+            arm = list(ARMS)[(number + i) % len(ARMS)]
+            repeats[-1][arm] = asyncio.run(measure(ARMS[arm], loaded, given))
+            print(f"{arm}: {repeats[-1][arm]}", flush=True)
+    ratios = {arm: _ratios(repeats, arm) for arm in ARMS if arm != IN_TIME}
+    print(f"over {IN_TIME!r}: {ratios}")
     if given.json:
-        given.json.write_text(json.dumps({"provenance": provenance({"first": 0}, {}), "arms": found}, indent=2))
+        arms = [{arm: asdict(figures) for arm, figures in one.items()} for one in repeats]
+        result = {"provenance": provenance({"first": 0}, {}), "repeats": arms, "ratios": ratios}
+        given.json.write_text(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

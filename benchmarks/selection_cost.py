@@ -85,6 +85,7 @@ def microseconds(kind: str, num_sequences: int, steps: int, seed: int) -> tuple[
         started = time.perf_counter()
         for sample, new in zip(samples, news, strict=True):
             sample.tokens.extend(new)  # type: ignore[attr-defined]
+            proposers.judge(sample)
             proposers.commit(sample, len(new))
         committed.append(time.perf_counter() - started)
     return 1e6 * statistics.median(proposed), 1e6 * statistics.median(committed)

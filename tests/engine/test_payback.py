@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.messages import ApplyPlan
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
@@ -119,13 +120,13 @@ def test_steps_that_compute_prompts_are_not_compared() -> None:
 
 
 class Ticking:
-    """A clock of the engine's thread on which a second passes at each look."""
+    """A clock of the engine's thread on which a quarter of a second passes at each look."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += 0.25
         return self.now
 
 
@@ -173,3 +174,37 @@ def test_a_probe_waits_for_a_proposer_that_has_no_draft_yet() -> None:
     engine, _ = _probed_engine(Told(), late)
     stats = [event.stats for event in terminals(run(engine, *(request(str(i), PROMPT) for i in range(8)))).values()]
     assert {one.shadow["scripted"].num_drafts for one in stats if one.shadow} == {PROBED_DRAFTS}
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_probed"),
+    [
+        (SpecPlan(killed=frozenset({kill_scope("proposer", "scripted")})), False),
+        (SpecPlan(disabled=(DisabledProposer("scripted", ""),)), False),
+        (SpecPlan(disabled=(DisabledProposer("scripted", "", compared=True),)), True),
+    ],
+)
+def test_probes_go_to_proposers_that_may_be_compared(plan: SpecPlan, is_probed: bool) -> None:
+    engine, _ = _probed_engine(Told())
+    engine.send(ApplyPlan(plan))
+    run(engine, *(request(str(i), PROMPT) for i in range(8)))
+    assert engine.speculation.probes is not None
+    assert (engine.speculation.probes.num_probed > 0) == is_probed
+    counts = engine.speculation.proposers.ledger.counts()
+    assert any(count.num_judged for count in counts) == is_probed
+
+
+def test_a_proposer_that_backs_off_is_not_probed() -> None:
+    def broken(sequence: SequenceView, limit: int) -> Draft | None:
+        raise RuntimeError("down")
+
+    engine, _ = _probed_engine(Told(), broken)
+    for i in range(4):
+        run(engine, request(str(i), PROMPT))
+    budget, proposers = engine.speculation.probes, engine.speculation.proposers
+    assert proposers.out == {"scripted"}
+    assert budget is not None
+    before = budget.num_probed
+    assert before > 0, "until it had failed often enough"
+    run(engine, request("later", PROMPT))
+    assert budget.num_probed == before

@@ -10,12 +10,17 @@ from torch import Tensor
 
 from prolepsis.core.errors import DeadlineExceeded, EngineDead
 from prolepsis.core.events import Event, Failed, Finished, Terminal
+from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.stats import RequestStats
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.spec.acceptance import FIRST_JUDGED
 from prolepsis.spec.call_watch import CallWatch
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.telemetry.metrics import Metrics
+from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, TableModel, build, draft_chain, outputs, request, run
 from tests.virtual_time import virtual_time
 
@@ -48,13 +53,13 @@ class Blocked:
 
 
 class Blocking(Proposer):
-    """Right chains, but for one call of one verb that does not return."""
+    """Right chains, but for one call of one verb, after some, that does not return."""
 
     name = "scripted"
     free = True
 
-    def __init__(self, verb: str, blocked: Blocked) -> None:
-        self._verb, self._blocked = verb, blocked
+    def __init__(self, verb: str, blocked: Blocked, after: int = 0) -> None:
+        self._verb, self._blocked, self._left = verb, blocked, after
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         self._stay("propose")
@@ -68,7 +73,9 @@ class Blocking(Proposer):
 
     def _stay(self, verb: str) -> None:
         if verb == self._verb:
-            self._blocked.stay()
+            self._left -= 1
+            if self._left < 0:
+                self._blocked.stay()
 
 
 class BlockedModel(TableModel):
@@ -144,6 +151,21 @@ async def test_a_proposer_that_does_not_return_costs_drafts_and_nothing_else(
     assert not blocked.left.is_set(), "closing does not wait for it either"
 
 
+@pytest.mark.parametrize(("verb", "after"), [("commit", 2), ("forget", 0)])
+async def test_a_call_that_does_not_return_keeps_no_token_and_no_end_from_other_proposers(
+    connect: Connect, blocked: Blocked, clock: Clock, verb: str, after: int
+) -> None:
+    other = Scripted(lambda one, limit: replace(draft_chain(one, 2, wrong_from=99), proposer="other"), "other")
+    client = connect(EngineSetup(proposers=[Blocking(verb, blocked, after), other]))
+    running = asyncio.create_task(collect(client, source("own")))
+    await blocked.reached()
+    clock.now += 0.2
+    (end,) = ends(await running)
+    assert sum(number for _, number in other.committed) == 2 + end.stats.num_output_tokens, "each token once"
+    assert other.forgotten == ["own/0"]
+    assert len(end.stats.judged["other"]) == FIRST_JUDGED, "nor is a draft that was judged lost"
+
+
 async def test_the_thread_of_a_call_that_comes_back_ends(connect: Connect, blocked: Blocked, clock: Clock) -> None:
     client = connect(EngineSetup(proposers=[Blocking("propose", blocked)]))
     running = asyncio.create_task(collect(client, source("own")))
@@ -179,6 +201,56 @@ async def test_a_stuck_pass_fails_readiness_then_every_request(
     with pytest.raises(EngineDead, match="a step has not ended after 61"):
         await collect(client, source("late"))
     await client.close()
+
+
+class BlockedObserver(Metrics):
+    """Stays in the report of a request's end, after the step's last token."""
+
+    def __init__(self, blocked: Blocked) -> None:
+        super().__init__()
+        self._blocked = blocked
+
+    def request_ended(self, stats: RequestStats) -> None:
+        self._blocked.stay()
+
+
+class BlockedPlan(AppliedPlan):
+    """Stays in a change of the plan."""
+
+    def __init__(self, blocked: Blocked) -> None:
+        super().__init__()
+        self._blocked = blocked
+
+    def apply(self, plan: SpecPlan) -> None:
+        self._blocked.stay()
+
+
+async def test_a_step_that_is_stuck_after_its_pass_is_noticed(connect: Connect, blocked: Blocked, clock: Clock) -> None:
+    client = connect(EngineSetup(observer=BlockedObserver(blocked)))
+    running = asyncio.create_task(collect(client, source("a")))
+    await blocked.reached()
+    await _noticed(client, clock, running)
+
+
+async def test_a_message_in_which_an_idle_engine_is_stuck_is_noticed(
+    connect: Connect, blocked: Blocked, clock: Clock
+) -> None:
+    client = connect(EngineSetup())
+    client.engine.plan = BlockedPlan(blocked)
+    await collect(client, source("first"))
+    client.apply_plan(SpecPlan())
+    await blocked.reached()
+    await _noticed(client, clock, asyncio.create_task(collect(client, source("a"))))
+
+
+async def _noticed(client: ThreadEngineClient, clock: Clock, running: asyncio.Task[list[Event]]) -> None:
+    clock.now += 21.0
+    assert client.health().detail == "a step has been running for 21.0 s"
+    await asyncio.sleep(0)
+    clock.now += 40.0
+    (end,) = ends(await running)
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, EngineDead)
 
 
 @virtual_time

@@ -108,6 +108,9 @@ def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_
     assert counts(engine).num_accepted > before // 2
     for name in late:
         assert terminals(events)[name].stats.num_accepted > 5, "the new head drafts for new requests"
+        assert terminals(events)[name].stats.heads == {HEAD: "new"}
+    for kind in PARAMS:
+        assert terminals(events)[kind].stats.heads == {HEAD: None}, "its drafts are those of two heads"
 
 
 def test_behind_pages_of_before_the_swap_drafts_begin_anew_and_are_never_wrong() -> None:

@@ -133,6 +133,8 @@ async def test_evidence_never_crosses_versions() -> None:
     old = site.decide(1).assignment
     site.versions[CANDIDATE_HEAD] = "mine@5"
     assert isinstance(old, Assignment)
+    site.rollouts.observe(old, {"acceptance_length": 2.0})
+    assert await site.counted() == 0, "the first request that ends after the exchange shows it"
     new = site.decide(1).assignment
     assert await site.counted() == 0
     site.rollouts.observe(old, {"acceptance_length": 2.0})

@@ -15,7 +15,7 @@ from prolepsis.rollout.live import targets_of
 from prolepsis.rollout.machine import RolloutState
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.store import RolloutStore
-from prolepsis.rollout.units import MAX_COUNTED, WINDOW_S, UnitKey, Units, unit_of
+from prolepsis.rollout.units import MAX_COUNTED, MAX_OPEN, WINDOW_S, UnitKey, Units, unit_of
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import StageEvidence, outcome_of
 from prolepsis.statistics.means import Difference
@@ -58,12 +58,26 @@ def test_a_unit_is_the_mean_of_its_requests_in_one_minute_and_counts_once() -> N
 
 def test_the_memory_of_counted_units_is_bounded() -> None:
     units = Units()
-    for i in range(MAX_COUNTED + 1):
-        units.add(replace(CANARY, unit=str(i)), {}, 0.0, late=False)
-    units.take(keys_of(units, WINDOW_S), WINDOW_S)
+    for numbers in (range(MAX_COUNTED), (MAX_COUNTED,)):
+        for i in numbers:
+            units.add(replace(CANARY, unit=str(i)), {}, 0.0, late=False)
+        units.take(keys_of(units, WINDOW_S), WINDOW_S)
     units.add(replace(CANARY, unit="0"), {}, 100.0, late=False)
     units.add(replace(CANARY, unit="1"), {}, 100.0, late=False)
     assert [key.unit for key in keys_of(units, 200.0)] == ["0"], "the oldest was forgotten"
+
+
+def test_units_that_wait_for_a_store_are_bounded_and_those_beyond_are_counted() -> None:
+    units = Units()
+    for i in range(MAX_OPEN):
+        units.add(replace(CANARY, unit=str(i)), {}, 0.0, late=False)
+    units.add(replace(CANARY, unit="one more"), {}, 0.0, late=False)
+    units.add(replace(CANARY, unit="0"), {"error": 1.0}, 1.0, late=False)
+    assert len(keys_of(units, WINDOW_S)) == MAX_OPEN
+    assert units.num_lost == 1, "a unit that waits already takes in more"
+    units.take(keys_of(units, WINDOW_S), WINDOW_S)
+    units.add(replace(CANARY, unit="one more"), {}, 100.0, late=False)
+    assert len(keys_of(units, 200.0)) == 1, "there is room again"
 
 
 def test_replicas_count_a_unit_once_between_them() -> None:

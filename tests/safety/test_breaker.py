@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.safety.breaker import Breaker, BreakerEvent, Breakers, BreakerSettings, OperatorState, set_state, step
+from prolepsis.safety.breaker import (
+    Breaker,
+    BreakerEvent,
+    Breakers,
+    BreakerSettings,
+    OperatorState,
+    TripReason,
+    set_state,
+    step,
+)
 
 SETTINGS = BreakerSettings()
 
@@ -102,7 +111,7 @@ def test_it_opens_where_the_first_token_is_surely_wrong_and_says_by_which_number
     assert SETTINGS.min_judged <= event.judged < 100, "soon, but not on little"
     assert (event.proposer, event.traffic_class) == ("suffix", "chat")
     assert BreakerEvent(**{f.name: getattr(event, f.name) for f in fields(event)}) == event
-    assert watched.breaker.disabled(SETTINGS.probes) == DisabledProposer("suffix", "chat")
+    assert watched.breaker.disabled(SETTINGS.probes) == DisabledProposer("suffix", "chat", compared=True)
 
 
 def test_little_evidence_opens_nothing() -> None:
@@ -185,7 +194,7 @@ def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     assert watched.poll(SETTINGS.open_s - 0.1) == []
     [event] = watched.poll(0.2)
     assert (event.after, event.reason) == ("half_open", "backoff_elapsed")
-    assert watched.breaker.disabled(7) == DisabledProposer("suffix", "chat", 7, probe_round=1)
+    assert watched.breaker.disabled(7) == DisabledProposer("suffix", "chat", 7, probe_round=1, compared=True)
     [event] = watched.draft(40, 0.5)
     assert (event.before, event.after, event.reason) == ("half_open", "closed", "recovered")
     assert watched.breaker.disabled(7) is None
@@ -349,7 +358,7 @@ def test_one_traffic_class_of_one_proposer_is_left_out_and_no_other() -> None:
     counts = [reading("head", "chat", 500, 0), reading("head", "code", 500, 300), reading("suffix", "chat", 500, 200)]
     [event] = breakers.observe(counts, now=1.0)
     assert (event.proposer, event.traffic_class) == ("head", "chat")
-    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat", compared=True),)
     assert {key: breaker.state for key, breaker in breakers.all.items()} == {
         ("head", "chat"): "open",
         ("head", "code"): "closed",
@@ -374,7 +383,7 @@ def test_all_may_only_measure_at_first() -> None:
     assert breakers.disabled() == ()
     breakers.set(("head", "chat"), "closed", 2.0, "kim")
     breakers.observe([reading("head", "chat", 1000, 0)], now=3.0)
-    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat", compared=True),)
 
 
 def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_other() -> None:
@@ -382,9 +391,23 @@ def test_one_is_opened_for_what_something_else_has_seen_and_probed_like_any_othe
     breakers.observe([reading("head", "chat", 500, 400)], 1.0)
     [event] = breakers.trip(("head", "chat"), "cliff", 2.0)
     assert (event.after, event.reason, event.open_s) == ("open", "cliff", 10.0)
-    assert breakers.disabled() == (DisabledProposer("head", "chat"),)
+    assert breakers.disabled() == (DisabledProposer("head", "chat", compared=True),)
     assert breakers.trip(("head", "chat"), "cliff", 3.0) == (), "it is open"
     [probed] = breakers.observe([reading("head", "chat", 500, 400)], 13.0)
     assert probed.after == "half_open"
     breakers.set(("suffix", "chat"), "forced_closed", 4.0, "kim")
     assert breakers.trip(("suffix", "chat"), "cliff", 5.0) == (), "what was set by hand stays"
+
+
+@pytest.mark.parametrize(
+    ("reason", "compared"), [("cost", True), ("errors", False), ("overdue", False), ("shared", False)]
+)
+def test_drafts_of_a_proposer_that_works_go_on_being_compared_while_it_is_left_out(
+    reason: TripReason, compared: bool
+) -> None:
+    breakers = Breakers(BreakerSettings())
+    breakers.observe([reading("head", "chat", 10, 5)], 1.0)
+    breakers.trip(("head", "chat"), reason, 2.0)
+    assert [entry.compared for entry in breakers.disabled()] == [compared]
+    breakers.set(("head", "chat"), "forced_open", 3.0, "kim")
+    assert [entry.compared for entry in breakers.disabled()] == [False]

@@ -90,6 +90,19 @@ def test_a_restart_goes_on_with_what_was_learnt() -> None:
     assert busy.all[HEAD].status == "steady", "less is known in the store"
 
 
+def test_a_restart_after_a_fall_still_knows_the_level_to_tell_a_cliff_from() -> None:
+    before, worse = learnt(), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 2]
+    assert any(requests(before, 1, worse) for _ in range(1000))
+    level = before.all[HEAD].acceptance
+    assert level is not None
+    after = DriftStreams(SETTINGS)
+    after.observe([counts(0, 0)], lambda _: "1", 0.0)
+    after.restore({place: StreamState.from_json(state.to_json()) for place, state in before.states().items()}, 0.0)
+    assert (after.all[HEAD].status, after.all[HEAD].acceptance) == ("drifted", level)
+    [alarm] = after.observe([counts(40, 0)], lambda _: "1", 5.0)
+    assert alarm.kind == "cliff"
+
+
 def test_by_hand() -> None:
     streams = learnt()
     fresh = streams.reset(HEAD, 70.0)

@@ -191,3 +191,18 @@ async def test_it_can_be_off(connect: Callable[..., tuple[httpx.AsyncClient, Dri
     async with client:
         drift.poll()
         assert (await client.get("/admin/drift")).json() == {"enabled": False, "streams": []}
+
+
+def test_drafts_of_a_head_that_was_exchanged_meanwhile_count_for_no_version(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.version = "head@1 fp"
+    of_others = [ended(judged={"draft_head": [JudgedDraft(True, 0.5)] * 4}) for _ in range(2)]
+    of_others[0].prompts[0].stats.heads = {"draft_head": None}  # while it ran
+    of_others[1].prompts[0].stats.heads = {"draft_head": "head@0"}  # after it ended
+    for request in of_others:
+        watched.drift.on_request_end(request)
+    assert not watched.drift.reply.streams
+    ours = ended(judged={"draft_head": [JudgedDraft(True, 0.5)] * 4, "suffix": [JudgedDraft(True, None)]})
+    ours.prompts[0].stats.heads = {"draft_head": "head@1"}
+    watched.drift.on_request_end(ours)
+    assert {stream.proposer for stream in watched.drift.reply.streams} == {"draft_head", "suffix"}

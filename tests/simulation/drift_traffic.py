@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
 from prolepsis.spec.acceptance import FIRST_JUDGED
-from prolepsis.statistics.change import ALARM, BEGIN_EVERY, DOUBT, FROZEN, LEARN
-from prolepsis.statistics.means import NUM_STAKES, Contrast
+from prolepsis.statistics.change import (
+    ALARM,
+    BEGIN_EVERY,
+    DOUBT,
+    FROZEN,
+    LEARN,
+    NUM_SIZES,
+    POINTS,
+    bets,
+    renewed_after,
+)
 
 KEY = ("draft_head", "chat-completions/standard/free/short")
 LOOK_S = 0.2
@@ -110,23 +119,28 @@ def falls_seen(
     changes to `after` (None: stays) at request number `change`. Rises are learnt and are no alarms.
     """
     rng, settings = np.random.default_rng(seed), DriftSettings()
-    total, number = np.zeros(streams), np.zeros(streams, np.int64)
-    wealth, alarms = np.zeros((2, streams, NUM_STAKES)), list[tuple[int, int]]()
-    relative = np.array(Contrast(0.5, ratio=0.0).stakes(1)) * 0.5  # for a bound of one half; others in proportion
+    rows, alarms = np.arange(streams), list[tuple[int, int]]()
+    histogram, renew_at = np.zeros((streams, POINTS), np.int64), np.full(streams, LEARN)
+    wealth, factors = np.zeros((2, streams, NUM_SIZES)), np.ones((2, streams, NUM_SIZES, POINTS))
+    number = np.zeros(streams, np.int64)
     means = lambda at: mean if after is None else np.where(at >= change, after, mean)  # noqa: E731
     for i, score in enumerate(scores(rng, means, streams, requests)):
-        base, ready = total / np.maximum(1, number), number >= LEARN
-        tolerance = np.maximum(settings.min_fall, settings.min_fall_share * base)
-        counts = (number < FROZEN) & (wealth.sum(axis=2).max(axis=0) < DOUBT * NUM_STAKES)
-        total, number = total + np.where(counts, score, 0.0), number + counts
-        for side, sign in enumerate((-1, 1)):
-            bound = base + sign * tolerance
-            stakes = sign * relative / np.maximum(bound if sign > 0 else 1.0 - bound, 1e-3)[:, None]
-            begun = wealth[side] + ((i + 1) % BEGIN_EVERY == 0)
-            wealth[side] = np.where(ready[:, None], begun * (1.0 + stakes * (score - bound)[:, None]), 0.0)
+        point = np.rint((POINTS - 1) * score).astype(np.int64)
+        for k in np.nonzero(number >= renew_at)[0]:
+            found = bets(histogram[k].tolist(), settings.tolerance)
+            for side, rates in enumerate((found.lower, found.higher)):
+                factors[side, k] = rates or 0.0
+            renew_at[k] = number[k] + renewed_after(int(number[k]))
+        ready = number >= LEARN
+        counts = (number < FROZEN) & (wealth.sum(axis=2).max(axis=0) < DOUBT * NUM_SIZES)
+        histogram[rows, point] += counts
+        number += counts
+        begun = wealth + ((i + 1) % BEGIN_EVERY == 0)
+        wealth = np.where(ready[:, None], begun * factors[:, rows, :, point].swapaxes(0, 1), 0.0)
         lower, higher = wealth.mean(axis=2) >= ALARM
         alarms += [(int(k), i) for k in np.nonzero(lower)[0]]
-        wealth[:, lower | higher], total[lower | higher], number[lower | higher] = 0.0, 0.0, 0
+        changed = lower | higher
+        wealth[:, changed], histogram[changed], number[changed], renew_at[changed] = 0.0, 0, 0, LEARN
     return alarms
 
 

@@ -41,6 +41,7 @@ def _step(proposers: ProposerSet, sequence: FakeSequence, truth: list[int], plan
     sequence.tokens += truth[: num_accepted + 1]
     if draft:
         proposers.observe(draft, accepted(draft, truth))
+    proposers.judge(sequence)
     proposers.commit(sequence, num_accepted + 1)
     return draft
 

@@ -93,7 +93,7 @@ def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
         assert drafts_of(proposers, sequences, [4, 4], SpecPlan()) == [None, None]
         for sequence, token in zip(sequences, (7, 8), strict=True):
             sequence.tokens.append(token)
-            proposers.commit(sequence, 1)
+            proposers.judge(sequence)
     chat, code = of(proposers.ledger.counts(), "scripted", "chat"), of(proposers.ledger.counts(), "scripted", "code")
     assert (chat.num_asked, chat.num_judged, chat.num_right, chat.num_rounds) == (10, 10, 10, 0)
     assert (code.num_judged, code.num_right) == (10, 0)

@@ -247,6 +247,8 @@ class RequestStats:
     """Its first ones, if they are kept."""
     judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
     """The first judged drafts of its samples, by proposer: a few, as later ones tell about the request."""
+    heads: dict[str, str | None] = field(default_factory=dict)
+    """NAME@VERSION of the draft heads in use when it began, by proposer; None: exchanged while it ran."""
     plain_steps: dict[PlainReason, int] = field(default_factory=dict)
     """Decoding steps of its samples that might have speculated and did not; others were not to, or computed prompt."""
     lost: dict[LossReason, int] = field(default_factory=dict)
@@ -270,6 +272,11 @@ class RequestStats:
     @property
     def num_drafts(self) -> int:
         return sum(c.num_drafts for c in self.proposers.values())
+
+    def is_evidence_of(self, proposer: str, weights: str) -> bool:
+        """Return whether all drafts of a proposer were made with `weights` (`engine.client.weights_of`)."""
+        head = self.heads.get(proposer, weights)
+        return head is not None and (head == weights or weights.startswith(f"{head} "))
 
     @property
     def num_draft_tokens(self) -> int:

@@ -43,7 +43,8 @@ class Speculation:
         """Leaves out drafts that do not pay, by the steps themselves; None: they cost what is predicted."""
         self._awake: frozenset[str] | None = None  # sequences that might draft in this step; None: any
         self._shadow_budget = ShadowBudget(shadow_cost)
-        self._probe_budget = ProbeBudget(clock) if payback is not None else None
+        self.probes = ProbeBudget(clock) if payback is not None else None
+        """What compares proposers that hardly draft; None: all drafts are verified."""
         self._clock = clock
         self._max_step_tokens = max_step_tokens
         self._max_model_len = max_model_len
@@ -57,8 +58,8 @@ class Speculation:
         if not choice.enabled or not self._drafts(plan):
             return False
         is_spared = self.payback is not None and choice.mode == "auto" and self.payback.rests(sequence.key)
-        if is_spared and not sequence.request.probes_left:
-            return False
+        if is_spared and not (sequence.request.probes_left and sequence.num_output_tokens):
+            return False  # what a head reads of a probed request's prompt waits for the first draft, which pays for it
         if proposer is None:
             return True
         if kill_scope("proposer", proposer) in plan.killed:
@@ -129,13 +130,15 @@ class Speculation:
         for sequence in sequences:
             if self.payback is not None:
                 self.payback.forget(sequence.key)
-            self._see_decided(sequence)
+            num_new, known = 0, self._num_committed.pop(sequence.key, None)
             if sequence.num_output_tokens and sequence.replays is None and self.proposers.names:
-                self._commit(sequence)
-            if self._num_committed.pop(sequence.key, None) is not None:
-                self.proposers.forget(sequence)
+                self._judge(sequence)
+                num_new = len(sequence.tokens) - (known or 0)
+            self._see_decided(sequence)
             if all(one.ended for one in sequence.request.sequences):
                 self._shadow_budget.end(sequence.request.request_id)
+            if known is not None or num_new:
+                self.proposers.forget(sequence, num_new)
 
     def _admit_to_shadow(self, request: Request) -> None:
         """Decide once for a request in shadow whether the budget lets it draft."""
@@ -146,9 +149,9 @@ class Speculation:
     def _see_decided(self, sequence: SequenceState) -> None:
         """Tell the probes of whom a request that ends had drafts verified or compared."""
         request = sequence.request
-        if self._probe_budget is not None and sequence is request.sequences[0]:
+        if self.probes is not None and sequence is request.sequences[0]:
             for name in {*request.stats.proposers, *request.stats.shadow}:
-                self._probe_budget.saw(name, sequence.traffic_class)
+                self.probes.saw(name, sequence.traffic_class)
 
     def _admit_to_probes(self, sequence: SequenceState, plan: SpecPlan) -> None:
         """Decide once for a request that drafts where that pays whether its first drafts are compared in any case."""
@@ -157,9 +160,10 @@ class Speculation:
             return
         choice = self._choice(sequence, plan)
         is_free = choice.mode == "auto" and plan.fixed_depth is None and choice.num_speculative_tokens != 0
-        names = self._named(choice) or plan.proposers or self.proposers.names
+        allowed = self._allowed(sequence, plan, compared=True)
+        names = [name for name in self._or_all(allowed, plan) if name not in self.proposers.out]
         costly = [name for name in names if name not in self.proposers.free]
-        budget = self._probe_budget if is_free else None
+        budget = self.probes if is_free else None
         is_probed = budget is not None and budget.admit(sequence.traffic_class, costly or names)
         request.probes_left = PROBED_DRAFTS if is_probed else 0
 
@@ -206,24 +210,38 @@ class Speculation:
     ) -> list[Row]:
         """Return the rows; those that are probed with a draft of all proposers to compare, whether or not it pays."""
         due = [_is_probed(row) and choice.mode == "auto" for row, choice in zip(rows, choices, strict=True)]
-        names = self.proposers.names
+        began, names = time.thread_time(), self.proposers.names  # of the processor: not what others take of busy cores
         probes = [
-            replace(request, allowed=self._allowed(row.sequence, plan), always_verify=True, insists_on=names)
+            replace(
+                request,
+                allowed=self._allowed(row.sequence, plan, compared=True),
+                always_verify=True,
+                insists_on=names,
+            )
             for row, request in zip(rows, self._requests(rows, choices, plan, load), strict=True)
         ]
         compared = self._with_drafts(rows, due, probes, plan, load, verify=False)
+        if self.probes is not None:
+            self.probes.spend(time.thread_time() - began)
         for row, is_due in zip(compared, due, strict=True):
             if is_due and row.shadow is not None:  # a head that lacks the prompt's states drafts from the next page on
                 row.sequence.request.probes_left = (row.sequence.request.probes_left or 0) - 1
         return [replace(one, plain=row.plain) for row, one in zip(rows, compared, strict=True)]
 
-    def _allowed(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...] | None:
-        """Return the proposers that may draft for the sequence, less those that are disabled; None: all."""
+    def _allowed(self, sequence: SequenceState, plan: SpecPlan, *, compared: bool = False) -> tuple[str, ...] | None:
+        """Return the proposers that may draft for the sequence, less those that are disabled; None: all.
+
+        `compared`: its draft is only compared, which is allowed of more.
+        """
         allowed = self._named(sequence.request.source.speculation)
         if plan.disabled or plan.killed:
             names = plan.proposers or self.proposers.names
-            return self._disabled.allowed(sequence.traffic_class, allowed, plan, names)
+            return self._disabled.allowed(sequence.traffic_class, allowed, plan, names, compared=compared)
         return allowed
+
+    def _or_all(self, allowed: tuple[str, ...] | None, plan: SpecPlan) -> tuple[str, ...]:
+        names = plan.proposers or self.proposers.names
+        return names if allowed is None else tuple(name for name in allowed if name in names)
 
     def _requests(
         self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
@@ -307,9 +325,13 @@ class Speculation:
         num_new = len(sequence.tokens) - self._num_committed.get(sequence.key, 0)
         self._num_committed[sequence.key] = len(sequence.tokens)
         if num_new:
-            judged = sequence.request.stats.judged
-            for proposer, draft in self.proposers.commit(sequence, num_new):
-                judged.setdefault(proposer, []).append(draft)
+            self._judge(sequence)
+            self.proposers.commit(sequence, num_new)  # last: a thread whose call is overdue does not come back from it
+
+    def _judge(self, sequence: SequenceState) -> None:
+        judged = sequence.request.stats.judged
+        for proposer, draft in self.proposers.judge(sequence):
+            judged.setdefault(proposer, []).append(draft)
 
 
 def _is_probed(row: Row) -> bool:

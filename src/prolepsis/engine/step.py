@@ -102,6 +102,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Run one step over all requests and return its events."""
+        self.watch.begin()
         with self._contained():
             self._drain()
             rows = self._schedule()
@@ -111,7 +112,9 @@ class Engine:
                 sampled = self._verify(rows, computed)
                 self._commit(rows, sampled, computed)
                 self._observe(rows, sampled)
-        return self._take_events()
+        events = self._take_events()
+        self.watch.end()
+        return events
 
     @property
     def has_work(self) -> bool:
@@ -124,11 +127,16 @@ class Engine:
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Check that nothing is left over of past requests; then sleep until a message arrives, and handle it."""
+        self.watch.begin()
         self._check()
+        self.watch.rest()
         try:
-            self._handle(self._inbox.get(timeout=timeout_s))
+            message = self._inbox.get(timeout=timeout_s)
         except Empty:
             return
+        self.watch.begin()
+        self._handle(message)
+        self.watch.end()
 
     def validate(self, request: GenerateRequest) -> None:
         """Raise `UserError` if `request` cannot be served, `EngineDead` if nothing can; from any thread."""
@@ -167,10 +175,13 @@ class Engine:
 
     def abort_all(self, reason: str) -> list[Event]:
         """End every request, those still in the inbox included, and return the events."""
+        self.watch.begin()
         self._drain()
         for request_id in list(self.scheduler.requests):
             self.scheduler.abort(request_id, reason, self.clock())
-        return self._take_events()
+        events = self._take_events()
+        self.watch.end()
+        return events
 
     def resume(self, call: WatchedCall) -> None:
         """Go on in another thread, with the next step, after a call of a proposer that did not come back in time.
@@ -215,6 +226,7 @@ class Engine:
             if self.dead is not None:
                 raise self.dead
             self.scheduler.submit(request, arrival)
+            self.scheduler.requests[request.request_id].stats.heads.update(self._head_labels)
         except (UserError, EngineDead) as error:
             if request.request_id in self.scheduler.requests:
                 log.error("request_id_in_use", request_id=request.request_id)  # the one terminal event is the first's
@@ -229,14 +241,20 @@ class Engine:
         finish = slot.activate(message, proposers, self.hidden_states, self.timings.num_steps)
         if finish is not None:
             self.scheduler.forget_prefixes()
-            labels = {name: slot.label for name, slot in self._draft_heads.items()}
+            for request in self.scheduler.requests.values():
+                request.stats.heads[message.proposer] = None
+            labels = self._head_labels
             self.info = replace(
                 self.info,
-                draft_head=labels[DRAFT_HEAD],
-                candidate_head=labels[CANDIDATE_HEAD],
+                draft_head=labels.get(DRAFT_HEAD),
+                candidate_head=labels.get(CANDIDATE_HEAD),
                 proposers=proposers.names,
             )
             finish()
+
+    @property
+    def _head_labels(self) -> Mapping[str, str]:
+        return {name: slot.label for name, slot in self._draft_heads.items() if slot.label is not None}
 
     @timed("schedule")
     def _schedule(self) -> list[Row]:
@@ -291,8 +309,8 @@ class Engine:
         self._forgetting += self.scheduler.take_ended()
         while self._forgetting:  # first: where a proposer is overdue here, the events are still to be taken
             ended = [self._forgetting.popleft()]
-            self.speculation.forget(ended)
             self.hidden_states.forget(ended)
+            self.speculation.forget(ended)  # last: a thread whose call is overdue does not come back from it
         events = self.scheduler.take_events()
         self._reporter.ended(events)
         if self._refused:
@@ -304,13 +322,11 @@ class Engine:
     def _contained(self) -> Iterator[None]:
         self._rows = []
         self.timings.begin()
-        self.watch.began = self.clock()
         try:
             yield
         except Exception as error:  # contained: one bad step must not take other requests, or the server, with it
             log.exception("step_failed", rows=len(self._rows))
             self._fail_step(error)
-        self.watch.began = None
 
     def _fail_step(self, error: Exception) -> None:
         """Fail the requests that the step was for; if it had no rows yet, all of them."""

@@ -197,16 +197,14 @@ class ThreadEngineClient:
         self._stopped.set()
 
     def _run(self, overdue: WatchedCall | None) -> None:
-        engine, watchdog = self.engine, self.watchdog
+        engine = self.engine
         try:
             if overdue is not None:
                 engine.resume(overdue)
-            watchdog.set_busy(busy=True)
+                self._hand_over(engine.step())  # also what the last one left
             while not self._closing.is_set():
                 if not engine.has_work:
-                    watchdog.set_busy(busy=False)
                     engine.wait()
-                    watchdog.set_busy(busy=True)
                 self._hand_over(engine.step())
         except Superseded:
             return

@@ -14,13 +14,33 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class StepWatch:
-    """Since when a step runs. Written by the engine's thread, read by any."""
+    """Since when the engine works: on a step, from its first message to its events, or on a message outside of one.
+
+    Written by the engine's thread, read by any.
+    """
 
     stuck_after_s: float | None = None
     """Seconds after which a step will not end any more; None: never."""
     clock: Callable[[], float] = field(kw_only=True)
     began: float | None = None
-    """None: no step runs."""
+    """None: between two steps."""
+    busy: threading.Event = field(default_factory=threading.Event)
+    """Clear while the engine waits for messages."""
+
+    def begin(self) -> None:
+        """Work begins."""
+        self.began = self.clock()
+        if not self.busy.is_set():
+            self.busy.set()
+
+    def end(self) -> None:
+        """It ended. A thread that does not come to this, as it died or another took over, leaves it running."""
+        self.began = None
+
+    def rest(self) -> None:
+        """It ended, and the engine waits for messages."""
+        self.began = None
+        self.busy.clear()
 
     @property
     def age_s(self) -> float:
@@ -62,7 +82,6 @@ class Watchdog:
         self._replace = replace
         self._give_up = give_up
         self._period_s = period_s
-        self._busy = threading.Event()
         self._stopped = threading.Event()
         self.gave_up = False
         """A step was stuck: the engine's thread is not waited for any more."""
@@ -80,15 +99,11 @@ class Watchdog:
     def watch(self) -> None:
         """Check again and again while the engine is busy, until `stop`; the body of a thread."""
         while not self._stopped.is_set():
-            self._busy.wait()
+            self._steps.busy.wait()
             self.check()
             self._stopped.wait(self._period_s)
-
-    def set_busy(self, *, busy: bool) -> None:
-        """Say whether the engine's thread has work."""
-        (self._busy.set if busy else self._busy.clear)()
 
     def stop(self) -> None:
         """End `watch`."""
         self._stopped.set()
-        self._busy.set()
+        self._steps.busy.set()

@@ -168,8 +168,9 @@ class Eligibility:
         saved_s = _saved_s(stats)
         for counts in (stats.proposers, stats.shadow):
             for name, one in counts.items():
-                if one.num_draft_tokens:
-                    known = figures.setdefault(name, DraftFigures(self._version_of(name)))
+                version = self._version_of(name)
+                if one.num_draft_tokens and stats.is_evidence_of(name, version):
+                    known = figures.setdefault(name, DraftFigures(version))
                     known.add(one, saved_s, stats.num_output_tokens)
 
     def limits(

@@ -25,6 +25,8 @@ class RolloutMetrics:
         self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=200)
         text = "Requests by arm and mode given"
         self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
+        text = "Requests that no verdict counts, as too many assigned keys wait for the store"
+        self.lost = counter(registry, "rollout_lost_requests", text)
         self.not_kept = counter(registry, "rollout_not_kept", "Changes of rollouts that could not be stored")
 
     def show(self, rule: str, phase: str, stage: int, share: float) -> None:

@@ -182,8 +182,11 @@ class Rollouts(Feature):
         for live in self._live.values():
             if live.target.rollout_id != assignment.rollout_id:
                 continue
+            self._follow_heads(live)
             if assignment.unit:
+                before = self._units.num_lost
                 self._units.add(assignment, values, now, late=late, again_s=_counts_again_s(live))
+                self._metrics.lost.inc(self._units.num_lost - before)
             else:
                 live.observe(assignment, values, now=now, late=late)
 

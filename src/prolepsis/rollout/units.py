@@ -17,6 +17,8 @@ WINDOW_S = 60.0
 """Time after a key's first request in which its requests are taken together."""
 MAX_COUNTED = 65536
 """Keys that are remembered as counted; the store remembers them all."""
+MAX_OPEN = 65536
+"""Keys that wait to be counted, which they do for as long as the store is away."""
 
 
 def unit_of(sticky: str, weights: str = "") -> str:
@@ -62,14 +64,22 @@ class Units:
     def __init__(self) -> None:
         self._open: dict[UnitKey, UnitValues] = {}
         self._counted: dict[UnitKey, float] = {}
+        self.num_lost = 0
+        """Requests that were not counted, as too many keys waited."""
 
     def add(
         self, assignment: Assignment, values: Mapping[str, float], now: float, *, late: bool, again_s: float = inf
     ) -> None:
-        """Take in a finished request, unless its unit is counted; `again_s`: after that time it counts again."""
+        """Take in a finished request, unless its unit is counted; `again_s`: after that time it counts again.
+
+        While `MAX_OPEN` keys wait, requests of further ones are lost, whatever they showed: that favours no arm.
+        """
         assert assignment.unit, "the request was assigned by a key"
         key = UnitKey(assignment.rollout_id, assignment.run, assignment.stage, assignment.unit, late)
         if now - self._counted.get(key, -inf) < again_s:
+            return
+        if key not in self._open and len(self._open) >= MAX_OPEN:
+            self.num_lost += 1
             return
         self._open.setdefault(key, UnitValues(assignment, now)).add(values)
 

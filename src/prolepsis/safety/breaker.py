@@ -148,6 +148,8 @@ class Breaker:
     since: float = 0.0
     open_s: float = 0.0
     """Duration of the last open state; 0: there was none, or it is too long ago to count."""
+    reason: TripReason | None = None
+    """Why it opened last."""
     probe_round: int = 0
     seen: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The last reading."""
@@ -161,10 +163,11 @@ class Breaker:
 
     def disabled(self, probes: int) -> DisabledProposer | None:
         """Return the plan's entry for this breaker, None if its proposer may draft; `probes`: per probe round."""
+        compared = self.reason in _SOUND and self.state != "forced_open"
         if self.state in ("open", "forced_open"):
-            return DisabledProposer(self.proposer, self.traffic_class)
+            return DisabledProposer(self.proposer, self.traffic_class, compared=compared)
         if self.state == "half_open":
-            return DisabledProposer(self.proposer, self.traffic_class, probes, self.probe_round)
+            return DisabledProposer(self.proposer, self.traffic_class, probes, self.probe_round, compared)
         return None
 
     @property
@@ -201,6 +204,8 @@ class BreakerEvent(BreakerFigures):
     """The operator, if one set it."""
 
 
+_SOUND: tuple[TripReason, ...] = ("acceptance", "cost", "cliff")
+"""Reasons to leave out a proposer that works: its drafts are too bad, and a few of them go on being compared."""
 _GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
 """Counts that never fall while a proposer is in its place."""
 Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
@@ -277,7 +282,7 @@ def _open(breaker: Breaker, reason: TripReason, now: float, settings: BreakerSet
         return breaker.entered("metrics_only", now), (_event(breaker, breaker, reason, now),)
     longer = breaker.state == "half_open" or (breaker.open_s > 0.0 and now - breaker.since < settings.reset_after_s)
     open_s = min(settings.max_open_s, 2.0 * breaker.open_s) if longer else settings.open_s
-    after = replace(breaker.entered("open", now), open_s=open_s)
+    after = replace(breaker.entered("open", now), open_s=open_s, reason=reason)
     return after, (_event(breaker, after, reason, now),)
 
 

@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriftSettings:
-    min_fall: float = 0.05
+    min_fall: float = 0.04
     """Smaller falls of acceptance raise no alarm."""
     min_fall_share: float = 0.1
     """Nor do those below this share of the baseline."""
@@ -116,6 +116,7 @@ class StreamState(JsonValue):
     gap: MeanState
     drifted: bool
     reliability: tuple[tuple[float, float, float], ...]
+    before_fall: float | None = None
 
 
 class DriftStream:
@@ -141,7 +142,7 @@ class DriftStream:
         self._began = reading
         self._settings = settings
         self._in_cliff = False
-        self._before_fall: float | None = None
+        self._before_fall = state.before_fall if state is not None else None
         """The last baseline, while another one is learnt."""
         self._drifted = state is not None and state.drifted
         self._acceptance = MeanWatch(settings.tolerance, state.acceptance if state else None)
@@ -161,7 +162,8 @@ class DriftStream:
 
     @property
     def state(self) -> StreamState:
-        return StreamState(self._acceptance.state, self._gap.state, self._drifted, self._reliability.bins)
+        acceptance, gap = self._acceptance.state, self._gap.state
+        return StreamState(acceptance, gap, self._drifted, self._reliability.bins, self._before_fall)
 
     @property
     def acceptance(self) -> float | None:
@@ -282,7 +284,7 @@ class DriftStreams:
         self.kept = {**states, **self.kept}
         for key, stream in self._streams.items():
             state = self.kept.pop((key, stream.version), None)
-            if state is not None and state.acceptance.number > stream.state.acceptance.number:
+            if state is not None and state.acceptance.number >= stream.state.acceptance.number:
                 self._streams[key] = DriftStream(stream.seen, stream.version, now, self._settings, state)
 
     def states(self) -> Mapping[tuple[Key, str], StreamState]:

@@ -130,7 +130,8 @@ class DriftFeature(Feature):
         judged: dict[str, list[JudgedDraft]] = {}
         for prompt in ended.prompts:
             for proposer, drafts in prompt.stats.judged.items():
-                judged.setdefault(proposer, []).extend(drafts)
+                if prompt.stats.is_evidence_of(proposer, self._version_of(proposer)):
+                    judged.setdefault(proposer, []).extend(drafts)
         now, traffic_class = self._clock(), ended.prompts[0].request.traffic_class
         for proposer, drafts in judged.items():
             for alarm in self.streams.see((proposer, traffic_class), self._version_of(proposer), drafts, now):

@@ -1,7 +1,7 @@
 """Chooses the draft of each sequence in a step: ask the proposers, score and merge their drafts, cut, learn."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,8 @@ class ProposerSet:
     ... one pass over plain rows and drafts; verify; append the emitted tokens to the sequences ...
     proposers.observe_pass(num_tokens, num_context, ms)   # of the whole pass: forward and verification
     proposers.observe(draft, path)                        # per draft that was verified: its accepted nodes
-    proposers.commit(sequence, num_new)                   # per sequence that emitted tokens
+    proposers.judge(sequence)                             # per sequence that emitted tokens, then
+    proposers.commit(sequence, num_new)
     proposers.forget(sequence)                            # once, when the sequence ended
 
     `commit` is also called once with the whole prompt when a sequence starts to decode. A proposer's fault costs drafts
@@ -77,6 +78,8 @@ class ProposerSet:
         free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
         self._drafters = [_Drafter(self._contain(proposer), self._board) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
+        self._untold: deque[Callable[[], None]] = deque()
+        """Calls of `commit` or `forget` that are still to be made."""
         self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
@@ -85,6 +88,11 @@ class ProposerSet:
     def free(self) -> frozenset[str]:
         """Names of those whose drafts cost next to nothing."""
         return frozenset(drafter.name for drafter in self._drafters if drafter.proposer.free)
+
+    @property
+    def out(self) -> frozenset[str]:
+        """Names of those that back off after failures, or whose last call has not come back."""
+        return frozenset(drafter.name for drafter in self._drafters if drafter.proposer.is_out)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -102,10 +110,11 @@ class ProposerSet:
         return {drafter.name: drafter.proposer.seconds for drafter in self._drafters}
 
     def lose(self, call: WatchedCall) -> None:
-        """Do without the proposer of an overdue call until it comes back."""
+        """Do without the proposer of an overdue call until it comes back; tell the others what it kept them from."""
         for drafter in self._drafters:
             if drafter.proposer is call.proposer:
                 drafter.proposer.lose(call)
+        self._tell_rest()
 
     def memory(self) -> tuple[ProposerMemory, ...]:
         """Return the memory that each proposer takes besides the target's, from any thread."""
@@ -177,22 +186,36 @@ class ProposerSet:
         load = StepLoad(num_plain, num_context, num_drafted)
         return self._window.plain_ms(load, num_plain), self._window.added_ms(load, num_drafted)
 
-    def commit(self, sequence: SequenceView, num_new: int) -> Sequence[tuple[str, JudgedDraft]]:
-        """Tell every proposer that the last `num_new` tokens are committed, and judge the drafts made for them.
+    def judge(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
+        """Judge the drafts made for the sequence by its tokens.
 
         Return those among the first judged drafts of their proposer for the sequence (`Scoreboard.commit`).
         """
-        judged = self._board.commit(sequence)
-        for drafter in self._drafters:
-            drafter.proposer.commit(sequence, num_new)
-        return [(name, draft) for name, draft in judged if name != MERGED]
+        return [(name, draft) for name, draft in self._board.commit(sequence) if name != MERGED]
 
-    def forget(self, sequence: SequenceView) -> None:
-        """Tell every proposer that the sequence ended."""
+    def commit(self, sequence: SequenceView, num_new: int) -> None:
+        """Tell every proposer that the last `num_new` tokens are committed."""
+        self._will_commit(sequence, num_new)
+        self._tell_rest()
+
+    def forget(self, sequence: SequenceView, num_new: int = 0) -> None:
+        """Tell every proposer that the sequence ended, and before it of its last `num_new` tokens."""
         self._board.drop(sequence)
         self._kept.pop(sequence.key, None)
+        if num_new:
+            self._will_commit(sequence, num_new)
+        self._untold += [partial(drafter.proposer.forget, sequence) for drafter in self._drafters]
+        self._tell_rest()
+
+    def _will_commit(self, sequence: SequenceView, num_new: int) -> None:
         for drafter in self._drafters:
-            drafter.proposer.forget(sequence)
+            if drafter.proposer.learns:
+                self._untold.append(partial(drafter.proposer.commit, sequence, num_new))
+
+    def _tell_rest(self) -> None:
+        """Make the calls that are left, each once: a thread whose call is overdue leaves those after it (`lose`)."""
+        while self._untold:
+            self._untold.popleft()()
 
     def _candidates(
         self, requests: Sequence[DraftRequest], ceiling: int, plan: SpecPlan, *, shadow: bool

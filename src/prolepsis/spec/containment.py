@@ -49,7 +49,8 @@ class ContainedProposer:
         self._overdue: WatchedCall | None = None
         self._missed: list[SequenceView] = []
         """Sequences that ended while a call was overdue."""
-        self._learns = type(proposer).commit is not Proposer.commit
+        self.learns = type(proposer).commit is not Proposer.commit
+        """Whether it is told of committed tokens."""
 
     def succeed(self, other: "ContainedProposer | None") -> None:
         """Go on with the counters of the proposer that this one replaces."""
@@ -62,6 +63,11 @@ class ContainedProposer:
             return self._proposer.serves(sequence)
         except Exception:  # contained: its draft fails and is counted
             return True
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it drafts nothing for now."""
+        return self._backoff > 0 or self._overdue is not None
 
     def backs_off(self) -> bool:
         """Count a step and return whether the proposer backs off in it; an overdue call of it may not be back yet."""
@@ -110,7 +116,7 @@ class ContainedProposer:
         return drafts
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
-        if self._learns and not self._is_lost():
+        if self.learns and not self._is_lost():
             self._guard(sequence, lambda: self._proposer.commit(sequence, num_new))
 
     def forget(self, sequence: SequenceView) -> None:

@@ -152,13 +152,24 @@ class DisabledProposers:
         self._killed: frozenset[str] = frozenset()
 
     def allowed(
-        self, traffic_class: str, asked: tuple[str, ...] | None, plan: SpecPlan, names: Sequence[str]
+        self,
+        traffic_class: str,
+        asked: tuple[str, ...] | None,
+        plan: SpecPlan,
+        names: Sequence[str],
+        *,
+        compared: bool = False,
     ) -> tuple[str, ...] | None:
-        """Return the proposers of `asked` (None: all of `names`) that are not disabled; `asked` itself if none is."""
+        """Return the proposers of `asked` (None: all of `names`) that are not disabled; `asked` itself if none is.
+
+        `compared`: their drafts are only compared.
+        """
         if plan is not self._plan:
             self._take(plan)
         entries = self._by_traffic_class.get(traffic_class)
-        disabled = {entry.proposer for entry in entries if not self._probes(entry)} if entries else set()
+        disabled = {
+            entry.proposer for entry in entries or () if not (compared and entry.compared) and not self._probes(entry)
+        }
         disabled |= self._killed
         if not disabled:
             return asked

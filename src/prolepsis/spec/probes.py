@@ -11,32 +11,55 @@ from collections.abc import Callable, Sequence
 
 PROBED_DRAFTS = 4
 """Steps of a probed request in which drafts are made for it."""
-_EVERY_S = 3.0
-_MEMORY_S = 60.0
+_EVERY_S = 1.0
+_SHARE = 0.01
+"""Of the time that passes, for probes."""
+_MOST_SAVED_S = 3.0
+"""Of that, after a time without probes: enough for the verdict on a proposer that is never asked any more."""
+_ENOUGH, _MEMORY_S = 8, 15.0
+"""Requests with a decided draft, and the time in which there were so many where nothing has to be probed."""
 
 
 class ProbeBudget:
-    """Lets one request in three seconds be probed, where fewer had a draft of a proposer decided in the last minute."""
+    """Lets one request in a second be probed, in a share of the time, where a proposer is hardly judged.
+
+    A verdict on a rollout takes some sixty requests; a breaker, which counts drafts, may be open by then.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._next = clock() + _EVERY_S
+        self._looked_at = clock()
+        self._next = self._looked_at + _EVERY_S
+        self._saved_s = _MOST_SAVED_S
         self._ended: dict[tuple[str, str], deque[float]] = {}
         """When the last requests ended that had a draft verified or compared, by proposer and traffic class."""
+        self.num_probed = 0
+        self.seconds = 0.0
+        """Of the processor, that probes took so far."""
 
     def admit(self, traffic_class: str, proposers: Sequence[str]) -> bool:
         """Return whether a request that begins is probed."""
         now = self._clock()
-        if now < self._next or not any(self._is_seldom(name, traffic_class, now) for name in proposers):
+        self._saved_s = min(_MOST_SAVED_S, self._saved_s + _SHARE * (now - self._looked_at))
+        self._looked_at = now
+        if now < self._next or self._saved_s <= 0.0:
+            return False
+        if not any(self._is_seldom(name, traffic_class, now) for name in proposers):
             return False
         self._next = now + _EVERY_S
+        self.num_probed += 1
         return True
+
+    def spend(self, seconds: float) -> None:
+        """Drafts of probed requests took so long, of the processor."""
+        self._saved_s -= seconds
+        self.seconds += seconds
 
     def saw(self, proposer: str, traffic_class: str) -> None:
         """A request ended that had a draft of the proposer verified or compared."""
-        ended = self._ended.setdefault((proposer, traffic_class), deque(maxlen=int(_MEMORY_S / _EVERY_S)))
+        ended = self._ended.setdefault((proposer, traffic_class), deque(maxlen=_ENOUGH))
         ended.append(self._clock())
 
     def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
         ended = self._ended.get((proposer, traffic_class))
-        return ended is None or len(ended) < (ended.maxlen or 0) or now - ended[0] > _MEMORY_S
+        return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S
