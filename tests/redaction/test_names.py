@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from types import FrameType
 
 import pytest
+import regex
 
+from prolepsis.redaction.name_cues import _GREETING, _REQUEST, _STRONG, _WEAK, Cue, cue
 from prolepsis.redaction.names import without_names
 
 FOUND = {
@@ -40,6 +43,54 @@ def test_names_are_marked(text: str) -> None:
 @pytest.mark.parametrize("text", KEPT)
 def test_other_capitalised_words_stay(text: str) -> None:
     assert without_names(text) == text
+
+
+def work(text: str) -> float:
+    """Return how many functions run for a character, those of C included."""
+    number = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        without_names(text)
+    finally:
+        sys.setprofile(before)
+    return number / len(text)
+
+
+@pytest.mark.parametrize("words", ["A B ", "Xq ", "Xq\n", "O'N ", "Ann and ", "dear Xq ", "Now Hi ", "Xq van ", "A-"])
+def test_a_long_text_takes_no_more_work_for_a_character_than_a_short_one(words: str) -> None:
+    without_names("Dear Ann Smith")  # reads the lists
+    short, long = work(500 * words), work(2000 * words)
+    assert long < 1.02 * short < 70
+
+
+@pytest.mark.parametrize("text", ["A B ", "A. B. ", "The New "])
+def test_words_that_are_no_names_are_not_asked_what_announces_them(text: str) -> None:
+    looked: list[int] = []
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code is cue.__code__:
+            looked.append(frame.f_lineno)
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        without_names(100 * text)
+    finally:
+        sys.setprofile(before)
+    assert looked == []
+
+
+def test_what_announces_a_name_is_matched_backwards_and_ends_of_greetings_are_near() -> None:
+    """A search looked at 40 characters for each word, and read spaces without end for each word of a run."""
+    assert all(pattern.flags & regex.REVERSE for pattern in (_STRONG, _WEAK, _GREETING, _REQUEST))
+    near, far = (f"now hi Xq{spaces}," for spaces in (" ", " " * 50))
+    assert (cue(near, 7, 9), cue(far, 7, 9)) == (Cue.GREETING, Cue.WEAK)
 
 
 def test_the_lists_are_read_with_the_first_prose_only() -> None:

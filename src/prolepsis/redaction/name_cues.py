@@ -1,7 +1,13 @@
-"""Words that announce a name of a person, in a dozen languages."""
+"""Words that announce a name of a person, in a dozen languages.
+
+The patterns are matched backwards from the word that they announce: a few characters tell that none of them stands
+there, where a search for their beginnings looks at all characters before the word.
+"""
 
 import re
 from enum import IntEnum
+
+import regex
 
 
 class Cue(IntEnum):
@@ -39,8 +45,8 @@ _FIELDS = (
     r"(?:first|last|full|family|given|middle)[_ ]?names?|first|last|surname|vorname|nachname|prénom|nom de famille|"
     r"apellidos?|cognome|sobrenome|achternaam|nazwisko|patient|author|signed(?: by)?"
 )
-_STRONG = re.compile(
-    rf"(?:\b(?:{_TITLES}) |(?i:\b(?:{INTRODUCTIONS}) |{_SIGN_OFFS}|\b(?:{_FIELDS})[\"']?\s?[:=>]\s?[\"']?))$"
+_STRONG = regex.compile(
+    rf"(?r)(?:\b(?:{_TITLES}) |(?i:\b(?:{INTRODUCTIONS}) |{_SIGN_OFFS}|\b(?:{_FIELDS})[\"']?\s?[:=>]\s?[\"']?))$"
 )
 _SELVES = (
     r"i am|i['’]m|i,|this is|ich bin|hier ist|hier spricht|je suis|soy|sono|eu sou(?: [oa])?|sou(?: [oa])?|ik ben|"
@@ -55,15 +61,15 @@ _ROLES = (
     r"siostra|name|nom|nombre|nome|naam|imię|namn|user|benutzer|contact|kontakt|replied|said|says|told|ask|asked|"
     r"tell|met"
 )
-_WEAK = re.compile(
-    rf"(?i)\b(?:(?:{_SELVES}) |(?:{_ROLES})[\"']?[,:]? [\"']?|(?<=[\"'])(?:name|user|customer)[\"']: ?[\"'])$"
+_WEAK = regex.compile(
+    rf"(?ri)\b(?:(?:{_SELVES}) |(?:{_ROLES})[\"']?[,:]? [\"']?|(?<=[\"'])(?:name|user|customer)[\"']: ?[\"'])$"
 )
-_GREETING = re.compile(
-    r"(?i)(?:^|[\n.!?,] ?|\b(?:so|now) )(?:dear|hi|hello|hey|hallo|lieber?|bonjour|ch(?:er|ère)|salut|hola|"
+_GREETING = regex.compile(
+    r"(?ri)(?:^|[\n.!?,] ?|\b(?:so|now) )(?:dear|hi|hello|hey|hallo|lieber?|bonjour|ch(?:er|ère)|salut|hola|"
     r"estimad[oa]|querid[oa]|ciao|gentile|car[oa]|olá|oi|prezad[oa]|beste|hoi|cześć|drog[ia]|hej|kära?) $"
 )
-_REQUEST = re.compile(r"(?i)\b(?:ask|asked|tell|told|remind|reminded|informed|paged) $")
-_ENDS_GREETING = re.compile(r"\s*[,!:\n]")
+_REQUEST = regex.compile(r"(?ri)\b(?:ask|asked|tell|told|remind|reminded|informed|paged) $")
+_ENDS_GREETING = re.compile(r"\s{0,8}[,!:\n]")
 _ENDS_REQUEST = re.compile(r" (?:to|if|whether|that|about|why|when)\b")
 _BEFORE = 40
 """Characters before a word that may announce it."""
@@ -76,9 +82,10 @@ def is_title(word: str) -> bool:
 def cue(text: str, start: int, end: int) -> Cue:
     """Return how strongly a run of capitalised words from `start` to `end` is announced as a name."""
     before = text[max(0, start - _BEFORE) : start]
-    if _STRONG.search(before):
+    befores = (before, before[:-1]) if before.endswith("\n") else (before,)  # the word may begin a line
+    if any(map(_STRONG.match, befores)):
         return Cue.STRONG
     for announces, ends in ((_GREETING, _ENDS_GREETING), (_REQUEST, _ENDS_REQUEST)):
-        if announces.search(before):
+        if any(map(announces.match, befores)):
             return Cue.GREETING if ends.match(text, end) else Cue.WEAK
-    return Cue.WEAK if _WEAK.search(before) else Cue.NONE
+    return Cue.WEAK if any(map(_WEAK.match, befores)) else Cue.NONE

@@ -153,7 +153,7 @@ def _names_in(run: Sequence[_Token], text: str) -> Iterator[tuple[int, int]]:
         return
     i = 0
     while i < len(run):
-        num = _length(run[i : i + _MAX_TOKENS], cue(text, run[i].start, run[-1].end), lists)
+        num = _length(run[i : i + _MAX_TOKENS], text, run[-1].end, lists)
         if num:
             yield run[i].start, _end(run[i + num - 1], text)
         i += num or 1
@@ -163,11 +163,14 @@ def _end(token: _Token, text: str) -> int:
     return token.end + (token.is_initial and text[token.end : token.end + 1] == ".")
 
 
-def _length(run: Sequence[_Token], announced: Cue, lists: NameLists) -> int:
-    """Return how many tokens of the run, from its first on, are a name; 0: the first one is none."""
+def _length(run: Sequence[_Token], text: str, end: int, lists: NameLists) -> int:
+    """Return how many tokens of the run, which goes on to `end`, are a name from its first on; 0: that one is none."""
     name = _candidate(run, lists)
     words = [token for token in name if not token.is_small and not token.is_initial]
-    if not words or (name[0].is_small and announced is not Cue.STRONG):
+    if not words:
+        return 0
+    announced = cue(text, run[0].start, end)
+    if name[0].is_small and announced is not Cue.STRONG:
         return 0
     is_given = _listed(words[0], lists.given)
     is_sure = _is_sure(words[0], lists)
