@@ -1,6 +1,7 @@
 """A request is found by every name that people hold: over HTTP, on the command line, in the log and in the store."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from prolepsis.audit.found import FoundRequest, find_request
 from prolepsis.audit.log import forget_tenant
 from prolepsis.cli.main import app as commands
 from prolepsis.core.config import ServerConfig
+from prolepsis.store import records, retries
 from prolepsis.store.store import Store, opened_store
 from prolepsis.store.tables import audit_entries, request_records
 from prolepsis.telemetry.metrics import Metrics
@@ -64,6 +66,34 @@ async def test_every_name_finds_the_record_and_the_entry(store: Store, http: htt
         assert (done.exit_code, json.loads(done.stdout)["records"]) == (0, [record]), done.output
     missing = await http.get("/admin/requests/nobody")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_names_of_a_retry_find_the_first_request(store: Store, http: httpx.AsyncClient, stream: bool) -> None:
+    own = {"x-request-id": "retry-8", "traceparent": f"00-{'ab' * 16}-00f067aa0ba902b7-01"}
+    body, key = {**ASKED, "stream": stream}, {"idempotency-key": "one"}
+    with capture_logs() as logs:
+        await http.post("/v1/completions", json=body, headers={**HEADERS, **key})
+        again = await http.post("/v1/completions", json=body, headers={**own, **key})
+        assert store.writer.flush(20.0)
+    assert (again.headers["idempotency-replayed"], again.headers["x-request-id"]) == ("true", "retry-8")
+    first, retry = [log for log in logs if log["event"] == "http_request"]
+    assert (first["request_id"], retry["request_id"]) == (HEADERS["x-request-id"], "retry-8")
+    assert retry["answer_id"] == first["answer_id"]
+    [expected] = [(await http.get(f"/admin/requests/{first['answer_id']}")).json()]
+    assert len(expected["records"]) == len(expected["audit_entries"]) == 1
+    for name in ("retry-8", "ab" * 16):
+        assert (await http.get(f"/admin/requests/{name}")).json() == expected
+
+
+async def test_the_names_of_retries_go_when_records_are_pruned(store: Store, http: httpx.AsyncClient) -> None:
+    for name in ("first", "retry-8"):
+        headers = {"idempotency-key": "one", "x-request-id": name}
+        await http.post("/v1/completions", json=ASKED, headers=headers)
+    assert store.writer.flush(20.0)
+    records.prune(store.database, time.time() + 1.0)
+    with store.database.read() as connection:
+        assert retries.answer_ids(connection, ["retry-8"], 10) == set()
 
 
 async def test_the_names_are_forgotten_with_the_tenant(store: Store, http: httpx.AsyncClient) -> None:

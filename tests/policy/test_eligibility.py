@@ -169,3 +169,22 @@ def test_only_given_terms_are_part_of_the_content() -> None:
     )
     assert held.digest != plain.digest
     assert "'until': 0.6" in str(held.content())
+
+
+def test_hysteresis_goes_on_after_a_restart_and_other_weights_do_not() -> None:
+    judge = Judge().see(0.9, 4)
+    assert judge.limits() == Limits()
+    assert judge.see(0.65, 200).limits() == Limits(), "between the two thresholds"
+    learnt = judge.eligibility
+    again, other = Judge(), Judge()
+    again.eligibility.restore(learnt.figures, learnt.judged)
+    assert again.limits() == Limits()
+    other.versions = {"suffix": "2"}
+    other.eligibility.restore(learnt.figures, learnt.judged)
+    assert (other.limits(), other.eligibility.figures[CHAT]) == (Limits(("unmeasured",), verifies=False), {})
+
+
+def test_what_a_server_has_learnt_itself_is_not_replaced_by_less() -> None:
+    judge, earlier = Judge().see(0.9, 4), Judge().see(0.1, 2)
+    judge.eligibility.restore(earlier.eligibility.figures, ())
+    assert judge.limits() == Limits()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,6 +16,7 @@ from prolepsis.cost.prices import PriceFile
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
@@ -39,6 +41,7 @@ class EligibilityApp:
         config: ServerConfig | None = None,
         engine: FakeEngine | None = None,
         prices: PriceFile | None = None,
+        store: Store | None = None,
     ) -> None:
         self.engine = engine or FakeEngine()
         metrics = Metrics()
@@ -47,9 +50,10 @@ class EligibilityApp:
             (folder / "policy.yaml").write_text(policy)
             rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
             policies = Policies(PolicyFile(folder / "policy.yaml"), self.engine.info.proposers, rollouts)
-        sources = Sources(policies=policies, rollouts=rollouts if policies else None, prices=prices)
+        sources = Sources(policies=policies, rollouts=rollouts if policies else None, prices=prices, store=store)
         config = config or ServerConfig(start_drafts=0)
         app = build(config, self.engine, ByteTokenizer(), metrics, sources=sources)
+        self.features = [one for one in app.state.features if one.name in ("policy", "eligibility")]
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     async def ask(self, **speculation: object) -> httpx.Response:
@@ -57,6 +61,13 @@ class EligibilityApp:
         reply = await self.http.post("/v1/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
         return reply
+
+    async def tick(self) -> None:
+        for feature in self.features:
+            await feature.tick()
+
+    async def shown(self) -> dict[str, Any]:
+        return dict((await self.http.get("/admin/eligibility")).json())
 
     async def modes(self, number: int) -> Sequence[str]:
         """Return the mode of each of so many requests."""
@@ -82,6 +93,36 @@ async def test_drafts_are_compared_until_they_have_shown_enough(tmp_path: Path) 
     assert (held["traffic_class"], held["eligible"], held["value"]) == (TRAFFIC_CLASS, True, 0.5)
     [figures] = document["figures"]
     assert (figures["proposer"], figures["num_drafts"]) == ("suffix", 3 * (NEEDED + 2))
+
+
+async def test_an_edit_of_the_thresholds_takes_the_old_conditions_away_and_no_others(tmp_path: Path) -> None:
+    app = EligibilityApp(tmp_path, RULE.format(0.5, ""))
+    await app.modes(NEEDED)
+    before = await app.shown()
+    (tmp_path / "policy.yaml").write_text(RULE.format(0.5, ", num_speculative_tokens: 3"))
+    await app.tick()
+    assert await app.shown() == before, "an edit elsewhere"
+    (tmp_path / "policy.yaml").write_text(RULE.format(0.6, ""))
+    await app.tick()
+    assert (await app.shown())["conditions"] == []
+    assert await app.modes(1) == ["shadow"]
+    shown = await app.shown()
+    assert [(one["min"], one["eligible"]) for one in shown["conditions"]] == [(0.6, False)]
+    assert shown["figures"][0]["num_drafts"] == 3 * (NEEDED + 1), "what was measured stays"
+
+
+async def test_a_restart_goes_on_with_what_was_learnt(tmp_path: Path) -> None:
+    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as store:
+        app = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
+        await app.tick()
+        assert await app.modes(NEEDED + 1) == ["shadow"] * NEEDED + ["auto"]
+        before = await app.shown()
+        for feature in app.features:
+            await feature.close()
+        again = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
+        await again.tick()
+        assert await again.shown() == before
+        assert await again.modes(1) == ["auto"]
 
 
 async def test_low_acceptance_stays_in_shadow_or_plain_as_the_share_says(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from prolepsis.drafts.heads import DraftHeads
 from prolepsis.engine.client import EngineClient, weights_of
 from prolepsis.policy.eligibility import Eligibility, StartTerms
 from prolepsis.policy.eligibility_runtime import EligibilityFeature
+from prolepsis.policy.eligibility_store import EligibilityStore
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.routes import rollout_routes
@@ -113,10 +114,10 @@ def features_of(
         emit=emit,
     )
     costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
-    eligibility = _eligibility(config, client, costs, registry, emit)
+    eligibility = _eligibility(config, client, costs, registry, emit, policies=policies, store=store)
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
     replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
-    idempotency = Idempotency(config, registry)
+    idempotency = Idempotency(config, registry, retried=recorder.retried)
     listed = (
         admission,
         idempotency,
@@ -187,7 +188,14 @@ def _audit(
 
 
 def _eligibility(
-    config: ServerConfig, client: EngineClient, costs: CostFeature, registry: CollectorRegistry, emit: Emit
+    config: ServerConfig,
+    client: EngineClient,
+    costs: CostFeature,
+    registry: CollectorRegistry,
+    emit: Emit,
+    *,
+    policies: Policies | None,
+    store: Store | None,
 ) -> EligibilityFeature:
     eligibility = Eligibility(
         partial(weights_of, client),
@@ -195,7 +203,9 @@ def _eligibility(
         price_per_s=lambda: costs.billed_per_second,
         start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
     )
-    return EligibilityFeature(eligibility, registry, emit=emit)
+    kept = EligibilityStore(store.database) if store is not None else None
+    in_use = lambda: policies.policy if policies is not None else None  # noqa: E731
+    return EligibilityFeature(eligibility, registry, emit=emit, policy=in_use, store=kept)
 
 
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:

@@ -16,8 +16,10 @@ from starlette.types import Message, Receive, Scope, Send
 from prolepsis.api.admission.controller import was_charged
 from prolepsis.api.openai.context import SPEC_MODE
 from prolepsis.api.stream import ClientDisconnected, until_disconnect
+from prolepsis.api.tracing import ANSWER_ID, HTTP_REQUEST_ID, TRACE
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.store.retries import RequestRetry
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.caller import caller_of
 from prolepsis.web.errors import RequestAborted, RequestRefused
@@ -47,6 +49,8 @@ class Answer:
         """Clock reading (seconds); None: it has not ended."""
         self.error: Exception | None = None
         """What the attempt was refused or failed with before its reply."""
+        self.state: Mapping[str, object] = {}
+        """What is known of the first request, as far as it has come."""
         self._messages: list[Message] = []
         self._whole = False
         self._changed = asyncio.Event()
@@ -145,10 +149,17 @@ class Idempotency(Feature):
     period_s = 1.0
 
     def __init__(
-        self, config: ServerConfig, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic
+        self,
+        config: ServerConfig,
+        registry: CollectorRegistry,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        retried: Callable[[RequestRetry], None] = lambda retry: None,
     ) -> None:
+        """`retried` is told of each retry that gets the answer of a first attempt."""
         self._ttl_s = config.idempotency_ttl_s
         self._max_bytes = config.idempotency_bytes
+        self._retried = retried
         self._clock = clock
         self.answers = Answers()
         self._requests = counter(registry, "idempotent_requests", "Requests with an Idempotency-Key", "result")
@@ -174,7 +185,26 @@ class Idempotency(Feature):
         if answer.fingerprint != asked:
             message = "This Idempotency-Key was given with another request; allowed: the same request, or another key."
             raise RequestRefused(message, code="idempotency_key_reused", param="Idempotency-Key")
-        return await _Reading.begun(answer, replayed=True)
+        try:
+            return await _Reading.begun(answer, replayed=True)
+        finally:
+            self._name(request, answer)
+
+    def _name(self, retry: Request, answer: Answer) -> None:
+        """Have log line and store find the first request by the names of a retry."""
+        first, own = answer.state, retry.scope["state"]
+        if (answer_id := first.get(ANSWER_ID)) is None:  # refused before it had one
+            return
+        own[ANSWER_ID] = answer_id
+        trace = own[TRACE].trace_id if TRACE in own else None
+        self._retried(
+            RequestRetry(
+                answer_id=str(answer_id),
+                http_request_id=own[HTTP_REQUEST_ID],
+                trace_id=trace,
+                tenant=caller_of(retry).tenant,
+            )
+        )
 
     async def tick(self) -> None:
         """Forget what has expired."""
@@ -198,6 +228,7 @@ class Idempotency(Feature):
     def _attempt(self, tenant: str, key: str, asked: bytes, request: Request, attend: Attend) -> Answer:
         self._check_room(tenant)
         answer = self.answers.add(tenant, key, asked)
+        answer.state = request.scope["state"]
         answer.task = asyncio.create_task(self._run(answer, request, attend))
         answer.task.add_done_callback(lambda _: self._ended(tenant, key, answer, kept=_is_kept(answer, request)))
         return answer

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from prolepsis.core.ended import RequestEnded
 from prolepsis.store.records import request_record
+from prolepsis.store.retries import RequestRetry
 from prolepsis.store.store import Store
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
@@ -38,6 +39,11 @@ class Recorder(Feature):
             if random.random() < self._sample:
                 version = self._prices_version()
                 self._writer.offer(request_record(ended.about, prompt, prices_version=version))
+
+    def retried(self, retry: RequestRetry) -> None:
+        """Record the names of a retry, by which the request is found whose answer it got."""
+        if self._writer is not None:
+            self._writer.offer(retry)
 
     def readiness(self) -> StoreState | None:
         """Return what readiness says of the store, without addresses; None without one. It never makes it unready."""

@@ -1,4 +1,7 @@
-"""A request, found by any of the names that people hold: x-request-id, trace id, answer id, number of its entry."""
+"""A request, found by any of the names that people hold: x-request-id, trace id, answer id, number of its entry.
+
+The names of retries that got its answer (`Idempotency-Key`) find it too.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +9,7 @@ from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED
-from prolepsis.store import records
+from prolepsis.store import records, retries
 
 MOST = 200
 """Records, and entries, of one name: a trace may have many requests."""
@@ -22,8 +25,8 @@ class FoundRequest:
 
 def find_request(connection: Connection, name: str) -> FoundRequest:
     """Return what the store has of a request, in the order in which it came."""
-    entries = chain.about(connection, name, MOST)
+    entries, answers = chain.about(connection, name, MOST), retries.answer_ids(connection, [name], MOST)
     served = [entry.details.subject for entry in entries if entry.action == SERVED and entry.details is not None]
-    found = records.find(connection, {name, *served}, MOST)
-    entries += chain.named(connection, {str(record["request_id"]) for record in found}, MOST)
+    found = records.find(connection, {name, *served, *answers}, MOST)
+    entries += chain.named(connection, {*answers, *(str(record["request_id"]) for record in found)}, MOST)
     return FoundRequest(found, sorted({entry.seq for entry in entries}))

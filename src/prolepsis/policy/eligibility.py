@@ -4,7 +4,7 @@ Figures belong to what made them: a proposer, the version of its weights, and th
 two thresholds a class that has become eligible stays so until it falls below the lower one (hysteresis).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -125,8 +125,10 @@ class Judged:
     eligible: bool
 
 
-_Condition = tuple[str, tuple[str, ...] | None, str, Threshold]
-"""Traffic class, proposers, name of the condition, and its threshold: no rule, so an edit elsewhere changes nothing."""
+_Asked = tuple[tuple[str, ...] | None, str, float, float]
+"""Proposers, name of the condition, and its thresholds: no rule, so an edit elsewhere changes nothing."""
+_Condition = tuple[str, _Asked]
+"""Of a traffic class."""
 
 
 class Eligibility:
@@ -162,6 +164,31 @@ class Eligibility:
         """Every condition that was asked for, as it was judged last."""
         return list(self._held.values())
 
+    def restore(self, figures: Mapping[str, Mapping[str, DraftFigures]], held: Iterable[Judged]) -> None:
+        """Take in what earlier runs learnt of the present weights, where this one has learnt less."""
+        for traffic_class, by_proposer in figures.items():
+            known = self._figures.setdefault(traffic_class, {})
+            for name, one in by_proposer.items():
+                is_less = name not in known or known[name].num_drafts < one.num_drafts
+                if is_less and one.version == self._version_of(name):
+                    known[name] = one
+        for judged in held:
+            if self._of(judged.traffic_class, judged.proposers):
+                asked = (judged.proposers, judged.condition, judged.min, judged.until)
+                self._held.setdefault((judged.traffic_class, asked), judged)
+
+    def keep_only(self, terms: Iterable[tuple[tuple[str, ...] | None, EligibilityTerms | None]]) -> None:
+        """Forget the conditions that none of these terms, with their proposers, asks for."""
+        asked = {one for proposers, given in terms for one in self._asked(proposers, given)}
+        self._held = {key: one for key, one in self._held.items() if key[1] in asked}
+
+    def _asked(self, proposers: tuple[str, ...] | None, given: EligibilityTerms | None) -> Iterator[_Asked]:
+        terms = given or (EXPERTS_TERMS if self._has_experts else None)
+        for name in type(terms).model_fields if terms is not None else ():
+            threshold = getattr(terms, name)
+            if threshold is not None:
+                yield proposers, name, threshold.min, threshold.leave
+
     def add(self, traffic_class: str, stats: RequestStats) -> None:
         """Take in a request that has ended, whose drafts were verified where they pay, or compared in shadow."""
         figures = self._current(traffic_class)
@@ -186,7 +213,7 @@ class Eligibility:
         reasons: list[LimitReason] = []
         changed: list[Judged] = []
         for name, value, threshold in self._conditions(asked, figures):
-            before, after = self._judge((traffic_class, proposers, name, threshold), value)
+            before, after = self._judge((traffic_class, (proposers, name, threshold.min, threshold.leave)), value)
             if after.eligible != (before is not None and before.eligible):
                 changed.append(after)
             if not after.eligible:
@@ -218,16 +245,16 @@ class Eligibility:
         return asked
 
     def _judge(self, condition: _Condition, value: float | None) -> tuple[Judged | None, Judged]:
-        traffic_class, proposers, name, threshold = condition
+        traffic_class, (proposers, name, enter, leave) = condition
         before = self._held.get(condition)
         was = before is not None and before.eligible
-        holds = was if value is None else value >= (threshold.leave if was else threshold.min)
+        holds = was if value is None else value >= (leave if was else enter)
         after = self._held[condition] = Judged(
             traffic_class=traffic_class,
             proposers=proposers,
             condition=name,
-            min=threshold.min,
-            until=threshold.leave,
+            min=enter,
+            until=leave,
             value=value,
             eligible=holds,
         )
@@ -249,7 +276,7 @@ class Eligibility:
 
 
 def _concerns(condition: _Condition, traffic_class: str, gone: Sequence[str]) -> bool:
-    of, proposers, _, _ = condition
+    of, (proposers, *_) = condition
     return of == traffic_class and (proposers is None or not set(proposers).isdisjoint(gone))
 
 

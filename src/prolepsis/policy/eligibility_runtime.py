@@ -1,18 +1,25 @@
 """Eligibility while serving: requests that end are counted, and /admin/eligibility shows the figures."""
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.policy.eligibility import MIN_DRAFTS, UNLIMITED, DraftFigures, Eligibility, Judged, Limits
-from prolepsis.policy.model import Terms
+from prolepsis.policy.eligibility_store import EligibilityStore, Learnt
+from prolepsis.policy.model import Policy, Terms, control_terms
 from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
+
+KEEP_EVERY_S = 60.0
+"""Seconds between two writes of what was learnt."""
 
 log = structlog.get_logger(__name__)
 
@@ -29,14 +36,72 @@ class EligibilityFeature(Feature):
     """Belongs to one event loop."""
 
     name = "eligibility"
+    period_s = 1.0
 
-    def __init__(self, eligibility: Eligibility, registry: CollectorRegistry, *, emit: Emit = discard) -> None:
+    def __init__(
+        self,
+        eligibility: Eligibility,
+        registry: CollectorRegistry,
+        *,
+        emit: Emit = discard,
+        policy: Callable[[], Policy | None] = lambda: None,
+        store: EligibilityStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`policy`: the one in use, whose conditions count.
+
+        `store` keeps what was learnt; None: it ends with the server.
+        """
         self.eligibility = eligibility
+        self._policy = policy
+        self._version = ""
+        """Of the policy whose conditions are held."""
+        self._store = store
+        self._is_restored = store is None
+        self._clock = clock
+        self._kept_at = clock()
         self.routes = _routes(self)
         self._emit = emit
         by = ("traffic_class", "condition", "eligible")
         text = "Traffic classes that became eligible, or lost it"
         self._changes = counter(registry, "eligibility_changes", text, *by)
+
+    async def tick(self) -> None:
+        """Read what earlier runs learnt, and keep what this one does, when that is due."""
+        self.follow_policy()
+        if self._store is None:
+            return
+        if not self._is_restored:
+            learnt = await asyncio.to_thread(self._store.read)
+            self.eligibility.restore(learnt.figures, learnt.held)
+            self._is_restored, self._version = True, ""
+            self.follow_policy()
+        elif self._clock() - self._kept_at >= KEEP_EVERY_S:
+            self._kept_at = self._clock()
+            await self._keep(self._store)
+
+    async def close(self) -> None:
+        """Keep what was learnt for the next start."""
+        if self._store is not None and self._is_restored:
+            await self._keep(self._store)
+
+    async def _keep(self, store: EligibilityStore) -> None:
+        held = self.eligibility
+        figures = {of: {name: replace(one) for name, one in known.items()} for of, known in held.figures.items()}
+        try:
+            await asyncio.to_thread(store.write, Learnt(figures, held.judged))
+        except StoreUnavailable as error:
+            log.error("eligibility_not_kept", error=str(error))
+
+    def follow_policy(self) -> None:
+        """Forget the conditions of an earlier policy that the present one does not have."""
+        policy = self._policy()
+        if policy is None or policy.full_version == self._version:
+            return
+        self._version = policy.full_version
+        terms = [one for _, one in policy.named_terms()]
+        terms += [control_terms(one) for one in terms if one.rollout is not None and one.rollout.against is not None]
+        self.eligibility.keep_only((one.proposers, one.eligible_while) for one in terms)
 
     def limits(self, terms: Terms, traffic_class: str) -> Limits:
         """Return what is left of a request's terms, which would verify drafts."""
@@ -89,6 +154,7 @@ def _routes(feature: EligibilityFeature) -> Sequence[Route]:
 
     @routes.get("/admin/eligibility", roles=READERS, summary=summary)
     async def eligibility() -> EligibilityReply:
+        feature.follow_policy()
         held = feature.eligibility
         figures = [
             _shown(traffic_class, proposer, one)

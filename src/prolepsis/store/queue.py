@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from prolepsis.telemetry.declare import counter, gauge
 
-Kind = Literal["request", "audit"]
-KINDS: tuple[Kind, ...] = ("request", "audit")
+Kind = Literal["request", "retry", "audit"]
+KINDS: tuple[Kind, ...] = ("request", "retry", "audit")
 """In the order in which a batch is written: audit entries last, because they hold the end of their chain."""
 DropReason = Literal["queue_full", "refused", "closed"]
 
@@ -51,7 +51,7 @@ class StoreHealth:
 
 
 class StoreMetrics:
-    """`kind` is request or audit."""
+    """`kind` is request, retry or audit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.written = counter(registry, "store_written", "Items on disk", "kind")

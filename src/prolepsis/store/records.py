@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, sel
 
 from prolepsis.core.ended import PromptEnded, RequestAbout
 from prolepsis.core.stats import DeviceKind, ProposerCounts
-from prolepsis.store import record_chain
+from prolepsis.store import record_chain, retries
 from prolepsis.store.database import Database
 from prolepsis.store.queue import Kind, QueueItem
 from prolepsis.store.tables import NAMES, request_records
@@ -98,11 +98,13 @@ def find(connection: Connection, names: Iterable[str], limit: int) -> list[dict[
 
 def prune(database: Database, before: float) -> int:
     """Delete the records that ended before a Unix time; returns their number. Raises `StoreUnavailable`."""
+    retries.prune(database, before)
     return _delete(database, request_records.c.ended_at < before)
 
 
 def forget(database: Database, tenant: str) -> int:
     """Delete a tenant's records; returns their number. Raises `StoreUnavailable`."""
+    retries.forget(database, tenant)
     return _delete(database, request_records.c.tenant == tenant)
 
 

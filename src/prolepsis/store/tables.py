@@ -42,6 +42,17 @@ request_records = Table(
 counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
 Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them."""
 
+request_retries = Table(
+    "request_retries",
+    metadata,
+    Column("retry_id", String(32), primary_key=True),
+    *_columns(Text, "answer_id http_request_id tenant"),
+    Column("trace_id", String(32)),
+    Column("retried_at", Double, nullable=False),
+    *(Index(f"ix_request_retries_{name}", name) for name in ("http_request_id", "tenant", "trace_id", "retried_at")),
+)
+"""Names of retries (`Idempotency-Key`), and the answer that each got; they are kept as long as request records."""
+
 record_chain = Table(
     "record_chain",
     metadata,
@@ -200,6 +211,17 @@ drift_baselines = Table(
     Column("kept_at", Double, nullable=False),
 )
 """What drift learnt of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""
+
+eligibility = Table(
+    "eligibility",
+    metadata,
+    Column("kind", String(8), primary_key=True),
+    Column("traffic_class", String(256), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("state", Text, nullable=False),
+    Column("kept_at", Double, nullable=False),
+)
+"""What eligibility learnt of traffic classes: `figures` by proposer, and conditions `held`, by their digest."""
 
 controls = Table(
     "controls",
