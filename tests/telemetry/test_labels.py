@@ -1,5 +1,7 @@
 """Values and sets of labels stay within their bounds, and sums stay right."""
 
+from itertools import product
+
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -56,11 +58,15 @@ def test_no_family_outgrows_its_bound(labels: tuple[str, ...]) -> None:
 
 
 def test_tenants_have_series_only_where_they_are_named() -> None:
-    registry = MetricsRegistry(tenants=["acme"])
-    shown = counter(registry, "shown", "", "tenant")
-    for tenant in ("acme", "basil", "cedar"):
-        shown.labels(tenant).inc()
-    assert values(registry, "shown_total") == {("acme",): 1.0, (OTHER,): 2.0}
+    named = [f"tenant-{number}" for number in range(12)]
+    registry = MetricsRegistry(tenants=named)
+    shown = counter(registry, "shown", "", "tenant", "outcome", most=160)
+    for tenant, outcome in product([*named, "basil", "cedar"], ("finished", "failed", "left")):
+        shown.labels(tenant, outcome).inc()
+    sums = values(registry, "shown_total")
+    assert {tenant for tenant, _ in sums} == {*named, OTHER}
+    assert {sums[tenant, "left"] for tenant in named} == {1.0}
+    assert sums[OTHER, "left"] == 2.0
 
 
 def test_a_gauge_shows_no_value_that_belongs_to_several() -> None:
@@ -77,3 +83,12 @@ def test_a_gauge_shows_no_value_that_belongs_to_several() -> None:
 def test_a_label_must_be_declared() -> None:
     with pytest.raises(AssertionError, match=r"\['colour'\] are not declared in telemetry/labels.py"):
         counter(MetricsRegistry(), "shown", "", "colour")
+
+
+def test_values_that_code_lists_are_never_other_however_many_families_share_the_label() -> None:
+    registry = MetricsRegistry()
+    for family in range(9):
+        shown = counter(registry, f"shown_{family}", "", "reason")
+        for number in range(9):
+            shown.labels(f"reason-{family}-{number}").inc()
+        assert (OTHER,) not in values(registry, f"shown_{family}_total")

@@ -112,7 +112,8 @@ def test_waits_and_the_time_of_a_token_differ_where_several_arrive_at_once() -> 
     ("progress", "stage"),
     [
         (None, "admission"),
-        (RequestStats(), "queue"),
+        (RequestStats(), "step"),
+        (RequestStats(queue_s=0.1), "queue"),
         (RequestStats(device=DeviceSeconds(prefill=0.1)), "prefill"),
         (RequestStats(num_output_tokens=1, device=DeviceSeconds(prefill=0.1)), "decode"),
     ],

@@ -57,7 +57,6 @@ def test_other_pages_name_no_series_that_is_gone(registry: MetricsRegistry) -> N
 def test_all_series_together_stay_within_the_budget(registry: MetricsRegistry) -> None:
     largest = {name: registry.most_series(family) for name, family in registry.families.items()}
     assert sum(largest.values()) < BUDGET, sorted(largest.items(), key=lambda one: -one[1])[:20]
-    assert f"{sum(largest.values()):,}" in PAGE.read_text()
 
 
 _ROUTES = [f"/v1/route-{number}" for number in range(20)]

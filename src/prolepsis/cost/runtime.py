@@ -144,8 +144,7 @@ class CostFeature(Feature):
         self.usage.observe(cost)
         self._comparisons.observe(cost)
         arm = assignment.arm if assignment else "none"
-        labels = (about.route, self.usage.known("tenant", cost.tenant), cost.proposer, arm)
-        self._metrics.request(labels, cost.num_output_tokens, cost.device)
+        self._metrics.request((about.route, cost.tenant, cost.proposer, arm), cost.num_output_tokens, cost.device)
 
     async def tick(self) -> None:
         """Follow the price file and take a snapshot of the totals."""
@@ -246,7 +245,7 @@ def _main_proposer(stats: RequestStats) -> str:
 
 
 class _Metrics:
-    """Device seconds and their divisors; ratios and money are left to queries. `Usage` bounds the tenants."""
+    """Device seconds and their divisors; ratios and money are left to queries."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("route", "tenant", "proposer", "arm")

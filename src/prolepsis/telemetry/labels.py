@@ -21,6 +21,7 @@ class Label:
     """The bound on one label's values."""
 
     most: int
+    """In all families together if it is open, else in one."""
     is_open: bool = False
     """Its values come from traffic, policies or files; those of other labels are listed in the code."""
 
@@ -53,20 +54,25 @@ LABELS: Mapping[str, Label] = {
 
 
 class LabelValues:
-    """The values that labels have taken; safe to use from several threads."""
+    """The values that open labels have taken; safe to use from several threads."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         """`tenants`: those that have series of their own."""
         self.num_other: Tally[str] = Tally()
         """By label: how often a value of it was replaced."""
         self._lock = Lock()
-        self._known: dict[str, set[str]] = {name: set() for name in LABELS}
+        self._known: dict[str, set[str]] = {name: set() for name, label in LABELS.items() if label.is_open}
         self._known["tenant"].update([NO_TENANT, *tenants])
+        self._num_tenants = len(self._known["tenant"])
+
+    def most(self, label: str) -> int:
+        """Return the bound on the values of a label."""
+        return self._num_tenants if label == "tenant" else LABELS[label].most
 
     def bounded(self, label: str, value: str) -> str:
         """Return the value under which `value` is counted: its own, or `OTHER`."""
-        known = self._known[label]
-        if value in known:
+        known = self._known.get(label)
+        if known is None or value in known:
             return value
         with self._lock:
             if value == OTHER or len(known) < LABELS[label].most:
@@ -94,7 +100,7 @@ class LabelSets:
         unknown = [label for label in labels if label not in LABELS]
         assert not unknown, f"labels {unknown} are not declared in telemetry/labels.py"
         self.labels = tuple(labels)
-        self.most_own = min(most or DEFAULT_SETS, prod(LABELS[label].most + 1 for label in labels))
+        self.most_own = min(most or DEFAULT_SETS, prod(values.most(label) + 1 for label in labels))
         closed = prod(LABELS[label].most for label in labels if not LABELS[label].is_open)
         is_open = any(LABELS[label].is_open for label in labels)
         self.most = self.most_own + shows_other * (1 + is_open * min(closed, self.most_own // 8))

@@ -37,7 +37,7 @@ class RequestMetrics:
         text = "The same, by the policy's rule"
         self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, "outcome", most=240)
         text = "The same, of the tenants in metrics_tenants"
-        self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome")
+        self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome", most=160)
         self._latencies = _Latencies(registry)
         self._stages = _Stages(registry)
         self._intervals = _Intervals(registry)
@@ -57,8 +57,9 @@ class RequestMetrics:
         for prompt in ended.prompts:
             if prompt.answer in ("complete", "cut"):
                 self._latencies.ended(ended, prompt)
-                self._stages.ended(about.tier, prompt)
                 self._intervals.ended(about.tier, prompt)
+                if prompt.stats.device.total or prompt.stats.queue_s:  # the engine reported them
+                    self._stages.ended(about.tier, prompt)
             self._answers.ended(prompt)
 
 
@@ -185,11 +186,11 @@ def _mode(prompts: list[RequestStats]) -> Mode:
 
 
 def _waited_for(ended: RequestEnded) -> str:
-    """Return the stage in which the deadline passed."""
+    """Return the stage in which the deadline passed; `step`: one that was too long for the engine to say more."""
     late = [prompt for prompt in ended.prompts if prompt.end == "failed"]
     if not late:
         return "admission"
     stats = late[0].stats
     if stats.num_output_tokens:
         return "decode"
-    return "prefill" if stats.device.total else "queue"
+    return "prefill" if stats.device.total else "queue" if stats.queue_s else "step"
