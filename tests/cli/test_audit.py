@@ -11,10 +11,13 @@ from typer.testing import CliRunner, Result
 from prolepsis.audit import chain
 from prolepsis.audit.anchors import AnchorFeature, AnchorFile, default_file
 from prolepsis.audit.entry import SERVED
+from prolepsis.cli.admin import NoServer
+from prolepsis.cli.audit_export import LONGEST_WAIT_S, keep_delivering
 from prolepsis.cli.main import app
 from prolepsis.cli.output import UNPROVEN
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeliveryFailed, StoreUnavailable
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.signing import OPTION, AuditKeys, key_file
@@ -127,6 +130,31 @@ def test_an_export_is_verified_without_the_store(home: Path) -> None:
     (home / "audit.jsonl").write_text("{}\n")
     done = run("audit", "verify", "--file", "audit.jsonl")
     assert (done.exit_code, "line 1" in done.stderr) == (2, True)
+
+
+def test_an_export_goes_on_where_the_last_one_ended(home: Path, database: Database) -> None:
+    command = ("audit", "export", "-o", "audit.jsonl", "--cursor", "cursor.json", "--control-only")
+    assert "3 entries are in audit.jsonl" in run(*command).stderr
+    with database.write() as connection:
+        chain.append(connection, [AuditEvent(actor="ann", action=action) for action in (SERVED, "kill.on")])
+    assert "1 entries are in audit.jsonl" in run(*command).stderr
+    assert [json.loads(line)["seq"] for line in (home / "audit.jsonl").read_text().splitlines()] == [1, 2, 3, 5]
+    assert run("audit", "export", "-o", "ftp://host").exit_code == 2
+
+
+def test_following_goes_on_through_failures() -> None:
+    outcomes: list[int | Exception] = [1, StoreUnavailable("gone"), NoServer("gone"), DeliveryFailed("gone"), 2]
+    waits: list[float] = []
+
+    def deliver_new() -> int:
+        outcome = outcomes.pop(0) if outcomes else KeyboardInterrupt()
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
+    with pytest.raises(KeyboardInterrupt):
+        keep_delivering(deliver_new, 8.0, waits.append)
+    assert waits == [8.0, 16.0, LONGEST_WAIT_S, LONGEST_WAIT_S, 8.0]
 
 
 @pytest.mark.usefixtures("database")

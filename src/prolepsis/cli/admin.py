@@ -30,6 +30,10 @@ Key = Annotated[
 _TIMEOUT_S = 30.0
 
 
+class NoServer(ConfigError):
+    """No server answers at the address given."""
+
+
 def ask(
     url: str,
     key: str | None,
@@ -39,13 +43,13 @@ def ask(
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> Any:
-    """Return the server's reply; raises `InvalidParameter` with the server's error, `ConfigError` without a server."""
+    """Return the server's reply; raises `InvalidParameter` with the server's error, `NoServer` without a server."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=timeout_s)
         document = reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        raise ConfigError(f"no server answers at {url}: {error}", param="url") from None
+        raise NoServer(f"no server answers at {url}: {error}", param="url") from None
     if reply.status_code != 200:
         raise InvalidParameter(f"{reply.status_code}: {_message(document)}")
     return document

@@ -1,8 +1,5 @@
 """`prolepsis audit`: verify, show, export and replay the audit log of a store, of an export or of a running server."""
 
-import json
-import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +12,7 @@ from prolepsis.audit.entry import SERVED, AuditEntry
 from prolepsis.audit.found import find_request
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.audit_bundle import OpenWith, PassphraseFile, bundle, read_bundle_file
+from prolepsis.cli.audit_export import export
 from prolepsis.cli.audit_log import ServerUrl, opened_log
 from prolepsis.cli.audit_verify import verify
 from prolepsis.cli.documents import print_reply
@@ -26,7 +24,6 @@ from prolepsis.cli.output import (
     UNPROVEN,
     AsJson,
     command_group,
-    note,
     print_json,
     print_table,
 )
@@ -60,6 +57,7 @@ REPLAY_TIMEOUT_S = 90.0
 
 
 app.command(epilog=EPILOG)(verify)
+app.command(epilog=EPILOG)(export)
 app.command(epilog=EPILOG)(bundle)
 
 
@@ -104,26 +102,6 @@ def find(
     if not found["records"] and not found["audit_entries"]:
         raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
     print_reply(found, {"records": _RECORD}, as_json=as_json)
-
-
-@app.command(epilog=EPILOG)
-def export(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
-    after: Annotated[int, typer.Option(min=0, help="only entries after this number")] = 0,
-    store: StoreOption = None,
-    url: ServerUrl = None,
-    key: Key = None,
-) -> None:
-    """Write entries as JSON lines; a complete export can be verified without the store."""
-    with (
-        opened_log(store, url, key) as log,
-        output.open("w", encoding="utf-8") if output else nullcontext(sys.stdout) as to,
-    ):
-        number = 0
-        for number, entry in enumerate(log.entries(after), 1):  # noqa: B007
-            to.write(json.dumps(entry.plain(), ensure_ascii=False) + "\n")
-    if output is not None:
-        note(f"{number} entries are in {output}")
 
 
 @app.command(epilog=EPILOG)

@@ -17,6 +17,7 @@ ProlepsisError
 ├── StoreError                 the store could not do what was asked
 │   ├── StoreUnavailable       the database is gone, locked or full: what was asked is not known to be written
 │   └── StoreConflict          it was changed meanwhile: says what is there now
+├── DeliveryFailed             another system did not take audit entries; they are to be delivered again
 └── EngineError                the engine could not finish a request it had accepted
     ├── DeadlineExceeded       the request's own deadline passed
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
@@ -100,6 +101,10 @@ class StoreUnavailable(StoreError):
 
 class StoreConflict(StoreError):
     code = "store_conflict"
+
+
+class DeliveryFailed(ProlepsisError):
+    code = "delivery_failed"
 
 
 class EngineError(ProlepsisError):

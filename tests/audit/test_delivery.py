@@ -1,0 +1,175 @@
+"""Delivery of audit entries: what arrives, in which form, and from where a delivery goes on."""
+
+import io
+import json
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from prolepsis.audit.delivery import BATCH, Cursor, Destination, JsonLines, deliver, destination, syslog_message
+from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry, Details
+from prolepsis.core.errors import ConfigError, DeliveryFailed
+
+
+class Taken:
+    """A destination that fails at chosen deliveries."""
+
+    def __init__(self, failing: Sequence[int] = ()) -> None:
+        self.entries: list[int] = []
+        self._failing = failing
+        self._calls = 0
+
+    def deliver(self, entries: Sequence[AuditEntry]) -> None:
+        self._calls += 1
+        if self._calls in self._failing:
+            raise DeliveryFailed("the other side is away")
+        self.entries += [entry.seq for entry in entries]
+
+    def close(self) -> None: ...
+
+
+def chain_of(number: int, action: str = "kill.on") -> list[AuditEntry]:
+    entries: list[AuditEntry] = []
+    previous = START_OF_CHAIN
+    for seq in range(1, number + 1):
+        details = Details(actor="ann", tenant="", subject="é", before=None, after={"seq": seq}, salt="00")
+        entry = AuditEntry(
+            seq=seq,
+            uid=f"{seq:032x}",
+            at="2026-11-22T10:00:00.000001+00:00",
+            action=action if seq % 2 else SERVED,
+            versions={},
+            erases=(),
+            details=details,
+            details_digest=details.digest(),
+            previous=previous,
+            digest="",
+        )
+        entries.append(replace(entry, digest=entry.expected_digest()))
+        previous = entries[-1].digest
+    return entries
+
+
+def test_after_a_failure_nothing_is_skipped_and_at_most_a_batch_comes_again(tmp_path: Path) -> None:
+    log, to = chain_of(2 * BATCH + 5), Taken(failing=[2])
+    with pytest.raises(DeliveryFailed):
+        deliver(log, Cursor(tmp_path / "cursor.json"), to)
+    cursor = Cursor(tmp_path / "cursor.json")
+    assert (cursor.seq, to.entries) == (BATCH, list(range(1, BATCH + 1)))
+    assert deliver(log[cursor.seq :], cursor, to) == BATCH + 5
+    assert to.entries == list(range(1, 2 * BATCH + 6))
+    assert deliver([], cursor, to) == 0
+
+
+def test_another_log_is_refused(tmp_path: Path) -> None:
+    deliver(chain_of(3), Cursor(tmp_path / "cursor.json"), Taken())
+    to = Taken()
+    with pytest.raises(ConfigError, match="entry 4 does not continue entry 3 of the cursor"):
+        deliver(chain_of(5, "kill.off")[3:], Cursor(tmp_path / "cursor.json"), to)
+    assert to.entries == []
+    (tmp_path / "cursor.json").write_text('{"seq": -1}')
+    with pytest.raises(ConfigError, match="cursor"):
+        Cursor(tmp_path / "cursor.json")
+
+
+def test_a_cursor_begins_where_it_is_told_and_passes_over_skipped_actions() -> None:
+    cursor, to = Cursor(None, 2), Taken()
+    assert deliver(chain_of(6)[2:], cursor, to, frozenset([SERVED])) == 2
+    assert (to.entries, cursor.seq) == ([3, 5], 6)
+
+
+def test_a_file_keeps_its_lines_or_begins_again(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    for append in (False, True, False):
+        with closing(destination(str(file), append=append)) as to:
+            to.deliver(chain_of(2))
+        assert len(file.read_text().splitlines()) == (4 if append else 2)
+    assert json.loads(file.read_text().splitlines()[0])["details"]["subject"] == "é"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        destination(str(tmp_path / "missing" / "file"), append=True)
+
+
+def test_a_stream_that_cannot_be_written_is_a_failed_delivery() -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(DeliveryFailed, match="No space left"):
+        JsonLines(Full()).deliver(chain_of(1))
+
+
+@pytest.mark.parametrize("name", ["", "syslog://", "syslog://host:99999", "ftp://host/x", "http://host:no/v1/logs"])
+def test_an_unknown_destination_is_named(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"output is .*; allowed: a file, syslog://"):
+        destination(name, append=True)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_syslog_over_tcp_counts_octets(listener: socket.socket) -> None:
+    received = bytearray()
+
+    def receive() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(65536):
+                received.extend(data)
+
+    receiver = Thread(target=receive)
+    receiver.start()
+    with closing(destination(f"syslog://127.0.0.1:{listener.getsockname()[1]}", append=True)) as to:
+        to.deliver(chain_of(3))
+    receiver.join()
+    messages = list(frames(bytes(received)))
+    assert [json.loads(text_of(message))["seq"] for message in messages] == [1, 2, 3]
+    assert messages[0].startswith(b"<110>1 2026-11-22T10:00:00.000001+00:00 ")
+
+
+def frames(received: bytes) -> Iterator[bytes]:
+    """Yield the messages of counted octets (RFC 6587, section 3.4.1)."""
+    while received:
+        count, _, rest = received.partition(b" ")
+        yield rest[: int(count)]
+        received = rest[int(count) :]
+
+
+def text_of(message: bytes) -> str:
+    return message.decode().partition("\N{ZERO WIDTH NO-BREAK SPACE}")[2]
+
+
+def test_syslog_that_is_away_is_a_failed_delivery(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    listener.close()
+    to: Destination = destination(f"syslog://127.0.0.1:{port}", append=True)
+    with pytest.raises(DeliveryFailed, match=f"syslog at 127.0.0.1:{port}"):
+        to.deliver(chain_of(1))
+
+
+def test_a_datagram_carries_an_entry_that_is_too_long_without_its_details() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.settimeout(10.0)
+        (entry,) = chain_of(1)
+        assert entry.details is not None
+        long = replace(entry, details=replace(entry.details, after="x" * 100_000))
+        with closing(destination(f"syslog+udp://127.0.0.1:{server.getsockname()[1]}", append=True)) as to:
+            to.deliver([entry, long])
+        first, second = (json.loads(text_of(server.recv(65536))) for _ in range(2))
+    assert first["details"]["actor"] == "ann"
+    assert (second["details"], second["digest"]) == ("too long for a datagram", entry.digest)
+
+
+def test_the_header_of_a_message_is_plain_ascii() -> None:
+    (entry,) = chain_of(1, "kill on\nécart." + "x" * 40)
+    header = syslog_message(entry).split("\N{ZERO WIDTH NO-BREAK SPACE}".encode())[0]
+    assert header.isascii()
+    assert header.split()[5] == b"killoncart." + b"x" * 21
