@@ -326,6 +326,10 @@ async def test_a_replaced_key_is_recorded_without_its_secret_and_tenant(tmp_path
     assert key.hash not in json.dumps(last.details.after)
 
 
+ASKED_WITH_A_BODY = {"POST /admin/policy/check", "POST /admin/policy/explain"}
+"""Routes that answer a question about a text and change nothing."""
+
+
 async def test_the_list_has_every_route_that_changes_something(tmp_path: Path) -> None:
     async with site(tmp_path) as server:
         declared = {
@@ -334,7 +338,8 @@ async def test_the_list_has_every_route_that_changes_something(tmp_path: Path) -
             if isinstance(route, Route) and route.path.startswith("/admin/")
             for method in (route.methods or set()) - {"GET", "HEAD"}
         }
-    assert declared == set(BY_ROUTE), "an act without an entry in this list may have none in the audit log"
+    acts = declared - ASKED_WITH_A_BODY
+    assert acts == set(BY_ROUTE), "an act without an entry in this list may have none in the audit log"
 
 
 LOCAL = {
@@ -366,6 +371,7 @@ READING = {
         "store status",
         "cost check",
         "cost history",
+        "monitoring write",
     ),
 }
 STARTING = {"serve": "server.started", "store upgrade": "store.upgraded", "audit bundle": "request.exported"}

@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
     "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
     "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
+    "monitoring": ("prolepsis.cli.monitoring:app", "Write rules, alerts and dashboards for a monitoring system."),
     "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
     "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
 }

@@ -1,0 +1,42 @@
+"""Rule files: those of the objectives, and the other alerts; each alert with the address of its runbook."""
+
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from typing import Any, cast
+
+import yaml
+
+from prolepsis.monitoring.burn_rates import Group, Rule
+
+
+def shipped(name: str) -> str:
+    """Return the text of a file of this package."""
+    return (resources.files("prolepsis.monitoring") / name).read_text(encoding="utf-8")
+
+
+def alert_groups() -> list[Group]:
+    """Return the groups of alerts.yaml."""
+    return cast(list[Group], yaml.safe_load(shipped("alerts.yaml"))["groups"])
+
+
+def with_runbooks(groups: Sequence[Group], runbooks: str) -> list[Group]:
+    """Return the groups with the address of a page in place of its name; `runbooks` is the folder of the pages."""
+    return [{**group, "rules": [_linked(rule, runbooks) for rule in _rules(group)]} for group in groups]
+
+
+def all_rules(groups: Sequence[Group]) -> Iterator[Rule]:
+    """Yield the rules of all groups."""
+    for group in groups:
+        yield from _rules(group)
+
+
+def _rules(group: Group) -> list[Rule]:
+    return cast(list[Rule], group["rules"])
+
+
+def _linked(rule: Rule, runbooks: str) -> Rule:
+    if "alert" not in rule:
+        return rule
+    annotations = dict(cast(dict[str, Any], rule["annotations"]))
+    page = annotations.pop("runbook")
+    return {**rule, "annotations": {**annotations, "runbook_url": f"{runbooks.rstrip('/')}/{page}.html"}}

@@ -1,0 +1,231 @@
+"""Every alert fires for the harm that it is for, and stays silent otherwise: evaluated by promtool."""
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prolepsis.monitoring.burn_rates import burn_rate_groups
+from prolepsis.monitoring.files import monitoring_files, write_monitoring
+from prolepsis.monitoring.objectives import parse_objectives
+from prolepsis.monitoring.rules import alert_groups, all_rules, shipped
+
+PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing: apt-get install prometheus")
+OBJECTIVES = parse_objectives(shipped("slos.yaml"), "slos.yaml")
+GROUPS = [str(group["name"]) for group in [*alert_groups(), *burn_rate_groups(OBJECTIVES)]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series in promtool's notation, and the labels of the alerts of a name that fire at a minute."""
+
+    alert: str
+    series: dict[str, str]
+    at: int
+    firing: tuple[dict[str, str], ...] = ({},)
+    every: str = "1m"
+
+
+def ratio(bad: str, total: str, share: float, samples: int = 90) -> dict[str, str]:
+    """Return two counters of which the first counts `share` of the events of the second."""
+    return {bad: f"0+{100 * share:g}x{samples}", total: f"0+100x{samples}"}
+
+
+def buckets(name: str, le: str, good: float) -> dict[str, str]:
+    of = 'tier="standard"'
+    return {f"{name}_count{{{of}}}": "0+100x90", f'{name}_bucket{{{of}, le="{le}"}}': f"0+{100 * good:g}x90"}
+
+
+DONE, FAILED = 'prolepsis_requests_total{outcome="finished"}', 'prolepsis_requests_total{outcome="failed"}'
+MATCH = 'prolepsis_replays_total{outcome="match"}'
+STRUCTURAL = 'prolepsis_replays_total{outcome="structural"}'
+OF = 'proposer="draft_head", traffic_class="a/b/free/short"'
+DRAFTED, ACCEPTED = (f"prolepsis_spec_decode_num_{what}_tokens_total{{{OF}}}" for what in ("draft", "accepted"))
+DRAFTS = f"prolepsis_spec_decode_num_drafts_total{{{OF}}}"
+FIRST_FAILED = f"prolepsis_spec_decode_num_first_token_failures_total{{{OF}}}"
+DEVICE, PRICE = 'prolepsis_device_seconds_total{kind="plain"}', "prolepsis_price_per_device_second"
+WASTED = "prolepsis_spec_decode_correction_seconds_total"
+TOKENS = "prolepsis_generation_tokens_total"
+WEEK = 7 * 24 * 2
+"""Samples in a week at one in half an hour."""
+PAGE, TICKET = {"severity": "page"}, {"severity": "ticket"}
+HEAD = {"proposer": "draft_head", "traffic_class": "a/b/free/short"}
+
+BUDGETS = [
+    Case("AvailabilityBudgetBurns", ratio(FAILED, DONE, 0.05), 120, (PAGE, TICKET)),
+    Case("AvailabilityBudgetBurns", ratio(FAILED, DONE, 0.004), 120, (TICKET,)),
+    Case("AvailabilityBudgetBurns", {FAILED: "0+1x60", DONE: "0x60"}, 30, ()),  # 15 events are too few
+    Case("AvailabilityBudgetBurns", {DONE: "0+100x60"}, 120, ()),
+    Case("FirstTokenBudgetBurns", buckets("prolepsis_time_to_first_token_seconds", "2.5", 0.7), 120, (PAGE, TICKET)),
+    Case("FirstTokenBudgetBurns", buckets("prolepsis_time_to_first_token_seconds", "2.5", 0.995), 120, ()),
+    Case(
+        "TokenLatencyBudgetBurns",
+        buckets("prolepsis_request_time_per_output_token_seconds", "0.05", 0.8),
+        120,
+        (PAGE, TICKET),
+    ),
+    Case("CorrectnessBudgetBurns", ratio(STRUCTURAL, MATCH, 0.05), 120, (PAGE, TICKET)),
+    Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.5), 150, (TICKET,)),
+    Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.1), 150, ()),
+    Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.1), 150, (TICKET,)),
+    Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.5), 150, ()),
+    Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+1000x90", PRICE: "0.001x90"}, 150, (TICKET,)),
+    Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+60000x90", PRICE: "0.001x90"}, 150, ()),
+]
+OTHERS = [
+    Case("OutputsDiffer", {STRUCTURAL: "0x10 1x30"}, 15),
+    Case("OutputsDiffer", {STRUCTURAL: "0x40", MATCH: "0+1x40"}, 15, ()),
+    Case("AcceptanceCliff", {f'prolepsis_drift_status{{{OF}, status="cliff"}}': "0x5 1x10"}, 10, (HEAD,)),
+    Case("AcceptanceDrift", {f'prolepsis_drift_status{{{OF}, status="drifted"}}': "1x20"}, 10, (HEAD,)),
+    Case(
+        "AcceptanceBelowWeekly",
+        {
+            ACCEPTED: f"0+300x{WEEK} {300 * WEEK}+100x6",
+            DRAFTED: f"0+500x{WEEK + 6}",
+            DRAFTS: f"0+800x{WEEK + 6}",
+        },
+        (WEEK + 4) * 30,
+        every="30m",
+    ),
+    Case(
+        "AcceptanceBelowWeekly",
+        {ACCEPTED: f"0+300x{WEEK + 6}", DRAFTED: f"0+500x{WEEK + 6}", DRAFTS: f"0+800x{WEEK + 6}"},
+        (WEEK + 4) * 30,
+        (),
+        every="30m",
+    ),
+    Case(
+        "CorrectionsAboveWeekly",
+        {FIRST_FAILED: f"0+240x{WEEK} {240 * WEEK}+480x6", DRAFTS: f"0+800x{WEEK + 6}"},
+        (WEEK + 4) * 30,
+        every="30m",
+    ),
+    Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
+    Case(
+        "EngineStuck",
+        {'prolepsis_num_requests_running{instance="a"}': "2x10", 'prolepsis_steps_total{instance="a"}': "0+9x4 36x6"},
+        9,
+        ({"instance": "a"},),
+    ),
+    Case(
+        "EngineStuck",
+        {'prolepsis_num_requests_running{instance="a"}': "2x10", 'prolepsis_steps_total{instance="a"}': "0+9x10"},
+        9,
+        (),
+    ),
+    Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
+    Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
+    Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),
+    Case("KillSwitchOn", {'prolepsis_speculation_killed{source="file"}': "0x3 1x3"}, 5, ({"source": "file"},)),
+    Case("BreakerOpen", {f'prolepsis_breaker_state{{{OF}, state="open"}}': "1x5"}, 4, (HEAD,)),
+    Case("BreakerOpen", {f'prolepsis_breaker_state{{{OF}, state="closed"}}': "1x5"}, 4, ()),
+    Case(
+        "ProposerFails",
+        {'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"}': "0x3 1x3"},
+        5,
+        ({"proposer": "suffix"},),
+    ),
+    Case(
+        "RolloutTakenBack",
+        {'prolepsis_rollout_changes_total{rule="chat", kind="rolled_back"}': "0x3 1x3"},
+        5,
+        ({"rule": "chat"},),
+    ),
+    Case("RolloutTakenBack", {'prolepsis_rollout_changes_total{rule="chat", kind="promoted"}': "0x3 1x3"}, 5, ()),
+    Case("BenefitGone", {f'prolepsis_drift_alarms_total{{{OF}, kind="benefit_gone"}}': "0x3 1x3"}, 5, (HEAD,)),
+    Case("StoreDown", {'prolepsis_store_up{instance="a"}': "1 0x5"}, 5, ({"instance": "a"},)),
+    Case(
+        "RecordsLost",
+        {'prolepsis_store_dropped_total{kind="audit", reason="queue_full"}': "0x3 5x3"},
+        5,
+        ({"kind": "audit", "reason": "queue_full"},),
+    ),
+    Case("AuditChainBroken", {'prolepsis_audit_chain_broken{instance="a"}': "0 1x5"}, 3, ({"instance": "a"},)),
+    Case(
+        "AuditNotAnchored",
+        {'prolepsis_audit_anchor_failures_total{place="log"}': "0x3 1x3"},
+        5,
+        ({"place": "log"},),
+    ),
+    Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 300, every="30m"),
+    Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.001x20"}, 300, (), every="30m"),
+    Case("SpendForecast", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 540, every="30m"),
+]
+
+
+def test_every_alert_has_a_case_that_fires() -> None:
+    alerts = {rule["alert"] for rule in all_rules([*alert_groups(), *burn_rate_groups(OBJECTIVES)]) if "alert" in rule}
+    assert {case.alert for case in [*BUDGETS, *OTHERS] if case.firing} == alerts
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("cases", "every", "files"),
+    [
+        (BUDGETS, "2m", ["objectives.yaml", "alerts.yaml"]),  # budgets are of recordings in both
+        ([case for case in OTHERS if case.every == "1m"], "1m", ["alerts.yaml"]),
+        ([case for case in OTHERS if case.every == "30m"], "30m", ["alerts.yaml"]),
+    ],
+    ids=["budgets", "minutes", "weeks"],
+)
+def test_alerts_fire_for_what_they_are_for(cases: list[Case], every: str, files: list[str], tmp_path: Path) -> None:
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    labels = {str(rule["alert"]): rule["labels"] for rule in all_rules(alert_groups()) if "alert" in rule}
+    document = {
+        "rule_files": [str(tmp_path / "rules" / file) for file in files],
+        "evaluation_interval": every,
+        "group_eval_order": [name for name in GROUPS if name.startswith("sloth") <= ("objectives.yaml" in files)],
+        "tests": [_test(case, every, labels.get(case.alert, {})) for case in cases],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(document))
+    assert PROMTOOL is not None
+    _succeeds(tmp_path, PROMTOOL, "test", "rules", "test.yaml")
+
+
+def _succeeds(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _test(case: Case, every: str, labels: object) -> dict[str, object]:
+    """Return promtool's test: which alerts of a name fire, told by the labels that tell them apart."""
+    kept = sorted({"severity"} | {name for one in case.firing for name in one})
+    expected = [{"severity": "", **_plain(labels), **one} for one in case.firing]
+    return {
+        "interval": every,
+        "name": f"{case.alert} {'fires' if case.firing else 'is silent'}",
+        "input_series": [{"series": series, "values": values} for series, values in case.series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count by ({", ".join(kept)}) (ALERTS{{alertname="{case.alert}", alertstate="firing"}})',
+                "eval_time": f"{case.at}m",
+                "exp_samples": [
+                    {"labels": "{" + ", ".join(f'{name}="{one[name]}"' for name in kept) + "}", "value": 1}
+                    for one in expected
+                ],
+            }
+        ],
+    }
+
+
+def _plain(labels: object) -> dict[str, str]:
+    assert isinstance(labels, dict)
+    return {str(name): str(value) for name, value in labels.items()}
+
+
+@needs_promtool
+def test_the_files_are_what_prometheus_reads(tmp_path: Path) -> None:
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    assert PROMTOOL is not None
+    _succeeds(tmp_path, PROMTOOL, "check", "config", "--lint=all", "--lint-fatal", "prometheus.yaml")
+
+
+@pytest.mark.skipif(AMTOOL is None, reason="amtool is missing: apt-get install prometheus-alertmanager")
+def test_the_file_is_what_alertmanager_reads(tmp_path: Path) -> None:
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    assert AMTOOL is not None
+    _succeeds(tmp_path, AMTOOL, "check-config", "alertmanager.yaml")
