@@ -70,7 +70,10 @@ def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
 def test_declared_packages_are_imported_and_imported_ones_are_declared() -> None:
     root = Path(__file__).parent.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["train"]]
+    needed = [
+        *project["dependencies"],
+        *(one for extra in ("train", "otel") for one in project["optional-dependencies"][extra]),
+    ]
     declared = {re.split(r"[^A-Za-z0-9_-]", need, maxsplit=1)[0] for need in needed}
     distributions = packages_distributions()
     imported = {

@@ -64,6 +64,7 @@ def test_rounds_follow_one_another_within_the_request() -> None:
     for before, one in zip(ends, stats.rounds, strict=False):
         assert before <= one.began
         assert one.propose_s + one.forward_s + one.verify_s <= one.ended - one.began
+    assert stats.rounds[-1].ended <= stats.total_s
 
 
 def test_of_a_tree_the_longest_path_is_drafted() -> None:

@@ -49,6 +49,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
         kill_file=folder / "kill.json",
         breaker_file=folder / "breakers.json",
         replay_sample=0.0,
+        traces="http://127.0.0.1:9",
     )
     (folder / "policy.yaml").write_text("default: {mode: on}\n")
     (folder / "prices.yaml").write_text(PRICES)

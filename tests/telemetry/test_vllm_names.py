@@ -22,7 +22,7 @@ time_to_first_token_seconds_bucket
 
 
 def shown(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    text = metrics.exposition(vllm_model="tiny").decode()
+    text = metrics.exposition_for("", vllm_model="tiny")[0].decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)

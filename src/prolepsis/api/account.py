@@ -48,6 +48,8 @@ class PromptAccount:
         self._check = check
         self._calls: dict[int, ToolCallCheck] = {}
         self._finish_reasons: list[str] = []
+        self._began_at = time.monotonic()
+        self._first_token_at: float | None = None
         self._sent_at = 0.0
         self._stream_s = 0.0
         self._end: tuple[End, str | None] = ("finished", None)
@@ -63,6 +65,8 @@ class PromptAccount:
         """Take in an event when it arrives."""
         self.progress.see(event)
         if isinstance(event, Tokens):
+            if self._first_token_at is None:
+                self._first_token_at = time.monotonic()
             self.delivery.see(event)
             self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
 
@@ -113,6 +117,8 @@ class PromptAccount:
             delivery=self.delivery.by_proposer(filled),
             whole_calls=tuple(calls.whole for calls in self._calls.values() if calls.whole is not None),
             waited_s=progress.waited_s,
+            began_at=self._began_at,
+            first_token_at=self._first_token_at,
             stream_s=self._stream_s,
             intervals=self.intervals,
         )

@@ -18,7 +18,7 @@ from prolepsis.api.output.policy import AnswerFacts
 from prolepsis.api.pacing import Paced
 from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
-from prolepsis.api.tracing import ANSWER_ID
+from prolepsis.api.tracing import ANNOUNCED, ANSWER_ID
 from prolepsis.core.errors import InvalidGrammar, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -58,6 +58,7 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
             try:
                 await parts.aclose()
             finally:
+                http.scope["state"][ANNOUNCED] = True
                 announce_end(services.features.all, account.ended())
     yield summed(stats)
 

@@ -68,7 +68,7 @@ def build(
         routes=routes,
     )
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
-    app.add_middleware(TraceMiddleware)
+    app.add_middleware(TraceMiddleware, tracing=features.tracing)
     return app
 
 

@@ -1,5 +1,6 @@
 """The one list of features, each built from what the server has."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
-from prolepsis.correctness.runtime import ReplayFeature
+from prolepsis.correctness.runtime import ReplayFeature, Report
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
 from prolepsis.drafts.heads import DraftHeads
@@ -48,6 +49,8 @@ from prolepsis.safety.features import Safety, safety_features
 from prolepsis.store import signing
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.tracing.feature import TracingFeature
+from prolepsis.tracing.settings import described, destination
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import Route
 
@@ -84,6 +87,7 @@ class Features:
     safety: Safety
     policies: Policies | None
     recorder: Recorder
+    tracing: TracingFeature | None
     routes: Sequence[Route]
 
 
@@ -116,7 +120,17 @@ def features_of(
     costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
     eligibility = _eligibility(config, client, costs, registry, emit, policies=policies, store=store)
     recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
-    replays = _replays(config, client, registry, admission, sources.rollouts, safety=safety, emit=emit)
+    tracing = _tracing(config, client, registry)
+    replays = _replays(
+        config,
+        client,
+        registry,
+        admission,
+        sources.rollouts,
+        safety=safety,
+        emit=emit,
+        report=tracing.on_mismatch if tracing else None,
+    )
     idempotency = Idempotency(config, registry, retried=recorder.retried)
     listed = (
         admission,
@@ -138,6 +152,7 @@ def features_of(
         replays,
         DeliveryFeature(registry, output),
         MetricsFeature(metrics, config, client, policy=lambda: policies.version if policies else ""),
+        tracing,
         safety.breaker,
         safety.drift,
         TrafficFeature(client.health),
@@ -167,6 +182,7 @@ def features_of(
         safety=safety,
         policies=policies,
         recorder=recorder,
+        tracing=tracing,
         routes=(*admin, *console_routes(admin, parts)),
     )
 
@@ -208,6 +224,17 @@ def _eligibility(
     return EligibilityFeature(eligibility, registry, emit=emit, policy=in_use, store=kept)
 
 
+def _tracing(config: ServerConfig, client: EngineClient, registry: CollectorRegistry) -> TracingFeature | None:
+    """Return the traces, None if there are none; only then OpenTelemetry is imported."""
+    receiver = destination(config, os.environ)
+    if receiver is None:
+        return None
+    from prolepsis.tracing.otlp import OtlpSender
+
+    sender = OtlpSender(receiver.endpoint, described(client.info))
+    return TracingFeature(sender, registry, share=config.trace_sample)
+
+
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:
     if store is None:
         return None
@@ -230,6 +257,7 @@ def _replays(
     *,
     safety: Safety,
     emit: Emit,
+    report: Report | None,
 ) -> ReplayFeature:
     """Return the replays; their outcomes count for rollouts and may engage the kill switch."""
     kill_switch = safety.kill_switch
@@ -243,4 +271,4 @@ def _replays(
             rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
     has_room = partial(admission.has_room, config.replay_beside)
-    return ReplayFeature(client, config, registry, has_room, emit=emit, count=count, trip=trip)
+    return ReplayFeature(client, config, registry, has_room, emit=emit, count=count, trip=trip, report=report)

@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from fastapi import Request
 from fastapi.responses import Response
 
 from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
 from prolepsis.engine.client import EngineClient
-from prolepsis.telemetry.metrics import CONTENT_TYPE, Metrics
+from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.startup import BuildInfo
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import WATCHERS, Routes
@@ -43,8 +44,9 @@ class MetricsFeature(Feature):
         self.routes = routes.all
 
         @routes.get("/metrics", roles=WATCHERS, summary="Metrics for Prometheus", reply=str)
-        async def scrape() -> Response:
-            return Response(await self._exposition(), media_type=CONTENT_TYPE)
+        async def scrape(request: Request) -> Response:
+            shown, content_type = await self._exposition(request.headers.get("accept", ""))
+            return Response(shown, media_type=content_type)
 
     async def tick(self) -> None:
         """Note once when the engine is ready."""
@@ -57,7 +59,7 @@ class MetricsFeature(Feature):
         if not self._ready:
             self._metrics.startup.cold_requests.inc()
 
-    async def _exposition(self) -> bytes:
+    async def _exposition(self, accept: str) -> tuple[bytes, str]:
         """Write all series in a worker thread: thousands of them take longer than a token."""
         health, info = self._client.health(), self._client.info
         self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
@@ -74,4 +76,4 @@ class MetricsFeature(Feature):
         )
         model = self._config.served_model_names[0] if self._config.served_model_names else info.model
         vllm_model = model if self._config.metrics_vllm_names else None
-        return await asyncio.to_thread(self._metrics.exposition, vllm_model=vllm_model)
+        return await asyncio.to_thread(self._metrics.exposition_for, accept, vllm_model=vllm_model)

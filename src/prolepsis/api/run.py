@@ -49,6 +49,7 @@ from prolepsis.store.signing import OPTION, usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.tracing.settings import check_traces
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05
@@ -72,8 +73,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags, prices, output policies or the store cannot be used (before anything is
-    loaded), and what `start_engine` raises.
+    policy, the folder of its rollouts, flags, prices, traces, output policies or the store cannot be used (before
+    anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -88,6 +89,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         output = read_output_policies(config.output_policies) if config.output_policies else []
         check_exposure(config, keys)
         check_tls(config)
+        check_traces(config)
         metrics = Metrics(config.metrics_tenants)
         options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
         with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:

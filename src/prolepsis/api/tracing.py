@@ -1,4 +1,4 @@
-"""Gives each HTTP request an id, counts it, and writes one log line about it."""
+"""Gives each HTTP request an id and a place in a trace, counts it, and writes one log line about it."""
 
 import re
 import time
@@ -9,8 +9,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from prolepsis.core.trace_context import HEADER, parse_traceparent
+from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.tracing.feature import TracingFeature
 from prolepsis.web.errors import describe_error
 
 log = structlog.get_logger(__name__)
@@ -19,6 +20,8 @@ HTTP_REQUEST_ID, ANSWER_ID = "http_request_id", "answer_id"
 """Names of a request in its scope's state."""
 ARRIVED, TRACE = "arrived", "trace"
 """In the same place: when a request arrived (`time.monotonic`), and its `TraceContext`, if it has one."""
+ANNOUNCED = "announced"
+"""In the same place: its end was announced to the features."""
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET = {"/metrics", "/health", "/health/live", "/health/ready"}
 _NOT_SENT = 499
@@ -59,7 +62,7 @@ class RequestIdMiddleware:
 
     def _account(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         state = scope.get("state", {})
-        route = getattr(scope.get("route"), "path", None) or state.get("rule", "unknown")
+        route = _route(scope)
         names = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
         self._metrics.http_request_ended(route, status)
         if route not in _QUIET:
@@ -67,11 +70,21 @@ class RequestIdMiddleware:
             log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names)
 
 
-class TraceMiddleware:
-    """ASGI middleware: where a request carries a trace, its log lines name it and the response returns it."""
+def _route(scope: Scope) -> str:
+    """Return the pattern of the route that was called, never the path as given."""
+    path: str | None = getattr(scope.get("route"), "path", None)
+    return path or str(scope.get("state", {}).get("rule", "unknown"))
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class TraceMiddleware:
+    """ASGI middleware: where a request has a trace, its log lines name it and the response returns it.
+
+    It carries one, or `tracing` begins one.
+    """
+
+    def __init__(self, app: ASGIApp, tracing: TracingFeature | None = None) -> None:
         self._app = app
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,16 +93,28 @@ class TraceMiddleware:
         state = scope.setdefault("state", {})
         state[ARRIVED] = time.monotonic()
         given = Headers(scope=scope).getlist(HEADER)
-        context = parse_traceparent(given[0]) if len(given) == 1 else None
-        if context is None:
+        caller = parse_traceparent(given[0]) if len(given) == 1 else None
+        own = self._tracing.begin(caller) if self._tracing else caller and caller.child()
+        if own is None:
             await self._app(scope, receive, send)
             return
-        own = state[TRACE] = context.child()
+        state[TRACE], status = own, _NOT_SENT
 
         async def send_with_trace(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = own.header()
             await send(message)
 
         with bound_contextvars(trace_id=own.trace_id, span_id=own.span_id):
             await self._app(scope, receive, send_with_trace)
+        if self._tracing is not None:
+            self._ended(self._tracing, scope, own, status)
+
+    def _ended(self, tracing: TracingFeature, scope: Scope, own: TraceContext, status: int) -> None:
+        """A request that is answered is traced when its answer ends; it may go on without its client."""
+        state, route = scope["state"], _route(scope)
+        is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))
+        if not is_answered and route not in _QUIET:
+            tracing.on_http_end(own, (scope["method"], route), status, state[ARRIVED])

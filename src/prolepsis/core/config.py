@@ -205,6 +205,18 @@ class ServerConfig(BaseModel):
     output_policies: Path | None = Field(
         default=None, description="file of the output policies that every answer passes before the client gets it"
     )
+    traces: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
+        default="auto",
+        description="receiver of traces, OTLP over HTTP: a URL (/v1/traces is added where it has no path), auto (if "
+        "OTEL_EXPORTER_OTLP_ENDPOINT is set) or none",
+    )
+    trace_sample: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="share of requests whose trace is sent; a request that carries a trace decides itself; errors, "
+        "fallbacks and mismatches are always sent",
+    )
     flags: Path | None = Field(
         default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"
     )

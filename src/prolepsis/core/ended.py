@@ -1,7 +1,7 @@
 """A request that has ended, as plain values: for records, audit, cost, rollouts, shadow mode, replays and metrics."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -142,6 +142,10 @@ class PromptEnded:
     """Of its samples that began a tool call, whether all of their calls are whole."""
     waited_s: float = 0.0
     """For admission, before the engine got it; `stats` counts from then on."""
+    began_at: float = 0.0
+    """When the wait was over, by `time.monotonic`."""
+    first_token_at: float | None = None
+    """When its first tokens arrived from the engine, likewise."""
     stream_s: float = 0.0
     """In which its answer waited for the client to take it."""
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
@@ -158,3 +162,8 @@ class RequestEnded:
     """Those that began to run, in that order."""
     ended_at: float = 0.0
     """By `time.monotonic`."""
+
+    @property
+    def without_tokens(self) -> "RequestEnded":
+        """Its figures, for those that keep it."""
+        return replace(self, prompts=tuple(replace(prompt, tokens=()) for prompt in self.prompts))

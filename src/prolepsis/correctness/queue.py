@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.core.ended import RequestAbout
+from prolepsis.core.ended import RequestAbout, RequestEnded
 from prolepsis.core.recording import Recording
 from prolepsis.core.stats import EffectiveMode
 from prolepsis.telemetry.declare import counter, gauge
@@ -23,11 +23,24 @@ class ServedRequest:
     """A served request that waits for its replay."""
 
     recorded: Recording
-    about: RequestAbout
-    mode: EffectiveMode
-    counts: bool
-    """It is evidence for its rollout; of a request's prompts only the first is."""
+    ended: RequestEnded
+    """The HTTP request that it belongs to, without tokens."""
+    number: int
+    """Among the prompts of that."""
     num_tries: int = 0
+
+    @property
+    def about(self) -> RequestAbout:
+        return self.ended.about
+
+    @property
+    def mode(self) -> EffectiveMode:
+        return self.ended.prompts[self.number].stats.mode
+
+    @property
+    def counts(self) -> bool:
+        """It is evidence for its rollout; of a request's prompts only the first is."""
+        return self.about.is_evidence and self.number == 0
 
     @property
     def request_id(self) -> str:

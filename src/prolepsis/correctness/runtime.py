@@ -55,6 +55,10 @@ class ReplayMismatch(SampleDifference):
     plan_version: int
 
 
+Report = Callable[[RequestEnded, str, Replayed, float], None]
+"""Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
+
+
 class Share:
     """Draws about every (1 / share)-th request; the gaps vary by half, so the sample is even but has no pattern."""
 
@@ -93,9 +97,10 @@ class ReplayFeature(Feature):
         emit: Emit,
         count: Callable[[Assignment, bool], None] | None = None,
         trip: Callable[[str], None] | None = None,
+        report: Report | None = None,
     ) -> None:
         """`has_capacity`: whether a replay may run now. `count` receives the assignment of each replayed request and
-        whether its tokens were right, `trip` the reason to stop all speculation."""
+        whether its tokens were right, `trip` the reason to stop all speculation, `report` replays with wrong tokens."""
         self.config = config
         self.queue = ReplayQueue(config.replay_queue, registry)
         self.routes = correctness_routes(self)
@@ -114,6 +119,7 @@ class ReplayFeature(Feature):
         self._emit = emit
         self._count = count
         self._trip = trip
+        self._report = report
         self._share = Share(config.replay_sample)
         self._drawn: set[str] = set()
         """Requests that run and are to be replayed."""
@@ -143,8 +149,8 @@ class ReplayFeature(Feature):
             if request.request_id in self._drawn:
                 self._drawn.remove(request.request_id)
                 if prompt.end == "finished" and prompt.answer == "complete":
-                    recorded, counts = recording(request, prompt.tokens), ended.about.is_evidence and number == 0
-                    self.queue.put(ServedRequest(recorded, ended.about, prompt.stats.mode, counts))
+                    recorded = recording(request, prompt.tokens)
+                    self.queue.put(ServedRequest(recorded, ended.without_tokens, number))
 
     async def run(self) -> None:
         """Replay waiting requests while there is capacity, until cancelled."""
@@ -186,9 +192,12 @@ class ReplayFeature(Feature):
             self._ended("failed")
 
     async def _replay(self, served: ServedRequest) -> None:
+        began = time.monotonic()
         replayed = await self._attempt(served.recorded)
         if replayed is not None:
             self._judge(served, replayed)
+            if self._report is not None and not self._is_right(replayed.outcome):
+                self._report(served.ended, served.request_id, replayed, began)
         elif served.num_tries + 1 < MAX_TRIES:
             self._interrupted.inc()
             self.queue.put(replace(served, num_tries=served.num_tries + 1))

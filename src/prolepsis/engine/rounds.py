@@ -17,8 +17,8 @@ def keep_rounds(
 ) -> None:
     """Add a step that was just committed to the stats of the requests that verified a draft in it.
 
-    `span`: beginning and end of the step on the engine's clock. `versions`: of the draft heads, by proposer. Less than
-    2 microseconds a round (`benchmarks.tracing_cost`).
+    `span`: beginning and commit of the step on the engine's clock. `versions`: of the draft heads, by proposer. The
+    cost: `benchmarks.tracing_cost`.
     """
     for row, result in zip(rows, sampled, strict=True):
         draft = row.draft

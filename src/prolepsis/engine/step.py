@@ -96,6 +96,8 @@ class Engine:
         self._refused: list[Event] = []
         self._rows: list[Row] = []
         self._num_failed_steps = 0
+        self._committed_at = 0.0
+        """When the tokens of the last step were committed, which is the end of a request for it."""
         self._forgetting: deque[SequenceState] = deque()
         """Ended sequences that proposers have not been told of."""
         self.watch = StepWatch(parts.stuck_after_s, clock=clock)
@@ -288,7 +290,8 @@ class Engine:
 
     @timed("commit")
     def _advance(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
-        self.scheduler.commit(rows, sampled, self.clock())
+        self._committed_at = self.clock()
+        self.scheduler.commit(rows, sampled, self._committed_at)
 
     @timed("learn")
     def _learn(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
@@ -302,7 +305,7 @@ class Engine:
         self.speculation.proposers.watch.passed(timing.forward)
         self.speculation.observe(rows, timing)
         charge(rows, timing, self.speculation.proposers.cost)
-        keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self.clock()), self.info.heads)
+        keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)
         self._reporter.step(timing)
 
     def _take_events(self) -> list[Event]:

@@ -7,13 +7,9 @@ queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + acce
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    ProcessCollector,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from prolepsis.core.stats import RequestStats
@@ -24,8 +20,6 @@ from prolepsis.telemetry.requests import RequestMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 from prolepsis.telemetry.startup import Build, BuildInfo, Startup
 from prolepsis.telemetry.vllm_names import under_vllm_names
-
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
 
@@ -84,15 +78,21 @@ class Metrics:
         """Count one HTTP response; `route` is the route's pattern, never the path as given."""
         self._http.labels(route, str(status)).inc()
 
-    def exposition(self, *, vllm_model: str | None = None) -> bytes:
-        """Return everything in Prometheus' text format (`CONTENT_TYPE`).
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return self.exposition_for("")[0]
 
-        `vllm_model`: what vLLM has too is there under its names as well, for a model of this name.
+    def exposition_for(self, accept: str, *, vllm_model: str | None = None) -> tuple[bytes, str]:
+        """Return everything, and its content type, in the format that a header `Accept` asks for.
+
+        Exemplars are in OpenMetrics only. `vllm_model`: what vLLM has too is there under its names as well, for a model
+        of this name.
         """
         families = list(self.registry.collect())
         if vllm_model is not None:
             families += under_vllm_names(families, vllm_model)
-        return generate_latest(_Collected(families))
+        encode, content_type = choose_encoder(accept)
+        return encode(_Collected(families)), content_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """Series of HTTP requests that have ended: by route and tier for objectives, by rule and arm for rollouts.
 
 Latencies are those of the client: they begin when the request arrives, so the wait for admission is part of them. Of a
-request with several prompts each prompt is observed.
+request with several prompts each prompt is observed. A sampled trace is the exemplar of its latencies.
 """
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.core.ended import PromptEnded, RequestEnded
+from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.stats import Mode, RequestStats
 from prolepsis.core.token_intervals import BOUNDS_S
 from prolepsis.telemetry.declare import LATENCY_BUCKETS, TOKEN_BUCKETS, BoundedHistogram, counter, histogram
@@ -59,7 +59,7 @@ class RequestMetrics:
                 self._latencies.ended(ended, prompt)
                 self._intervals.ended(about.tier, prompt)
                 if prompt.stats.device.total or prompt.stats.queue_s:  # the engine reported them
-                    self._stages.ended(about.tier, prompt)
+                    self._stages.ended(about.tier, prompt, _exemplar(about))
             self._answers.ended(prompt)
 
 
@@ -110,17 +110,17 @@ class _Latencies:
         )
 
     def ended(self, ended: RequestEnded, prompt: PromptEnded) -> None:
-        about, stats, arm = ended.about, prompt.stats, _arm(ended)
+        about, stats, arm, exemplar = ended.about, prompt.stats, _arm(ended), _exemplar(ended.about)
         route = (about.route, about.tier, arm, stats.mode.mode)
         rule = (about.policy_rule or NONE, arm, stats.mode.mode)
         if stats.first_token_s is not None:
-            _observe(self._first_token, route, rule, prompt.waited_s + stats.first_token_s)
+            _observe(self._first_token, (route, rule), prompt.waited_s + stats.first_token_s, exemplar)
         if prompt.end != "finished":
             return
-        self._total.labels(about.route, about.tier, stats.mode.mode).observe(prompt.waited_s + stats.total_s)
+        self._total.labels(about.route, about.tier, stats.mode.mode).observe(prompt.waited_s + stats.total_s, exemplar)
         if stats.first_token_s is not None and stats.num_output_tokens > 1:
             seconds = (stats.total_s - stats.first_token_s) / (stats.num_output_tokens - 1)
-            _observe(self._per_token, route, rule, seconds)
+            _observe(self._per_token, (route, rule), seconds, exemplar)
 
 
 _Both = tuple[BoundedHistogram, BoundedHistogram]
@@ -128,9 +128,18 @@ _Both = tuple[BoundedHistogram, BoundedHistogram]
 _TOTAL_BUCKETS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
-def _observe(both: _Both, route: tuple[str, ...], rule: tuple[str, ...], seconds: float) -> None:
-    both[0].labels(*route).observe(seconds)
-    both[1].labels(*rule).observe(seconds)
+Exemplar = dict[str, str] | None
+
+
+def _observe(both: _Both, labels: tuple[tuple[str, ...], tuple[str, ...]], seconds: float, exemplar: Exemplar) -> None:
+    for series, names in zip(both, labels, strict=True):
+        series.labels(*names).observe(seconds, exemplar)
+
+
+def _exemplar(about: RequestAbout) -> Exemplar:
+    """Return the span of a request whose trace is sampled: of others a receiver may know nothing."""
+    trace = about.trace
+    return {"trace_id": trace.trace_id, "span_id": trace.span_id} if trace is not None and trace.sampled else None
 
 
 class _Stages:
@@ -146,14 +155,14 @@ class _Stages:
         self._inference = stage("inference", "From its start in the engine to its end, without the queue")
         self._stream = stage("stream", "Time in which the answer waited for the client to take it")
 
-    def ended(self, tier: str, prompt: PromptEnded) -> None:
+    def ended(self, tier: str, prompt: PromptEnded, exemplar: Exemplar) -> None:
         stats = prompt.stats
-        self._queue.labels(tier).observe(prompt.waited_s + stats.queue_s)
-        self._inference.labels(tier).observe(stats.compute_s)
-        self._stream.labels(tier).observe(prompt.stream_s)
+        self._queue.labels(tier).observe(prompt.waited_s + stats.queue_s, exemplar)
+        self._inference.labels(tier).observe(stats.compute_s, exemplar)
+        self._stream.labels(tier).observe(prompt.stream_s, exemplar)
         if stats.first_token_s is not None:
-            self._prefill.labels(tier).observe(stats.prefill_s)
-            self._decode.labels(tier).observe(stats.total_s - stats.first_token_s)
+            self._prefill.labels(tier).observe(stats.prefill_s, exemplar)
+            self._decode.labels(tier).observe(stats.total_s - stats.first_token_s, exemplar)
 
 
 class _Intervals:

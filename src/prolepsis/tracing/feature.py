@@ -1,0 +1,89 @@
+"""Traces of the HTTP requests of one server: decides which are kept, and hands them to the exporter."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.ended import Keep, RequestAbout, RequestEnded
+from prolepsis.core.recording import Replayed
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.trace_context import TraceContext, first_span, new_trace_id
+from prolepsis.tracing.attributes import of_http
+from prolepsis.tracing.exporter import Pending, Sender, TraceExporter, TraceMetrics
+from prolepsis.tracing.keep import Budget, Kept, is_in_share, why_kept
+from prolepsis.tracing.spans import replay_span, request_spans, server_span
+from prolepsis.web.feature import Feature
+
+TAIL_PER_S, TAIL_BURST = 10.0, 50
+"""Traces kept for errors, fallbacks and mismatches: a server whose requests all fail sends no more than this."""
+
+
+class TracingFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "tracing"
+
+    def __init__(
+        self,
+        sender: Sender,
+        registry: CollectorRegistry,
+        *,
+        share: float = 0.01,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`share` (0 to 1) of the requests that carry no trace are sampled; the others say so themselves."""
+        self._share = share
+        self._metrics = TraceMetrics(registry)
+        self._exporter = TraceExporter(sender, self._metrics)
+        self._budget = Budget(TAIL_PER_S, TAIL_BURST, clock)
+
+    def begin(self, caller: TraceContext | None) -> TraceContext:
+        """Return the span of an HTTP request that arrives; `caller` is the span that it was sent from."""
+        if caller is not None:
+            return caller.child()
+        trace_id = new_trace_id()
+        return first_span(trace_id, sampled=is_in_share(trace_id, self._share))
+
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Rounds are kept for every request, as the errors and fallbacks among them are known at the end only."""
+        return Keep.ROUNDS
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Send the trace of a request that is sampled, or in which something went wrong."""
+        trace, kept = ended.about.trace, why_kept(ended)
+        if trace is not None and kept is not None:
+            self._send(kept, partial(request_spans, ended, trace, kept))
+
+    def on_http_end(self, trace: TraceContext, line: tuple[str, str], status: int, arrived: float) -> None:
+        """Send the span of an HTTP request that the engine has not seen; `line`: its method, its route's pattern."""
+        failed = status >= 500
+        kept: Kept | None = "sampled" if trace.sampled else "error" if failed else None
+        if kept is not None:
+            times = (arrived, time.monotonic())
+            span = server_span(trace, " ".join(line), times, of_http(*line, status, kept), failed=failed)
+            self._send(kept, lambda: [span])
+
+    def on_mismatch(self, ended: RequestEnded, request_id: str, replayed: Replayed, began: float) -> None:
+        """Send the trace of a request whose replay, which began at `began` and ends now, had other tokens."""
+        trace = ended.about.trace
+        if trace is None:
+            return
+        span = replay_span(trace, request_id, replayed, (began, time.monotonic()))
+        if why_kept(ended) is not None:  # the rest was sent when it ended
+            self._send("mismatch", lambda: [span])
+        else:
+            self._send("mismatch", lambda: [*request_spans(ended, trace, "mismatch"), span])
+
+    async def close(self) -> None:
+        """Send what waits, for a few seconds at most."""
+        await asyncio.get_running_loop().run_in_executor(None, self._exporter.close)
+
+    def _send(self, kept: Kept, trace: Pending) -> None:
+        self._metrics.kept.labels(kept).inc()
+        if kept == "sampled" or self._budget.take():
+            self._exporter.offer(trace)
+        else:
+            self._exporter.lose("over_budget")

@@ -1,0 +1,66 @@
+"""Which traces are kept: a share decided at the start, and whatever went wrong, within a budget, decided at the end."""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from prolepsis.core.ended import End, RequestEnded
+from prolepsis.core.stats import EffectiveReason, PlainReason, RequestStats
+
+Kept = Literal["sampled", "error", "fallback", "mismatch"]
+
+_FALLBACKS: frozenset[EffectiveReason] = frozenset(
+    {
+        *("backoff", "breaker_open", "killed", "rolled_back"),
+        *("overload_plain", "overload_batch_waits", "overload_low_refused"),
+    }
+)
+"""Why a request that was to speculate was decoded plainly: something failed, or a safeguard stopped it."""
+_PLAIN_FALLBACKS: frozenset[PlainReason] = frozenset({"backoff", "breaker_open", "killed"})
+
+
+def is_in_share(trace_id: str, share: float) -> bool:
+    """Return whether a new trace is sampled: by its id, as OpenTelemetry's samplers do, so that all servers agree."""
+    return int(trace_id[16:], 16) < share * 2**64
+
+
+def why_kept(ended: RequestEnded) -> Kept | None:
+    """Return why the trace of a request is kept, None if it is not."""
+    if ended.about.trace is not None and ended.about.trace.sampled:
+        return "sampled"
+    if is_error(ended.end) or any(is_error(prompt.end) for prompt in ended.prompts):
+        return "error"
+    return "fallback" if any(fallback_reasons(prompt.stats) for prompt in ended.prompts) else None
+
+
+def is_error(end: End) -> bool:
+    """Return whether a request ended by no fault of its caller."""
+    return end in ("failed", "aborted")
+
+
+def fallback_reasons(stats: RequestStats) -> list[str]:
+    """Return why steps of a request were plain though it was to speculate, by failures and safeguards."""
+    if not stats.plain_steps.keys() & _PLAIN_FALLBACKS and stats.mode.reason not in _FALLBACKS:
+        return []
+    return sorted({*(stats.plain_steps.keys() & _PLAIN_FALLBACKS), *({stats.mode.reason} & _FALLBACKS)})
+
+
+class Budget:
+    """Lets through `per_s` a second, up to `burst` at once."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._clock = clock
+        self._left = float(burst)
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Return whether one more is within the budget, and count it if so."""
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True

@@ -1,0 +1,83 @@
+"""Where traces go: by our setting, or by OpenTelemetry's environment variables."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import structlog
+
+from prolepsis import __version__
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.engine.client import EngineInfo
+from prolepsis.tracing import names
+
+log = structlog.get_logger(__name__)
+
+_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PATH = "/v1/traces"
+_NEEDED = "opentelemetry.exporter.otlp.proto.http"
+_INSTALL = "pip install 'prolepsis[otel]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    endpoint: str | None
+    """None: where the environment says."""
+
+
+def destination(config: ServerConfig, environment: Mapping[str, str]) -> Destination | None:
+    """Return where traces go, None if there are none.
+
+    Raises what `check_traces` raises. An endpoint in the environment alone may be meant for others, so there it is a
+    warning that nothing sends traces.
+    """
+    is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    if is_off or config.traces == "none":
+        return None
+    if config.traces != "auto":
+        check_traces(config)
+        return Destination(_endpoint(config.traces))
+    if environment.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(environment.get, _VARIABLES)):
+        return None
+    if not _is_installed():
+        log.warning("no_traces", reason="OpenTelemetry is not installed", install=_INSTALL)
+        return None
+    return Destination(None)
+
+
+def check_traces(config: ServerConfig) -> None:
+    """Raise `ConfigError` for an address that is none, or if what sends traces there is not installed."""
+    if config.traces in ("auto", "none"):
+        return
+    _endpoint(config.traces)
+    if not _is_installed():
+        raise ConfigError(f"traces needs OpenTelemetry, which is not installed: {_INSTALL}", param="traces")
+
+
+def described(info: EngineInfo) -> dict[str, str]:
+    """Return the attributes of this server; the environment may replace them."""
+    return {
+        "service.name": "prolepsis",
+        "service.version": __version__,
+        "service.instance.id": str(uuid4()),
+        names.FINGERPRINT: info.fingerprint,
+        names.EXACTNESS: info.exactness,
+    }
+
+
+def _endpoint(given: str) -> str:
+    """Return the full address; one without a path is a collector's."""
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"traces is {given!r}; allowed: an http(s) URL, auto or none", param="traces")
+    return given if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
+
+
+def _is_installed() -> bool:
+    try:
+        return find_spec(_NEEDED) is not None
+    except ModuleNotFoundError:
+        return False

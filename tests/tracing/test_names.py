@@ -1,0 +1,38 @@
+"""The names of attributes are those of the conventions, and those that the documentation lists."""
+
+import re
+from pathlib import Path
+
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
+
+from prolepsis.tracing import names
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "traces.md"
+DECLARED = {name: value for name, value in vars(names).items() if name.isupper()}
+ATTRIBUTES = {value for name, value in DECLARED.items() if not name.startswith("SPAN_")}
+BY_VLLM = "gen_ai.latency."
+
+
+def test_standard_names_are_in_the_conventions() -> None:
+    modules = (gen_ai_attributes, http_attributes, error_attributes)
+    known = {value for module in modules for value in vars(module).values() if isinstance(value, str)}
+    ours = {name for name in ATTRIBUTES if not name.startswith(("prolepsis.", BY_VLLM))}
+    assert ours - known == set()
+    assert len(ours) > 20
+
+
+def test_latencies_are_those_of_vllm() -> None:
+    assert {name.removeprefix(BY_VLLM) for name in ATTRIBUTES if name.startswith(BY_VLLM)} == {
+        "time_in_queue",
+        "time_in_model_prefill",
+        "time_in_model_decode",
+        "time_in_model_inference",
+        "time_to_first_token",
+        "e2e",
+    }
+
+
+def test_the_documentation_lists_every_name_and_no_other() -> None:
+    listed = re.findall(r"^\| `([a-z_0-9]+\.[a-z_.0-9]+)`", DOCUMENT.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(ATTRIBUTES)

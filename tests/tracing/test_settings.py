@@ -1,0 +1,73 @@
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.tracing import settings
+from prolepsis.tracing.settings import Destination, destination
+
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
+
+
+@pytest.mark.parametrize(
+    ("given", "endpoint"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("http://collector:4318/", "http://collector:4318/v1/traces"),
+        ("https://user:pass@host/otlp/v1/traces", "https://user:pass@host/otlp/v1/traces"),
+    ],
+)
+def test_an_address(given: str, endpoint: str) -> None:
+    assert destination(ServerConfig(traces=given), {}) == Destination(endpoint)
+
+
+@pytest.mark.parametrize("given", ["collector:4318", "ftp://collector", "http://", "on"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"traces is '{given}'; allowed: an http.s. URL, auto or none"):
+        destination(ServerConfig(traces=given), {})
+
+
+@pytest.mark.parametrize(
+    ("environment", "found"),
+    [
+        ({}, None),
+        (ENDPOINT, Destination(None)),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://collector:4318/v1/traces"}, Destination(None)),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "TRUE"}, None),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_the_environment_decides_for_auto(environment: Mapping[str, str], found: Destination | None) -> None:
+    assert destination(ServerConfig(), environment) == found
+    assert destination(ServerConfig(traces="none"), environment) is None
+
+
+def test_the_environment_turns_an_address_off_too() -> None:
+    assert destination(ServerConfig(traces="http://collector:4318"), {"OTEL_SDK_DISABLED": "true"}) is None
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_NEEDED", "opentelemetry.exporter.otlp.is_not_here")
+    with pytest.raises(ConfigError, match=r"pip install 'prolepsis\[otel\]'"):
+        destination(ServerConfig(traces="http://collector:4318"), {})
+    assert destination(ServerConfig(), ENDPOINT) is None
+
+
+def test_a_password_is_not_shown() -> None:
+    shown = ServerConfig(traces="https://user:secret@host").model_dump(mode="json")["traces"]
+    assert shown == "https://user:***@host"
+
+
+def test_a_server_without_traces_imports_nothing_of_them() -> None:
+    program = (
+        "import sys\nimport prolepsis.api.app\nfrom tests.api.fakes import ByteTokenizer, FakeEngine\n"
+        "from prolepsis.core.config import ServerConfig\nfrom prolepsis.telemetry.metrics import Metrics\n"
+        "prolepsis.api.app.build(ServerConfig(traces='none'), FakeEngine(), ByteTokenizer(), Metrics())\n"
+        "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter', 'google.protobuf', 'requests')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
