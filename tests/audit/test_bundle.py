@@ -61,7 +61,15 @@ async def test_a_redacted_bundle_does_not_say_whose_request_it_was(store: Store,
     whole, redacted = made(store, answer_id, "whole").decode(), made(store, answer_id, "redacted").decode()
     for secret in (NAMED, '"tenant": "', '"key_id"', '"http_request_id"', '"prompt_digest"'):
         assert secret in whole
-    for secret in (NAMED, '"key_id"', '"http_request_id"', '"prompt_digest"', '"digest_salt"'):
+    for secret in (
+        NAMED,
+        '"answer_id"',
+        '"key_id"',
+        '"http_request_id"',
+        '"trace_id"',
+        '"prompt_digest"',
+        '"digest_salt"',
+    ):
         assert secret not in redacted
     assert all(entry["details"]["tenant"] == "" for entry in json.loads(redacted)["entries"])
 

@@ -19,8 +19,8 @@ FORMAT: Literal["prolepsis bundle 1"] = "prolepsis bundle 1"
 Form = Literal["redacted", "whole"]
 _POLICY = "policy"
 """The version of the policy among an entry's versions, and the area of entries that have its content."""
-_OF_PEOPLE = frozenset({"tenant", "key_id", "http_request_id"})
-"""Fields that say whose request it was."""
+_OF_PEOPLE = frozenset({"tenant", "key_id", "http_request_id", "answer_id", "trace_id"})
+"""Fields that say whose request it was, or have a name that the client chose."""
 _CHECKABLE = frozenset({"digest_salt", "prompt_digest", "output_digests"})
 """Fields with which a guess at the text can be checked."""
 
@@ -29,7 +29,7 @@ _CHECKABLE = frozenset({"digest_salt", "prompt_digest", "output_digests"})
 class Bundle:
     format: Literal["prolepsis bundle 1"] = FORMAT
     form: Form
-    """redacted: without whose request it was, without policies, and nothing that checks a guess."""
+    """redacted: says neither whose request it was nor what the policy is, and has nothing that checks a guess."""
     made_at: str
     """UTC, ISO 8601."""
     made_with: str
