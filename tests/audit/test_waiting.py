@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.verify import Anchor, Evidence, verify
-from prolepsis.audit.waiting import WaitingActs, take
+from prolepsis.audit.waiting import take
+from prolepsis.audit.waiting_runtime import WaitingActs
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.safety.kill_switch import kill_file

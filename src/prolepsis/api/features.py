@@ -23,7 +23,7 @@ from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
-from prolepsis.audit.waiting import WaitingActs
+from prolepsis.audit.waiting_runtime import WaitingActs
 from prolepsis.console.feature import ConsoleParts, console_routes
 from prolepsis.console.recent import RecentFeature
 from prolepsis.console.traffic import TrafficFeature

@@ -4,30 +4,24 @@ A second key would have the server find a head that it did not sign, for good. A
 an act, so its entry says that it came without the key.
 """
 
-import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import redact
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.store.database import Database
 from prolepsis.store.signing import FoundKeys
 from prolepsis.store.tables import audit_waiting
-from prolepsis.web.feature import Feature
 
 WITHOUT_KEY = ", without the audit key"
 """Ends the actor of an act that waited."""
 _BATCH = 100
 _EVENT = TypeAdapter(AuditEvent)
-
-log = structlog.get_logger(__name__)
 
 
 def signing_fault(connection: Connection, found: FoundKeys) -> str:
@@ -76,19 +70,3 @@ def _event(uid: str, text: str, left_at: float) -> AuditEvent:
         return AuditEvent(actor=SERVER, action="audit.act_unreadable", after={"left_at": at, "uid": uid}, uid=uid)
     after = {"left_at": at, "after": event.after}
     return replace(event, uid=uid, actor=event.actor + WITHOUT_KEY, after=after)
-
-
-class WaitingActs(Feature):
-    """Takes the acts that wait, now and then."""
-
-    name = "waiting_acts"
-    period_s = 2.0
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    async def tick(self) -> None:
-        try:
-            await asyncio.to_thread(take, self._database)
-        except (StoreUnavailable, ConfigError) as error:  # the writer reports both; the acts stay
-            log.debug("acts_wait", error=str(error))
