@@ -161,9 +161,9 @@ async def _beside(
         return await stream(), Outcomes()
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[Outcomes] = context.Queue()
-    process = context.Process(target=flood, args=(name, target, 6.0, found), daemon=True)
+    process = context.Process(target=flood, args=(name, target, 4.5, found), daemon=True)
     process.start()
-    await asyncio.sleep(2.5)  # it imports, connects and begins
+    await asyncio.sleep(2.0)  # it imports, connects and begins
     try:
         return await stream(), await asyncio.to_thread(_first, found)
     finally:

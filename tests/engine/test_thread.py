@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, EngineDead, InvalidGrammar, InvalidParameter
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidGrammar, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
@@ -129,8 +129,10 @@ class SlowGrammars(Grammars):
         super().__init__(few_tokens().to_str, VOCAB, (EOS,), max_compiled=1)
         self.may_go_on = threading.Event()
         self.threads: list[str] = []
+        self.compiled: list[str] = []
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        self.compiled.append(spec.source)
         self.threads.append(threading.current_thread().name)
         assert self.may_go_on.wait(10)
         return super()._compile(spec)
@@ -158,6 +160,41 @@ async def test_compiling_a_grammar_holds_up_neither_other_requests_nor_the_engin
     assert not any(name == "prolepsis-engine" for name in grammars.threads)
     with pytest.raises(InvalidGrammar):
         await constrained("e", "(")
+    await client.close()
+
+
+async def test_one_tenants_grammars_are_compiled_one_at_a_time_also_when_it_leaves() -> None:
+    grammars = SlowGrammars()
+    verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=256)
+    client = ThreadEngineClient(build(EngineSetup(grammars=grammars, verifier=verifier)))
+
+    def constrained(tenant: str, text: str) -> "asyncio.Task[Event]":
+        scopes, spec = frozenset({f"tenant:{tenant}"}), GrammarSpec("regex", text)
+        source = replace(request(f"{tenant} {text}", [1, 2]), grammar=spec, kill_scopes=scopes)
+        return asyncio.create_task(_last(client, source))
+
+    flood = [constrained("flood", f"[01]{{{i}}}") for i in range(3, 7)]
+    while not grammars.threads:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    flood[0].cancel()
+    other = constrained("other", "[01]{2}")
+    while len(grammars.threads) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    grammars.may_go_on.set()
+    assert isinstance(await other, Finished)
+    ended = await asyncio.gather(*flood, return_exceptions=True)
+    assert [type(one) for one in ended] == [asyncio.CancelledError, *[Finished] * 3]
+    assert grammars.compiled[1] == "[01]{2}"
+    await client.close()
+
+
+async def test_a_deadline_counts_the_wait_for_a_grammar() -> None:
+    grammars = SlowGrammars()
+    client = ThreadEngineClient(build(EngineSetup(grammars=grammars)))
+    source = replace(request("a", [1, 2]), grammar=GrammarSpec("regex", "[01]{3}"), deadline_s=0.01)
+    with pytest.raises(DeadlineExceeded, match="grammar"):
+        await _last(client, source)
+    grammars.may_go_on.set()
     await client.close()
 
 

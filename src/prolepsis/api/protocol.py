@@ -16,7 +16,7 @@ from prolepsis.api.request_head import StrictConnection
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import headers_too_slow, invalid_http, too_many_connections
-from prolepsis.web.rounds import Slice
+from prolepsis.web.rounds import PERIOD_S, SLICE_S, Slice
 
 LOOK_FOR_RESET_S = 0.1
 """How often the socket of a client that sends nothing further is asked whether the client is gone."""
@@ -35,7 +35,7 @@ class GatewayProtocol(H11Protocol):
 
     door: ClassVar[ServerConfig]
     reading: ClassVar[Slice]
-    """What all connections may take of a round with requests on their way in."""
+    """The time that requests on their way in may take, over all connections."""
     max_connections: ClassVar[int]
     silent: ClassVar["OrderedDict[GatewayProtocol, None]"]
     """Connections whose next request has not come whole, by the time since which they owe its head."""
@@ -53,7 +53,7 @@ class GatewayProtocol(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self.conn: StrictConnection = StrictConnection(config.h11_max_incomplete_event_size, self.reading.is_over)
         self._goes_on = False
-        """What has come is looked at further in the next round."""
+        """What has come is looked at further in the next slice."""
         self._has_ended = False
         """The client has closed its direction, which counts once all that came before has been looked at."""
         self._surplus = False
@@ -95,14 +95,14 @@ class GatewayProtocol(H11Protocol):
         self._watch()
 
     def handle_events(self) -> None:
-        """Look at what has come, a slice in each round: many small requests or parts of a body are no one's stall."""
+        """Look at what has come, a slice at a time: many small requests or parts of a body are no one's stall."""
         if self._goes_on:
             return
         super().handle_events()
         if self.conn.is_behind and not self._refused:
             self._goes_on = True
             self.transport.pause_reading()
-            self.loop.call_soon(self._go_on)
+            self.loop.call_later(PERIOD_S - SLICE_S, self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False

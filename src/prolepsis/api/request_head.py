@@ -28,7 +28,7 @@ class StrictConnection(h11.Connection):
     """The server's side of a connection, with the refusal of a head or body that cannot be served."""
 
     def __init__(self, max_incomplete_event_size: int | None, has_to_wait: Callable[[], bool]) -> None:
-        """`max_incomplete_event_size`: longest head, in bytes; None: 16 KiB. `has_to_wait`: until the next round."""
+        """`max_incomplete_event_size`: longest head, in bytes; None: 16 KiB. `has_to_wait`: for its slice of time."""
         self.is_behind = False
         """What has come was not all looked at, for lack of time."""
         self._has_to_wait = has_to_wait

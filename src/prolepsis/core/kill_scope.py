@@ -29,6 +29,11 @@ def killed_proposers(scopes: Iterable[str]) -> frozenset[str]:
     return frozenset(scope.removeprefix(prefix) for scope in scopes if scope.startswith(prefix))
 
 
+def tenant_scope(scopes: Iterable[str]) -> str:
+    """Return the tenant's among the scopes of a request; empty in development mode."""
+    return next((scope for scope in scopes if scope.startswith(kill_scope("tenant", ""))), "")
+
+
 def check_scope(scope: str) -> None:
     """Raise `InvalidParameter` for a scope that nothing can belong to."""
     kind, _, name = scope.partition(":")

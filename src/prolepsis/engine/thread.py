@@ -5,10 +5,12 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from weakref import WeakValueDictionary
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.kill_scope import tenant_scope
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -65,6 +67,8 @@ class ThreadEngineClient:
         self._stopped = asyncio.Event()
         self._swapping = asyncio.Lock()
         self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="compile")
+        self._compiling: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """The turn of each tenant whose grammars are compiled."""
 
     @property
     def info(self) -> EngineInfo:
@@ -102,10 +106,19 @@ class ThreadEngineClient:
             raise self.engine.dead
 
     async def _compile(self, request: GenerateRequest) -> object:
-        """Compile on separate threads, so that neither the engine nor the event loop stalls."""
+        """Compile on other threads, so that neither engine nor event loop stalls, one grammar of a tenant at a time."""
         if request.grammar is None:
             return None
-        return await asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
+        turn = self._compiling.setdefault(tenant_scope(request.kill_scopes), asyncio.Lock())
+        try:
+            async with asyncio.timeout(request.deadline_s):
+                await turn.acquire()
+                work = asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
+                work.add_done_callback(partial(_end_turn, turn))  # a client that leaves does not end the thread's work
+                return await asyncio.shield(work)
+        except TimeoutError:
+            message = f"its grammar was not compiled {request.deadline_s:g} s after its arrival"
+            raise DeadlineExceeded(message) from None
 
     def abort(self, request_id: str) -> None:
         self.engine.send(Abort(request_id))
@@ -239,3 +252,9 @@ class ThreadEngineClient:
         for request_id, stream in self._streams.items():
             stream.put(Aborted(request_id, RequestStats(), "shutdown"))
         self._stopped.set()
+
+
+def _end_turn(turn: asyncio.Lock, work: "asyncio.Future[object]") -> None:
+    turn.release()
+    if not work.cancelled():
+        work.exception()  # seen, also where nobody waits for it any more

@@ -1,30 +1,29 @@
-"""Rounds of the event loop: what many requests at once may take of one before the loop turns to other clients."""
+"""What many requests at once may take of the event loop before it turns to other clients."""
 
 import asyncio
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-SLICE_S = 0.002
+SLICE_S, PERIOD_S = 0.003, 0.010
 
 
 class Slice:
-    """The time that one kind of work may take in each round of the event loop."""
+    """The share of time that one kind of work may take of the event loop: `SLICE_S` of each `PERIOD_S`.
+
+    The engine's thread would wait for the interpreter next to a loop that is never idle, milliseconds for each turn.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._end: float | None = None
+        self._begin = -PERIOD_S
 
     def is_over(self) -> bool:
-        """Return whether the work has to wait for the next round; it begins with the first call in a round."""
+        """Return whether the work has to wait for the next period; a period begins with the first call in it."""
         now = self._clock()
-        if self._end is None:
-            self._end = now + SLICE_S
-            asyncio.get_running_loop().call_soon(self._renew)
-        return now >= self._end
-
-    def _renew(self) -> None:
-        self._end = None
+        if now >= self._begin + PERIOD_S:
+            self._begin = now
+        return now >= self._begin + SLICE_S
 
 
 class Starts:
