@@ -28,7 +28,7 @@ class Label:
 
 LABELS: Mapping[str, Label] = {
     # what a request is
-    "route": Label(100, is_open=True),
+    "route": Label(160, is_open=True),
     "tier": Label(4),
     "tenant": Label(0, is_open=True),  # those that `metrics_tenants` names, and no others
     "rule": Label(64, is_open=True),

@@ -25,7 +25,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creati
 
 
 class Metrics:
-    """What an engine reports step by step and request by request; safe to feed from several threads."""
+    """What an engine reports from its thread, and the server from its event loop; any thread may scrape it."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         """`tenants`: those that have series of their own."""
