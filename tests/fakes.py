@@ -159,6 +159,8 @@ def _walk(row: Row, logits: Sequence[Sequence[float]]) -> SampledTokens:
 class Letters:
     """Token i is the i-th letter."""
 
+    fingerprint = "letters"
+
     def decode(self, token_ids: Sequence[int], /) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
