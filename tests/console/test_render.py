@@ -21,7 +21,7 @@ THIN = "\u202f"
         (moment(0.0), "1970-01-01 00:00:00 UTC"),
         (moment("2026-11-22T10:00:00.5+01:00"), "2026-11-22 09:00:00 UTC"),
         (size(10_400_000), f"10.4{THIN}MB"),
-        (amount(0.0000241, "EUR"), f"0.00002410{THIN}EUR"),
+        (amount(0.0000241, "EUR"), f"0.0000241{THIN}EUR"),
         (amount(1234.5, "EUR"), f"1{THIN}234.50{THIN}EUR"),
         (amount(0.0, None), "0.00"),
         (plain({"step_weights": [5.0, 25.0], "against": None, "dry_run": False}), "step weights 5, 25, dry run false"),

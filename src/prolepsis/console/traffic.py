@@ -1,5 +1,6 @@
 """How each traffic class fares: acceptance, savings, modes and why steps were plain; /admin/traffic shows it."""
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class TrafficReply:
 
 @dataclass(slots=True)
 class _ClassFigures:
+    minutes: Timeline
     sums: Span = field(default_factory=lambda: Span(0.0))
     num_steps: int = 0
     modes: Counter[Mode] = field(default_factory=Counter)
@@ -71,7 +73,6 @@ class _ClassFigures:
     plain_steps: Counter[PlainReason] = field(default_factory=Counter)
     proposers: dict[str, ProposerCounts] = field(default_factory=dict)
     first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
-    minutes: Timeline = field(default_factory=lambda: Timeline(60.0, 60))
 
     def add(self, stats: RequestStats) -> None:
         for span in (self.sums, self.minutes.current()):
@@ -92,11 +93,16 @@ class TrafficFeature(Feature):
     name = "traffic"
     period_s = 5.0
 
-    def __init__(self, health: Callable[[], EngineHealth]) -> None:
+    def __init__(self, health: Callable[[], EngineHealth], now: Callable[[], float] = time.time) -> None:
+        """`now` is Unix time."""
         self.routes = _routes(self)
-        self.all = Timeline(15.0, 240)
+        self.now = now
+        self.all = Timeline(15.0, 240, self._time)
         self._health = health
         self._classes: dict[str, _ClassFigures] = {}
+
+    def _time(self) -> float:
+        return self.now()
 
     async def tick(self) -> None:
         """Read the engine's load."""
@@ -110,7 +116,8 @@ class TrafficFeature(Feature):
             if prompt.answer not in ("complete", "cut") or not name:
                 continue
             if name in self._classes or len(self._classes) < MAX_CLASSES:
-                self._classes.setdefault(name, _ClassFigures()).add(prompt.stats)
+                figures = self._classes.setdefault(name, _ClassFigures(Timeline(60.0, 60, self._time)))
+                figures.add(prompt.stats)
             add_to(self.all.current(), prompt.stats)
 
     @property

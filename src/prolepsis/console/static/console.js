@@ -14,7 +14,7 @@ function options(data, width) {
   }));
   return {
     width, height: 150, legend: { live: true }, cursor: { y: false },
-    scales: { x: { range: (_, from, to) => [Math.min(from, to - 900), to] }, y: { range: [data.low, data.high] } },
+    scales: { x: { range: () => [Math.min(data.x[0], data.x.at(-1) - 900), data.x.at(-1)] }, y: { range: [data.low, data.high] } },
     axes: [{ ...axis, values: (_, times) => times.map((time) => clock(time, 5)) }, { ...axis, size: 46 }],
     series: [{ label: "UTC", value: (_, time) => clock(time, 8) }, ...lines],
   };
@@ -68,5 +68,6 @@ document.addEventListener("htmx:response:error", () => tell("The server could no
 document.addEventListener("htmx:after:swap", () => { drawAll(); showPause(); tell(""); });
 new ResizeObserver(() => charts.forEach(({ plot }, holder) => plot.setSize({ width: holder.clientWidth, height: 150 }))).observe(document.documentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { charts.forEach((one) => { one.text = ""; }); drawAll(); });
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 drawAll();
 showPause();

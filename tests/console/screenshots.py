@@ -1,0 +1,79 @@
+"""Draws the pictures of docs/how-to/console.md: `python -m tests.console.screenshots`, after a change of the pages."""
+
+import math
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from playwright.sync_api import sync_playwright
+
+from prolepsis.console.timeline import Timeline
+from prolepsis.console.traffic import TrafficFeature
+from tests.console.scene import Scene
+from tests.console.served import ASKED, served_scene, traffic
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images" / "console"
+
+
+def an_hour(url: str, site: Scene) -> None:
+    """Serve requests whose rate rises and falls, as if in an hour: what its lines show."""
+    [feature] = [one for one in site.app.state.features if isinstance(one, TrafficFeature)]
+    feature.all = Timeline(15.0, 240, lambda: feature.now())  # noqa: PLW0108  # it changes
+    start = time.time() - 3600.0
+    with httpx.Client(base_url=url) as http:
+        for number in range(241):
+            feature.now = partial(float, start + 15.0 * number)
+            rate = 2 + round(math.sin(number / 40) + math.sin(number / 9))
+            span = feature.all.current()
+            span.num_running, span.num_waiting = 1 + rate, max(0, rate - 3)
+            for _ in range(rate):
+                path, asked = ASKED[0]
+                http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()
+    feature.now = time.time
+
+
+def a_rollout(url: str, site: Scene) -> str:
+    """Start the rollout and serve as much as its evidence needs; return its page."""
+    with httpx.Client(base_url=url) as http:
+        [rollout] = http.get("/admin/rollouts").json()["rollouts"]
+        for command, force in (("start", False), ("promote", True), ("promote", True)):
+            body = {"reason": "evidence of the last quarter", "force": force}
+            http.post(f"/admin/rollouts/{rollout['id']}/{command}", json=body).raise_for_status()
+    traffic(url, site, 200)
+    return f"/console/rollouts/{rollout['id']}"
+
+
+def a_request(url: str) -> str:
+    """Return the page of a request that speculated."""
+    with httpx.Client(base_url=url) as http:
+        requests = http.get("/admin/recent?last=20").json()["requests"]
+    name = next(one["record"]["request_id"] for one in requests if one["record"]["policy_rule"] == "chat")
+    return f"/console/requests/{name}"
+
+
+def main() -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    with (
+        TemporaryDirectory() as folder,
+        served_scene(Path(folder), with_keys=False) as (url, site),
+        sync_playwright() as running,
+    ):
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 760})
+
+        def keep(name: str, path: str) -> None:
+            page.goto(url + path, wait_until="networkidle")
+            page.screenshot(path=IMAGES / f"{name}.png")
+
+        an_hour(url, site)
+        keep("overview", "/console")
+        keep("request", a_request(url))
+        keep("rollout", a_rollout(url, site))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

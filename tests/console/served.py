@@ -1,0 +1,47 @@
+"""A scene behind a real server, for a real browser."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+
+from prolepsis.api.run import bind
+from prolepsis.core.config import ServerConfig
+from tests.console.scene import Scene, key_with, scene
+
+ASKED = (
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ("/v1/completions", {"prompt": "Hi"}),
+)
+
+
+@contextmanager
+def served_scene(folder: Path, *, with_keys: bool) -> Iterator[tuple[str, Scene]]:
+    """Give the address of a running server, and its scene."""
+    with scene(folder, with_keys=with_keys) as site:
+        listener = bind(ServerConfig(port=0))
+        server = uvicorn.Server(uvicorn.Config(site.app, log_config=None, lifespan="on"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", site
+        finally:
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+
+def traffic(url: str, site: Scene, number: int) -> None:
+    """Serve so many pairs of requests, and wait until the store has them."""
+    headers = {"authorization": f"Bearer {key_with(site, 'client')}"}
+    with httpx.Client(base_url=url, headers=headers) as http:
+        for _ in range(number):
+            for path, asked in ASKED:
+                http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()
+    assert site.store.writer.flush(60.0)
