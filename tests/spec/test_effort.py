@@ -113,6 +113,15 @@ def test_a_better_promise_starts_probing_anew() -> None:
     assert [step for step in range(1, 100) if _depth(effort, promising)] == [1, 33, 97]
 
 
+def test_a_promise_that_comes_and_goes_with_the_load_is_no_news() -> None:
+    effort, promising, num_probes = _with_cost(50.0, num_sequences=8), ExpectedDraft((0.3, 0.1)), 0
+    loads = [(1, MarginalCost(token=0.02, ms=0.1)), (8, MarginalCost(token=0.25, ms=1.0))]
+    for step in range(600):
+        number, costs = loads[step // 4 % 2]
+        num_probes += _depth(effort, *[promising] * number, costs=costs) > 0
+    assert num_probes == 2 * 4, "at each load after 16, 48, 112 and 240 steps"
+
+
 def test_switched_on_only_for_a_gain_that_holds() -> None:
     effort = _with_cost(5.0)
     for _ in range(100):

@@ -8,8 +8,11 @@ free draft fails: survival there times the chance that no node of the free draft
 independently. The ratio of real to expected gains is learnt as a factor.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from prolepsis.spec.comparison import load_band
 
 _LEVEL_DECAY = 0.95  # per call
 _RIDGE = 4.0  # weight of the prior slope, in (sequences of difference)^2
@@ -182,7 +185,8 @@ class Effort:
         self.cost = LevelCost()
         self._one_pass = one_pass
         self._switch = Switch()
-        self._probes = Probes()
+        self._probes: defaultdict[int, Probes] = defaultdict(Probes)
+        """By load: a promise that comes and goes with the load is no news."""
         self._gained = self._expected = _PRIOR_TOKENS
         self._num_probes = 0
 
@@ -195,12 +199,13 @@ class Effort:
         gains = _gains(ExpectedDraft(alone), step.plain.token, factor)
         _, net = self._best([gains], step.plain.ms, len(expected))
         is_on, token_cost = self._switch.decide(net / step.num_sequences), step.costs.token
+        probes = self._probes[load_band(step.num_sequences)]
         if is_on:
             decision = self._fastest([_gains(each, token_cost, self._factor) for each in expected], step)
             if decision.depth:
-                self._probes.restart()
+                probes.restart()
                 return decision
-        if self._probes.due(_at(gains, PROBE_DEPTH)):
+        if probes.due(_at(gains, PROBE_DEPTH)):
             return self._probe(expected, token_cost)
         return DepthDecision(0, (False,) * len(expected))
 
