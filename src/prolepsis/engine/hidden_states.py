@@ -14,24 +14,23 @@ log = structlog.get_logger(__name__)
 
 
 class _Route:
-    """A consumer, and for each row of this step whether it takes the row and whether its sequence may draft."""
+    """A consumer, and for each row of this step whether it takes the row."""
 
     def __init__(self, consumer: HiddenStateConsumer) -> None:
         self.consumer = consumer
         self.proposer = consumer if isinstance(consumer, Proposer) else None
         self.takes: list[bool] = []
-        self.drafts: list[bool] = []
 
     def begin(self, rows: Sequence[Row], may_draft: Callable[[SequenceState, str], bool]) -> None:
         """A proposer takes prompts, whose pages others may share, and all tokens of sequences that it may draft for."""
         if self.proposer is None:
-            self.takes = self.drafts = [True] * len(rows)
+            self.takes = [True] * len(rows)
             return
         name = self.proposer.name
-        self.drafts = [may_draft(row.sequence, name) for row in rows]
         self.takes = [
-            drafts or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
-            for row, drafts in zip(rows, self.drafts, strict=True)
+            may_draft(row.sequence, name)
+            or (row.start < row.sequence.num_prompt_tokens and row.sequence.replays is None)
+            for row in rows
         ]
 
     @property
@@ -111,7 +110,7 @@ def _cut(
 ) -> list[HiddenStates]:
     states: list[HiddenStates] = []
     first = 0
-    for row, result, is_taken, drafts in zip(rows, sampled, route.takes, route.drafts, strict=True):
+    for row, result, is_taken in zip(rows, sampled, route.takes, strict=True):
         if not is_taken:
             first += row.num_scheduled_tokens
             continue
@@ -124,6 +123,6 @@ def _cut(
                 part = features[first : end + len(path)]
             else:
                 part = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
-        states.append(HiddenStates(row.sequence, row.start, tokens, part, drafts))
+        states.append(HiddenStates(row.sequence, row.start, tokens, part))
         first += row.num_scheduled_tokens
     return states

@@ -186,7 +186,7 @@ class Speculation:
             return list(rows)
         awake = self._awake = self.payback.begin(keys, len(rows))
         return [
-            row if choice.mode != "auto" or row.sequence.key in awake else replace(row, plain="too_costly")
+            row if choice.mode != "auto" or row.sequence.key in awake else _too_costly(row)
             for row, choice in zip(rows, choices, strict=True)
         ]
 
@@ -360,6 +360,11 @@ def _with_draft(
     if verify:
         return Row(row.sequence, row.start, row.num_tokens, draft, plain)  # `replace` takes five times as long
     return replace(row, shadow=draft, plain=plain, shadow_cost=choice.shadow_cost)
+
+
+def _too_costly(row: Row) -> Row:
+    """Return the row of a sequence that pauses: most steps of useless drafts are such."""
+    return Row(row.sequence, row.start, row.num_tokens, None, "too_costly")  # `replace` takes five times as long
 
 
 def _explained(row: Row) -> Row:

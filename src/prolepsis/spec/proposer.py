@@ -67,8 +67,6 @@ class HiddenStates:
     tokens: Sequence[int]
     """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
     features: "Tensor"  # [len(tokens), aux_layers * hidden] bfloat16
-    drafts: bool = True
-    """Whether the sequence may be drafted for. The states of others come too, as their pages may be shared."""
 
 
 class HiddenStateConsumer(Protocol):

@@ -156,6 +156,18 @@ def test_of_a_long_prompt_it_reads_the_end(chunk: int) -> None:
     assert model.num_read == 401 - (400 - PROMPT_TOKENS) // 32 * 32
 
 
+def test_it_writes_nothing_until_it_is_asked_and_then_all_in_one_pass() -> None:
+    """A sequence whose drafts pause, or whose head does not pay, costs no pass a page."""
+    model = LevelledHead()
+    head = HeadProposer(model, num_pages=16, max_sequences=4)
+    sequence = FakeSequence([*range(30)] * 4, num_prompt_tokens=20, pages=list(range(4)))
+    for start in range(119):
+        head.take([HiddenStates(sequence, start, [sequence.tokens[start]], torch.zeros(1, 2, dtype=torch.bfloat16))])
+    assert model.num_passes == 0
+    assert head.propose([sequence], [4])[0] is not None
+    assert (model.num_passes, model.num_read) == (1, 120)
+
+
 def test_its_memory_is_weights_pages_and_the_hidden_states_kept_beside() -> None:
     few, many = (HeadProposer(LevelledHead(), num_pages=size, max_sequences=4).memory() for size in (8, 108))
     assert (few.proposer, few.weights) == ("draft_head", 0)

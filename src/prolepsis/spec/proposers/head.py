@@ -1,8 +1,9 @@
 """A draft head as proposer: its K/V follows the target's pages, its drafts are small trees, all sequences at once.
 
 It takes the target's hidden states of prompts, and of committed tokens while it may draft; the engine names those that
-it misses. Slots are written when a draft is asked for, or when a page becomes full and may be shared. Drafted tokens go
-to pages of the head's own behind those of the pool, with a copy of the sequence's last page in front.
+it misses. Slots are written when a draft is asked for, or when a page becomes full and may be shared; while none is
+asked for, full pages wait with their states. Drafted tokens go to pages of the head's own behind those of the pool,
+with a copy of the sequence's last page in front.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,7 @@ class HeadProposer(Proposer):
         self._slots.copy_page(source, target)
 
     def take(self, states: Sequence[HiddenStates]) -> None:
-        """Keep the hidden states; write the slots of sequences that may draft and whose last page became full."""
+        """Keep the hidden states; write the slots of sequences asked for drafts whose last page became full."""
         with self._forgetting([part.sequence for part in states]):
             inputs: list[SequenceInput] = []
             features: list[torch.Tensor] = []
@@ -70,7 +71,8 @@ class HeadProposer(Proposer):
                 end = part.start + len(part.tokens)
                 if state is None or end // PAGE_SIZE <= state.written // PAGE_SIZE:
                     continue
-                if (state.has_deferred or not part.drafts) and state.written % PAGE_SIZE == 0:
+                is_asked, state.is_asked = state.is_asked, False
+                if (state.has_deferred or not is_asked) and state.written % PAGE_SIZE == 0:
                     self._slots.defer(state, part.sequence)
                     continue
                 first, unwritten = self._slots.take(state, part.sequence, end)
@@ -90,7 +92,7 @@ class HeadProposer(Proposer):
         if num_early == len(part.tokens):
             return None
         rest, features = part.tokens[num_early:], part.features[num_early:]
-        return HiddenStates(part.sequence, part.start + num_early, rest, features, part.drafts)
+        return HiddenStates(part.sequence, part.start + num_early, rest, features)
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
         """Let go of a sequence that may not draft: the states of its tokens `start : end` are not given."""
@@ -110,6 +112,7 @@ class HeadProposer(Proposer):
         for i, (sequence, depth, limit) in enumerate(zip(sequences, depths, limits, strict=True)):
             state = self._slots.get(sequence)
             if state is not None and min(depth, limit) > 0 and len(trees) < self._scratch.max_sequences:
+                state.is_asked = True
                 known.append((i, state))
                 shape = (min(depth, self._max_depth), min(limit, MAX_NODES))
                 trees.append(HeadTree(sequence, self.name, *shape, threshold))

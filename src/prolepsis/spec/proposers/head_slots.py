@@ -6,8 +6,8 @@ token that its slots are valid from: the page boundary from which the head has s
 A sequence whose last page is stale starts over at the next page boundary: to the head, whose positions are relative to
 that, this is a shorter context.
 
-Full pages of a sequence that may not draft are not written but deferred, until a sequence that shares the page drafts
-and writes them.
+Full pages of a sequence that is not asked for drafts are not written but deferred, until it is, or a sequence that
+shares the page, and writes them.
 """
 
 from array import array
@@ -77,6 +77,8 @@ class HeadState:
     waiting: list[Tensor] = field(default_factory=list)  # each [n, feature_size] bfloat16
     has_deferred: bool = False
     """Slots before `written` may be deferred."""
+    is_asked: bool = False
+    """A draft was asked for since the last page became full."""
     last_page: int = -1
     """Page of the last token whose features are known."""
     num_waiting: int = field(init=False)
