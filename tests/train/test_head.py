@@ -11,15 +11,16 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.format import head_fault, load_head
 from prolepsis.models.heads.levels import load_levels
 from prolepsis.models.heads.registry import find_head
+from prolepsis.train.batches import lay_flat
 from prolepsis.train.data import Manifest, ShardWriter
 from prolepsis.train.estimate import predict, prediction_check, small_run
-from prolepsis.train.head import HeadTraining
+from prolepsis.train.head import HeadTraining, loss_of
 from prolepsis.train.levels import LevelRun
 from prolepsis.train.run_directory import RunDirectory
-from prolepsis.train.settings import HeadRecipe, LevelSettings, StepCost, TrainSettings
+from prolepsis.train.settings import HeadRecipe, LevelSettings, Objective, StepCost, TrainSettings
 from prolepsis.train.target import Target, open_target
 from tests.models.random_heads import levels_report
-from tests.train.documents import random_document
+from tests.train.documents import random_document, tiny_ends, tiny_head
 from tests.train.targets import save_target
 
 SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=1000)  # measured at the end only
@@ -84,6 +85,18 @@ def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: R
     given = HeadTraining(directory, target, HeadRecipe(init=directory.exported, training=SETTINGS))
     _, stored = load_head(directory.exported)
     torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
+
+
+def test_the_loss_mixes_acceptance_with_cross_entropy_at_every_step() -> None:
+    head = tiny_head()
+    ends = tiny_ends(head)
+    batch = lay_flat([random_document(9, 3)], ends, 3)
+    entropy, mixed, missed = (
+        loss_of(head, batch, ends, Objective(num_steps=2, acceptance_share=share))[0] for share in (0.0, 0.5, 1.0)
+    )
+    torch.testing.assert_close(mixed, (entropy + missed) / 2)
+    anchors = 7 + 0.8 * 6
+    assert 0.0 < missed <= anchors < entropy
 
 
 def test_data_of_another_target_are_refused(directory: RunDirectory, target: Target, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from prolepsis.models.heads.format import HeadWeights, load_head, save_head, wei
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import rope_parameters
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
+from prolepsis.train.acceptance_loss import acceptance_loss
 from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.train.data import Document
 from prolepsis.train.initial_head import initial_weights
@@ -94,13 +95,22 @@ def loss_of(
     for j, step in enumerate(unroll(head, flat, objective.num_steps)):
         at = batch.row_of[step.slots]
         weights = counts[step.slots] * objective.step_decay**j
-        entropy, guesses = fused_soft_cross_entropy(step.out, head.weights.lm_head, target[at], weights)
-        loss = loss + entropy
+        part, guesses = _step_loss(objective, step.out, head.weights.lm_head, target[at], weights)
+        loss = loss + part
         if objective.feature_weight:
             loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
         right[j] = int((guesses == likeliest[at]).sum())
         rows[j] = len(at)
     return loss, right, rows
+
+
+def _step_loss(
+    objective: Objective, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    if not objective.acceptance_share:
+        return fused_soft_cross_entropy(out, lm_head, target, weights)
+    share, temperature = objective.acceptance_share, objective.temperature
+    return acceptance_loss(out, lm_head, target, weights, share=share, temperature=temperature)
 
 
 def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
@@ -145,6 +155,7 @@ class HeadTraining(Training[HeadRecipe]):
             "steps_of_training_time_test": objective.num_steps,
             "share_of_first_step_alone": objective.warm_up,
             "noise": objective.noise,
+            "acceptance_share": objective.acceptance_share,
             "step_decay": objective.step_decay,
             "output_head_trained": objective.train_output_head,
             "feature_weight": objective.feature_weight,

@@ -60,6 +60,11 @@ class Objective:
     """Share of the training with the first step only: alone, it is learnt several times faster."""
     step_decay: float = 0.8
     """Weight of step j is step_decay ** j."""
+    acceptance_share: Annotated[
+        float, Option(help="share of keyed acceptance in the loss; the rest is cross entropy", min=0.0, max=1.0)
+    ] = 0.0
+    temperature: float = 0.8
+    """Of the acceptance in the loss."""
     feature_weight: float = 0.0
     """Weight of the distance to the target's own states, in addition to the cross entropy."""
     noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
