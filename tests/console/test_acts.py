@@ -9,7 +9,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.console.acts import ACTS
 from prolepsis.web.routes import Route
-from tests.console.browser import press, sign_in
+from tests.console.browser import press, sign_in, token_of
 from tests.console.scene import Scene, key_with
 
 Browse = Callable[[Scene], httpx.AsyncClient]
@@ -68,5 +68,11 @@ async def test_what_is_wrong_is_told_on_the_page(
 
 async def test_an_unknown_act_is_not_found(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
-    with pytest.raises(AssertionError):
-        await press(http, "everything")
+    sent = await http.post("/console/act/everything", data={"csrf": token_of(await http.get("/console"))})
+    assert (sent.status_code, "There is no act" in sent.text) == (404, True)
+
+
+async def test_a_form_that_leaves_out_what_has_a_default_is_told_as_done(open_scene: Scene, browse: Browse) -> None:
+    page = await press(browse(open_scene), "kill", on="true", reason="all of it")
+    assert "speculation is stopped." in page.text
+    assert len(entries(open_scene, "kill.on")) == 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from prolepsis.console.feature import NAVIGATION
+from prolepsis.console.routes import NAVIGATION
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
 from tests.console.scene import CHAT, POLICY, Scene, key_with

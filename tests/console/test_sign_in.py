@@ -101,9 +101,11 @@ async def test_a_form_without_the_token_or_of_another_site_changes_nothing(open_
     http = browse(open_scene)
     fields = {"on": "true", "scope": "everything", "reason": "test", "csrf": "guessed"}
     assert (await http.post("/console/act/kill", data=fields)).status_code == 403
+    assert (await http.post("/console/act/kill", data={**fields, "csrf": "guéssed"})).status_code == 403
     fields["csrf"] = token_of(await http.get("/console"))
-    foreign = await http.post("/console/act/kill", data=fields, headers={"origin": "http://localhost:9999"})
-    assert foreign.status_code == 403
+    for origin in ("http://localhost:9999", "null"):
+        foreign = await http.post("/console/act/kill", data=fields, headers={"origin": origin})
+        assert foreign.status_code == 403
     assert not (await http.get("/admin/kill")).json()["on"]
     assert "speculation is stopped" in (await press(http, "kill", on="true", scope="everything", reason="test")).text
 

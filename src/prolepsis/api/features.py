@@ -24,8 +24,8 @@ from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
 from prolepsis.audit.waiting_runtime import WaitingActs
-from prolepsis.console.feature import ConsoleParts, console_routes
 from prolepsis.console.recent import RecentFeature
+from prolepsis.console.routes import ConsoleParts, console_routes
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import DRAFT_HEAD, ServerConfig

@@ -1,5 +1,6 @@
 """The buttons of the console: each calls an admin route with the fields of its form, for the caller of the session."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,4 +74,4 @@ def _check_reason(visit: Visit, act: Act, form: dict[str, str]) -> None:
 
 def _told(act: Act, form: Mapping[str, str], reply: object) -> str:
     on_words = "speculation is stopped" if form.get("on") == "true" else "released"
-    return act.done.format_map({**form, "reply": reply, "on_words": on_words})
+    return act.done.format_map(defaultdict(str, {**form, "reply": reply, "on_words": on_words}))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from prolepsis.audit.entry import RECORDING, SERVED, AuditEntry
 from prolepsis.audit.routes import AuditReply
@@ -17,7 +18,7 @@ def declare_audit(pages: Pages) -> None:
 
 async def _log(visit: Visit) -> Page | GoTo:
     if visit.query.get("entry"):
-        return GoTo(f"/console/audit/{visit.query['entry'].strip()}")
+        return GoTo(f"/console/audit/{quote(visit.query['entry'].strip(), safe='')}")
     query: dict[str, object] = {"last": PAGE}
     query |= {name: visit.query[name] for name in ("action", "tenant", "after", "last") if visit.query.get(name)}
     reply = await visit.section(AuditReply, "/admin/audit", query)

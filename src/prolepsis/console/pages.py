@@ -130,8 +130,9 @@ class Pages:
         if not self.keys.required:
             self._check_local(request.headers)
         origin = request.headers.get("origin")
-        if request.method == "POST" and origin not in (None, "null") and urlsplit(origin).netloc != _host(request):
-            raise RequestRefused(f"This form comes from {origin[:128]}.", code="other_origin", status=403)
+        if request.method == "POST" and origin is not None and urlsplit(origin).netloc != _host(request):
+            message = f"This form comes from {origin[:128]}; allowed: pages of {_host(request)[:128]}."
+            raise RequestRefused(message, code="other_origin", status=403)
 
     def begin(self, request: Request, response: Response, signed_in: bytes) -> Session:
         """Open a session and give its cookie to the browser."""
@@ -171,7 +172,9 @@ class Pages:
 
     async def _visit(self, request: Request, caller: Caller, session: Session) -> Visit:
         form = await form_of(request) if request.method == "POST" else {}
-        if request.method == "POST" and not secrets.compare_digest(form.get("csrf", ""), session.csrf):
+        if request.method == "POST" and not secrets.compare_digest(
+            form.get("csrf", "").encode(), session.csrf.encode()
+        ):
             message = "This form is too old: load the page again, and nothing was changed."
             raise RequestRefused(message, code="wrong_form_token", status=403)
         return Visit(
