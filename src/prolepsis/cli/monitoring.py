@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.cli.output import EPILOG, command_group, note
-from prolepsis.monitoring.files import monitoring_files, write_monitoring
+from prolepsis.monitoring.files import DOCS, monitoring_files, write_monitoring
 from prolepsis.monitoring.objectives import parse_objectives, read_objectives
 from prolepsis.monitoring.rules import shipped
 
@@ -28,9 +28,9 @@ def write(
     ] = None,
     runbooks: Annotated[
         str, typer.Option(help="address of the folder with the pages of docs/runbooks, for the links of alerts")
-    ] = "https://docs.example.org/prolepsis/docs/runbooks",
+    ] = DOCS,
 ) -> None:
-    """Write prometheus.yaml, alertmanager.yaml and the rules; files of these names are replaced."""
+    """Write dashboards for Grafana, and rules and settings for Prometheus and Alertmanager; old files are replaced."""
     objectives = read_objectives(slos) if slos else parse_objectives(shipped("slos.yaml"), "slos.yaml")
     files = dict(monitoring_files(objectives, runbooks))
     if slos is None:
