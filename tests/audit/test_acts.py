@@ -371,6 +371,7 @@ READING = {
         "store status",
         "cost check",
         "cost history",
+        "incident timeline",
         "monitoring write",
     ),
 }

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 from prolepsis.audit.entry import (
     HEAD_INVALID,
     HEAD_UNSIGNED,
+    SERVED,
     START_OF_CHAIN,
     AuditEntry,
     Details,
@@ -145,6 +146,27 @@ def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
     return [_read(row) for row in connection.execute(query).mappings()]
 
 
+def written(connection: Connection, since: datetime, until: datetime) -> Iterator[AuditEntry]:
+    """Yield the entries of a period in their order, but for those of served requests; times have no index: scans."""
+    after = 0
+    while found := written_page(connection, since, until, after, _PAGE):
+        yield from found
+        after = found[-1].seq
+
+
+def written_page(connection: Connection, since: datetime, until: datetime, after: int, limit: int) -> list[AuditEntry]:
+    """Return at most `limit` entries of a period that follow number `after`, but for those of served requests."""
+    entries = audit_entries.c
+    in_period = (entries.at >= _stored_time(since)) & (entries.at < _stored_time(until))
+    which = in_period & (entries.seq > after) & (entries.action != SERVED)
+    query = select(audit_entries).where(which).order_by(entries.seq).limit(limit)
+    return [_read(row) for row in connection.execute(query).mappings()]
+
+
+def _stored_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds")
+
+
 def newest(
     connection: Connection, limit: int, *, action: str | None = None, tenant: str | None = None
 ) -> list[AuditEntry]:
@@ -186,7 +208,7 @@ def _entry(event: RedactedEvent, seq: int, previous: str, erases: tuple[int, ...
     chained: dict[str, Any] = {
         "seq": seq,
         "uid": event.uid,
-        "at": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "at": _stored_time(datetime.now(UTC)),
         "action": event.action,
         "versions": event.versions,
         "erases": erases,

@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from anyio import to_thread
 from fastapi.responses import JSONResponse, Response
-from pydantic import Field
+from pydantic import AwareDatetime, Field, model_validator
 
 from prolepsis.audit import chain
 from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, to_json
@@ -35,12 +35,23 @@ REPLAY_TIMEOUT_S = 60.0
 
 
 class AuditQuery(Body):
-    """The entries to return: the last ones, or with `after` those that follow a number."""
+    """The entries to return: the last ones, or with `after` those that follow a number.
+
+    With `since` and `until` those of a period, but for those of served requests.
+    """
 
     last: Annotated[int, Field(ge=1, le=MAX_ENTRIES)] = 20
     after: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     action: Annotated[str, Field(max_length=128)] | None = None
     tenant: Annotated[str, Field(max_length=256)] | None = None
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+
+    @model_validator(mode="after")
+    def _a_period_has_both_ends(self) -> Self:
+        if (self.since is None) != (self.until is None):
+            raise ValueError("allowed: since and until, both or neither")
+        return self
 
 
 class BundleBody(Body):
@@ -143,6 +154,9 @@ def _entries(store: Store | None, query: AuditQuery) -> tuple[str, SignedHead | 
         return str(Anchor(0, START_OF_CHAIN)), None, []
     with store.database.read() as connection:
         head, signed = str(Anchor(*chain.head(connection))), chain.signed_head(connection)
+        if query.since is not None and query.until is not None:
+            page = chain.written_page(connection, query.since, query.until, query.after or 0, query.last)
+            return head, signed, page
         if query.after is not None:
             return head, signed, chain.page(connection, query.after, query.last)
         return head, signed, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import cached_property, partial
 from typing import Annotated, Any, Protocol
 from urllib.parse import urlencode
@@ -38,6 +39,9 @@ class Log(Protocol):
     def entries(self, after: int = 0) -> Iterable[AuditEntry]:
         """Return the entries in order, beginning after number `after`."""
 
+    def written(self, since: datetime, until: datetime) -> Iterable[AuditEntry]:
+        """Return the entries of a period in order, but for those of served requests."""
+
 
 class StoredLog:
     """The log of a store."""
@@ -48,6 +52,7 @@ class StoredLog:
         self.signed = chain.signed_head(connection)
         self.newest = partial(chain.newest, connection)
         self.entries = partial(chain.entries, connection)
+        self.written = partial(chain.written, connection)
 
 
 class RemoteLog:
@@ -76,6 +81,13 @@ class RemoteLog:
             yield from (entry for entry in page if entry.seq <= self.head.seq)
             if not page:
                 return
+            after = page[-1].seq
+
+    def written(self, since: datetime, until: datetime) -> Iterator[AuditEntry]:
+        period: dict[str, object] = {"since": since.isoformat(), "until": until.isoformat(), "last": _PAGE}
+        after = 0
+        while page := [_parsed(entry) for entry in self._ask(**period, after=after)["entries"]]:
+            yield from page
             after = page[-1].seq
 
     @cached_property

@@ -121,11 +121,17 @@ def print_json(value: object) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    console: Console | None = None,
+    *,
+    in_order: bool = False,
 ) -> None:
     """Print a table; default: on stdout.
 
-    Where words would have to be broken, rows that share the value of the widest column become a table of their own.
+    Where words would have to be broken, rows that share the value of the widest column become a table of their own,
+    unless the rows are `in_order`.
     """
     out, cells = console or stdout(), list(zip(*rows, strict=True)) or [()] * len(columns)
     widths = [_width(column) for column in cells]
@@ -137,7 +143,7 @@ def print_table(
     whole = gaps + sum(max(width, *map(len, name.split("\n"))) for name, width in zip(columns, widths, strict=True))
     widest = widths.index(max(widths))
     values = dict.fromkeys(cells[widest])
-    if whole <= out.width or len(values) == len(rows) > 1:
+    if in_order or whole <= out.width or len(values) == len(rows) > 1:
         out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
         out.print(_table(columns, rows))
         return

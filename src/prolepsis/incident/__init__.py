@@ -1,0 +1,1 @@
+"""What happened: snapshots, timelines and weekly reviews, from the store, a server and Prometheus."""

@@ -1,0 +1,94 @@
+"""What is asked of Prometheus: which alerts fired in a period, and the present value of series."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.incident.period import Period
+
+_TIMEOUT_S = 30.0
+_LEAST_STEP_S = 15.0
+_MOST_STEPS = 10_000
+"""Prometheus returns 11,000 points of a series at most."""
+
+
+class _Series(BaseModel):
+    metric: dict[str, str]
+    value: tuple[float, float] = (0.0, 0.0)
+    values: list[tuple[float, float]] = []
+
+
+class _Data(BaseModel):
+    result: list[_Series]
+
+
+class _Reply(BaseModel):
+    data: _Data
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A stretch of time in which an alert fired."""
+
+    labels: Mapping[str, str]
+    since: float
+    """Unix time; the start of the period if the alert fired before."""
+    until: float | None
+    """None: it still fires at the end of the period."""
+
+    @property
+    def name(self) -> str:
+        return self.labels.get("alertname", "")
+
+
+class Prometheus:
+    """Raises `ConfigError` for a server that does not answer, and for queries that it refuses."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._transport = transport
+
+    def firing(self, period: Period) -> list[Firing]:
+        """Return when alerts fired, to the accuracy of a step: 15 s in a period of less than a day or two."""
+        step = max(_LEAST_STEP_S, period.seconds / _MOST_STEPS)
+        start, end = period.start.timestamp(), period.end.timestamp()
+        query: dict[str, str | float] = {
+            "query": 'ALERTS{alertstate="firing"}',
+            "start": start,
+            "end": end,
+            "step": step,
+        }
+        found = self._ask("query_range", query)
+        return sorted((one for series in found for one in _stretches(series, end, step)), key=lambda one: one.since)
+
+    def values(self, query: str, at: float) -> list[tuple[Mapping[str, str], float]]:
+        """Return the value of each series at a time, with its labels."""
+        return [(series.metric, series.value[1]) for series in self._ask("query", {"query": query, "time": at})]
+
+    def _ask(self, path: str, query: Mapping[str, str | float]) -> list[_Series]:
+        try:
+            with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
+                reply = client.get(f"{self._url}/api/v1/{path}", params=query)
+            document: Any = reply.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise ConfigError(f"no Prometheus answers at {self._url}: {error}", param="prometheus") from None
+        try:
+            return _Reply.model_validate(document).data.result
+        except ValidationError:
+            said = document.get("error") if isinstance(document, dict) else None
+            message = f"{self._url} did not reply as Prometheus does: {reply.status_code} {said or ''}".rstrip()
+            raise ConfigError(message, param="prometheus") from None
+
+
+def _stretches(series: _Series, end: float, step: float) -> Iterator[Firing]:
+    """Yield stretches without a gap of more than two steps."""
+    labels = {name: value for name, value in series.metric.items() if name not in ("__name__", "alertstate")}
+    times = [at for at, _ in series.values]
+    starts = [i for i, at in enumerate(times) if i == 0 or at - times[i - 1] > 2 * step]
+    for first, after in zip(starts, [*starts[1:], len(times)], strict=True):
+        last = times[after - 1]
+        yield Firing(labels, times[first], None if end - last < 2 * step else last + step)

@@ -1,0 +1,120 @@
+"""The timeline: changes, events of the safety features, rollouts, deployments and alerts in one order."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Literal
+
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.incident.prometheus import Firing
+
+Kind = Literal["alert", "deployment", "rollout", "event", "change"]
+"""event: what a safety feature did or found by itself; change: everything else that the audit log has."""
+LONGEST_DETAILS = 100
+_MOST_FIELDS = 4
+_EVENTS = frozenset({"breaker", "drift", "replay", "eligibility"})
+_NOT_DETAILS = frozenset(
+    {"at", "by", "actor", "kind", "flag", "rollout_id", "policy_version", "traffic_class", "proposer", "$schema"}
+)
+"""Fields that another column has, or that no reader of a table needs."""
+_FIRST = ("on", "state", "before", "after", "reason", "stage", "version", "acceptance")
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
+ALERTMANAGER = "Prometheus"
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One row."""
+
+    at: float
+    """Unix time."""
+    kind: Kind
+    what: str
+    who: str
+    subject: str
+    details: str
+
+
+def timeline(entries: Iterable[AuditEntry], alerts: Iterable[Firing] = ()) -> list[Happening]:
+    """Return what happened, the earliest first."""
+    rows = [of_entry(entry) for entry in entries]
+    rows += [row for alert in alerts for row in _of_alert(alert)]
+    return sorted(rows, key=lambda row: row.at)
+
+
+def of_entry(entry: AuditEntry) -> Happening:
+    """Return the row of an audit entry, whose details may be erased."""
+    at = datetime.fromisoformat(entry.at).timestamp()
+    if entry.details is None:
+        return Happening(at, _kind(entry), entry.action, "erased", "", "")
+    details = entry.details
+    if entry.action.startswith("server."):
+        told = [f"{name} {version}" for name, version in entry.versions.items()]
+    else:
+        told = list(islice(_told(details.before, details.after), _MOST_FIELDS))
+    return Happening(at, _kind(entry), entry.action, details.actor, details.subject, _short(", ".join(told)))
+
+
+def markdown(rows: Iterable[Happening], title: str) -> str:
+    """Return the timeline as a Markdown document."""
+    lines = [f"# {title}", "", "| time (UTC) | kind | what | who | subject | details |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        cells = (row.kind, row.what, row.who, row.subject, row.details)
+        lines.append(f"| {shown_at(row.at)} | " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def shown_at(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+def _kind(entry: AuditEntry) -> Kind:
+    area = entry.action.partition(".")[0]
+    if area == "server":
+        return "deployment"
+    if area == "rollout":
+        return "rollout"
+    return "event" if area in _EVENTS else "change"
+
+
+def _of_alert(alert: Firing) -> Iterator[Happening]:
+    shown = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity")}
+    subject = alert.labels.get("severity", "")
+    labels = _short(", ".join(f"{name} {value}" for name, value in shown.items()))
+    yield Happening(alert.since, "alert", f"{alert.name} fires", ALERTMANAGER, subject, labels)
+    if alert.until is not None:
+        yield Happening(alert.until, "alert", f"{alert.name} ends", ALERTMANAGER, subject, labels)
+
+
+def _told(before: object, after: object) -> Iterator[str]:
+    """Yield what an entry says in few words: the fields that changed, those of most meaning first."""
+    was = before if isinstance(before, Mapping) else {}
+    if not isinstance(after, Mapping):
+        return
+    names = sorted(after, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
+    for name in names:
+        value = after[name]
+        is_told = name not in _NOT_DETAILS and isinstance(value, str | int | float) and value not in ("", was.get(name))
+        if is_told and name in was and isinstance(was[name], str | int | float):
+            yield f"{name} {_value(was[name])} -> {_value(value)}"
+        elif is_told:
+            yield f"{name} {_value(value)}"
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+    return _DIGEST.sub(lambda match: match[0][:12], str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST_DETAILS else f"{text[: LONGEST_DETAILS - 3]}..."

@@ -1,0 +1,66 @@
+"""Questions to Prometheus, and its refusals."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.incident.period import Period
+from prolepsis.incident.prometheus import Firing, Prometheus
+
+START = 1_700_000_000.0
+HOUR = Period(datetime.fromtimestamp(START, UTC), datetime.fromtimestamp(START + 3600, UTC))
+LABELS = {"alertname": "AcceptanceFell", "severity": "page"}
+
+
+def replying(series: Mapping[str, object]) -> Prometheus:
+    """Return a Prometheus that has one series."""
+    document = {"status": "success", "data": {"resultType": "matrix", "result": [series]}}
+    return asked(lambda _: httpx.Response(200, json=document))
+
+
+def asked(reply: Callable[[httpx.Request], httpx.Response]) -> Prometheus:
+    return Prometheus("http://prometheus:9090/", httpx.MockTransport(reply))
+
+
+def test_an_alert_that_paused_fired_twice() -> None:
+    at = [START + 15 * i for i in (4, 5, 6, 20, 21)]
+    series = {
+        "metric": {"__name__": "ALERTS", "alertstate": "firing", **LABELS},
+        "values": [[time, "1"] for time in at],
+    }
+    assert replying(series).firing(HOUR) == [
+        Firing(LABELS, START + 60, START + 105),
+        Firing(LABELS, START + 300, START + 330),
+    ]
+
+
+def test_an_alert_that_still_fires_has_no_end() -> None:
+    series = {"metric": {"__name__": "ALERTS", **LABELS}, "values": [[START + 3585, "1"], [START + 3600, "1"]]}
+    assert replying(series).firing(HOUR) == [Firing(LABELS, START + 3585, None)]
+
+
+def test_values_come_with_their_labels() -> None:
+    assert replying({"metric": {"sloth_slo": "availability"}, "value": [START, "0.75"]}).values("x", START) == [
+        ({"sloth_slo": "availability"}, 0.75)
+    ]
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (unreachable, "no Prometheus answers at http://prometheus:9090: refused"),
+        (lambda _: httpx.Response(200, text="<html>"), "no Prometheus answers"),
+        (lambda _: httpx.Response(400, json={"status": "error", "error": "bad query"}), "400 bad query"),
+        (lambda _: httpx.Response(200, json=[1]), "did not reply as Prometheus does: 200"),
+    ],
+)
+def test_a_server_that_cannot_be_asked_is_named(reply: Callable[[httpx.Request], httpx.Response], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked(reply).firing(HOUR)
