@@ -40,6 +40,7 @@ from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.routes import Route
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
+from tests.rollout.alertmanager import fake_alertmanager
 from tests.safety.flag_files import flag, write
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
@@ -51,7 +52,7 @@ PRICES = "version: 1\ncurrency: EUR\nprices:\n  - {name: cpu, per_device_hour: 1
 class Site:
     """A server with everything that can be controlled, its store and its files."""
 
-    def __init__(self, folder: Path, store: Store, *, policy_file: bool) -> None:
+    def __init__(self, folder: Path, store: Store, alertmanager: str, *, policy_file: bool) -> None:
         self.folder, self.store = folder, store
         self.keys = KeyFile(folder / "keys.json")
         self.engine = FakeEngine(counts=(TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=100, num_right=60),))
@@ -74,6 +75,7 @@ class Site:
             breaker_file=folder / "breakers.json",
             audit_sample=1.0,
             audit_content="tokens",
+            alertmanager=alertmanager,
         )
         app = build(config, self.engine, ByteTokenizer(), metrics, Gateway(Keys(self.keys)), sources=sources)
         self.app = app
@@ -115,9 +117,9 @@ Step = Callable[[Site], Awaitable[None]]
 @asynccontextmanager
 async def site(folder: Path, *, policy_file: bool = False) -> AsyncIterator[Site]:
     setting = f"sqlite:///{folder / 'store.sqlite'}"
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
+    with opened_store(ServerConfig(store=setting), Metrics().registry) as store, fake_alertmanager() as alertmanager:
         assert store is not None
-        made = Site(folder, store, policy_file=policy_file)
+        made = Site(folder, store, alertmanager.url, policy_file=policy_file)
         await made.tick()
         yield made
 
@@ -207,6 +209,8 @@ BY_ROUTE = {
         Act("rollout.resumed", steered("resume"), (*STARTED, steered("hold"))),
         Act("rollout.promoted", steered("promote"), STARTED),
         Act("rollout.rolled_back", steered("rollback"), STARTED),
+        Act("rollout.silenced", Site.tick, STARTED),
+        Act("rollout.silence_expired", Site.tick, (*STARTED, Site.tick, steered("rollback"))),
     ],
     "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],

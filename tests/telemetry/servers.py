@@ -50,6 +50,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
         breaker_file=folder / "breakers.json",
         replay_sample=0.0,
         traces="http://127.0.0.1:9",
+        alertmanager="http://127.0.0.1:9",
     )
     (folder / "policy.yaml").write_text("default: {mode: on}\n")
     (folder / "prices.yaml").write_text(PRICES)

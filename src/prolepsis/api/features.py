@@ -44,6 +44,7 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
+from prolepsis.rollout.silences import OFF, Silences
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
 from prolepsis.store import signing
@@ -146,6 +147,7 @@ def features_of(
         costs,
         policies,
         sources.rollouts,
+        _silences(config, sources.rollouts, registry, emit),
         eligibility,
         DraftHeads(client, emit=emit),
         ShadowFeature(partial(_shadow_version, client, policies)),
@@ -233,6 +235,16 @@ def _tracing(config: ServerConfig, client: EngineClient, registry: CollectorRegi
 
     sender = OtlpSender(receiver.endpoint, described(client.info))
     return TracingFeature(sender, registry, share=config.trace_sample)
+
+
+def _silences(
+    config: ServerConfig, rollouts: Rollouts | None, registry: CollectorRegistry, emit: Emit
+) -> Silences | None:
+    if rollouts is None or config.alertmanager == OFF:
+        return None
+    silences = Silences(config.alertmanager, registry, emit=emit)
+    rollouts.listen(silences.on_change)
+    return silences
 
 
 def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:

@@ -41,6 +41,7 @@ from prolepsis.native.build import compile_seconds
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.silences import check_alertmanager
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.safety.flags import flag_provider
 from prolepsis.store.database import in_memory
@@ -73,8 +74,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
     Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags, prices, traces, output policies or the store cannot be used (before
-    anything is loaded), and what `start_engine` raises.
+    policy, the folder of its rollouts, flags, prices, traces, Alertmanager, output policies or the store cannot be used
+    (before anything is loaded), and what `start_engine` raises.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -90,6 +91,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
         check_exposure(config, keys)
         check_tls(config)
         check_traces(config)
+        check_alertmanager(config.alertmanager)
         metrics = Metrics(config.metrics_tenants)
         options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
         with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:

@@ -217,6 +217,10 @@ class ServerConfig(BaseModel):
         description="share of requests whose trace is sent; a request that carries a trace decides itself; errors, "
         "fallbacks and mismatches are always sent",
     )
+    alertmanager: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
+        default="none",
+        description="Alertmanager in which rollouts silence tickets about acceptance while a stage runs: a URL or none",
+    )
     flags: Path | None = Field(
         default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"
     )

@@ -128,6 +128,7 @@ class Rollouts(Feature):
         self._metrics = RolloutMetrics(registry)
         self._model = model
         self._tell = tell
+        self._listeners: list[Callable[[LiveRollout, RolloutEvent], None]] = []
         self._weights_of = weights_of
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
@@ -138,6 +139,10 @@ class Rollouts(Feature):
         self._policy_version = ""
         self._units = Units()
         self._lock = asyncio.Lock()
+
+    def listen(self, listener: Callable[[LiveRollout, RolloutEvent], None]) -> None:
+        """Call `listener` with every change made here, once it has taken effect."""
+        self._listeners.append(listener)
 
     def adopt(self, policy: Policy) -> None:
         """Roll out the rules of this policy that ask for it; the other rollouts stay where they are."""
@@ -344,6 +349,8 @@ class Rollouts(Feature):
             self._metrics.changed(live.target.rule, event.kind)
             if self._tell is not None:
                 self._tell(event)
+            for listener in self._listeners:
+                listener(live, event)
             write = log.warning if event.kind in ("rolled_back", "stepped_back") else log.info
             write(
                 "rollout_changed",
