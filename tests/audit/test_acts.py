@@ -379,7 +379,12 @@ READING = {
         "monitoring write",
     ),
 }
-STARTING = {"serve": "server.started", "store upgrade": "store.upgraded", "audit bundle": "request.exported"}
+STARTING = {
+    "serve": "server.started",
+    "store upgrade": "store.upgraded",
+    "audit bundle": "request.exported",
+    "incident snapshot": "incident.snapshot",
+}
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")
 """Groups that make and move files of models: a server that loads them records that at its start."""

@@ -1,9 +1,11 @@
 """`prolepsis incident` on a store, and on a server."""
 
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 from typer.testing import CliRunner, Result
@@ -71,3 +73,68 @@ def test_a_server_has_the_same_timeline(store: Store) -> None:
 def test_a_wrong_time_says_what_is_allowed(store: Store) -> None:
     result = incident("timeline", "--from", "yesterday")
     assert (result.exit_code, "allowed: now, so long ago" in result.stderr) == (2, True)
+
+
+NO_SERVER = "http://127.0.0.1:9"
+
+
+def files_of(archive: Path) -> dict[str, str]:
+    with tarfile.open(archive) as tar:
+        assert tar.getnames()[0] == "incident/index.md"
+        files = {name.removeprefix("incident/"): tar.extractfile(name) for name in tar.getnames()}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
+
+
+def test_a_server_that_is_down_leaves_a_snapshot_of_the_store(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("")
+    out, log = tmp_path / "it.tar.gz", str(tmp_path / "server.log")
+    result = incident("snapshot", "--url", NO_SERVER, "--log", log, "--log", "none.log", "-o", str(out))
+    assert result.exit_code == 0, result.output
+    files = files_of(out)
+    assert "rollout.rolled_back" in files["timeline.md"]
+    assert json.loads(files["started.json"])["configuration"] == {"server": {"port": 8000}}
+    assert {"requests.json", "store/policies.json", "store/rollouts.json", "here.json", "log-1.txt"} <= files.keys()
+    missing = files["index.md"].partition("## Missing")[2]
+    assert (
+        f"| `metrics.txt` | metrics of the moment, in Prometheus's form | no server answers at {NO_SERVER}" in missing
+    )
+    assert "none.log cannot be read" in missing
+    assert "metrics.txt" not in files
+
+
+def test_a_snapshot_names_no_one_and_is_on_record(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "it.tar.gz"
+    assert incident("snapshot", "--url", NO_SERVER, "-o", str(out)).exit_code == 0
+    files = files_of(out)
+    assert "ann" not in json.loads(files["changes.json"])[1]["details"]["actor"]
+    assert "command line, ann" not in "".join(files.values())
+    assert "| kill.on | person 1 | all |" in files["timeline.md"]
+    assert incident("timeline", "--json").stdout.count("incident.snapshot") == 1
+
+
+def test_a_server_adds_its_metrics_and_states(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "it.tar.gz"
+    with served(FakeEngine(), store=store) as running:
+        body = {"model": "tiny", "prompt": "Tell me of Ann", "max_tokens": 4}
+        assert httpx.post(f"{running.url}/v1/completions", json=body).status_code == 200
+        result = incident("snapshot", "--url", running.url, "-o", str(out))
+    assert result.exit_code == 0, result.output
+    files = files_of(out)
+    assert "prolepsis_requests_total" in files["metrics.txt"]
+    assert json.loads(files["server/newest.json"])["requests"]
+    assert "Tell me of Ann" not in "".join(files.values())
+    assert {
+        f"server/{name}" for name in ("kill.json", "breakers.json", "rollouts.json", "traffic.json")
+    } <= files.keys()
+
+
+def test_without_a_store_the_server_tells_the_changes(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(FakeEngine(), store=store) as running:
+        monkeypatch.setenv("PROLEPSIS_STORE", "none")
+        result = incident("snapshot", "--url", running.url, "-o", str(tmp_path / "it.tar.gz"))
+    assert result.exit_code == 0, result.output
+    files = files_of(tmp_path / "it.tar.gz")
+    assert "kill.on" in files["timeline.md"]
+    assert "no store is configured" in files["index.md"]
