@@ -19,6 +19,7 @@ from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.safety.flag_file import ENABLED, KILL, FlagFileProvider
 from prolepsis.safety.shared_controls import SharedControls, copy_file
 from prolepsis.safety.shared_flags import MAX_FLAGS, SharedFlags, made_entry, plain_definition, stricter
+from prolepsis.store.controls import Control, ControlTable
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
@@ -181,6 +182,20 @@ async def test_what_is_not_known_stops(table: Table, tmp_path: Path) -> None:
     assert (found.value, found.error) == (False, "PARSE_ERROR")
     assert flags.decide("new-drafts", BANK) is None
     await settle(controls)
+
+
+@pytest.mark.parametrize("provided", [True, False])
+async def test_a_kill_flag_that_cannot_be_evaluated_kills(tmp_path: Path, store: Store, *, provided: bool) -> None:
+    flags = write(tmp_path / "flags.json", kill=flag(default="on" if provided else "off"))
+    table = ControlTable(store.database)
+    async with server(tmp_path, flags, store) as one:
+        assert one.killed() == provided
+        table.exchange({("flag", KILL): Control("of a later version", 1.0)})
+        await one.tick()
+        assert one.killed()
+        table.exchange({("flag", KILL): Control(None, 2.0)})
+        await one.tick()
+        assert one.killed() == provided
 
 
 @pytest.mark.parametrize(

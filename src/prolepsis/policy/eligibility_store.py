@@ -8,13 +8,14 @@ from hashlib import sha256
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import delete, insert, select, tuple_
 
+from prolepsis.core.config import DAY_S
 from prolepsis.core.digests import canonical
 from prolepsis.policy.eligibility import DraftFigures, Judged
 from prolepsis.store.database import Database
 from prolepsis.store.tables import eligibility
 
 _FIGURES, _HELD = "figures", "held"
-_KEPT_S = 90 * 86400.0  # after the last request of a traffic class
+_KEPT_S = 90 * DAY_S  # after the last request of a traffic class
 _OF_FIGURES, _OF_HELD = TypeAdapter(DraftFigures), TypeAdapter(Judged)
 
 Place = tuple[str, str, str]

@@ -112,8 +112,8 @@ class KillSwitch(Feature):
         return self._shared is not None and self._shared.unknown
 
     def follow(self, flag: FlagDecision) -> None:
-        """Follow the flag; an evaluation that failed changes nothing."""
-        if flag.error:
+        """Follow the flag; an evaluation that failed changes nothing, unless it says stop."""
+        if flag.error and not flag.value:
             return
         before = self.status
         self._become(before.model_copy(update={"flag": flag}))

@@ -4,8 +4,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, delete, insert, select
+from sqlalchemy import Connection, and_, delete, insert, select, update
 
+from prolepsis.core.config import DAY_S
 from prolepsis.store.database import Database
 from prolepsis.store.tables import controls
 
@@ -13,7 +14,7 @@ ControlKey = tuple[str, str]
 """Kind, such as 'kill', and name."""
 _REMOVED = ""
 """The value of a control that was removed: its row stays, so that an older act does not bring it back."""
-_REMOVED_KEPT_S = 90 * 86400.0
+_REMOVED_KEPT_S = 90 * DAY_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class ControlTable:
         """Set the controls of `changes` that are newer than those in the store, in one transaction; return all."""
         if changes:
             with self._database.write() as connection:
-                for key, control in changes.items():
-                    _put(connection, key, control)
+                for key in sorted(changes):  # in one order, or two replicas would wait for each other
+                    _put(connection, key, changes[key])
         with self._database.read() as connection:
             rows = connection.execute(select(controls)).all()
         return {(row.kind, row.name): Control(row.value or None, row.changed_at) for row in rows}
@@ -56,6 +57,9 @@ def _put(connection: Connection, key: ControlKey, control: Control) -> None:
     if known_at is not None and known_at >= control.at:
         return
     too_old = and_(of.value == _REMOVED, of.changed_at < time.time() - _REMOVED_KEPT_S)
-    connection.execute(delete(controls).where(ours | too_old))
-    value = _REMOVED if control.value is None else control.value
-    connection.execute(insert(controls), [{"kind": kind, "name": name, "value": value, "changed_at": control.at}])
+    connection.execute(delete(controls).where(too_old, ~ours))
+    new = {"value": _REMOVED if control.value is None else control.value, "changed_at": control.at}
+    if known_at is None:
+        connection.execute(insert(controls), [{"kind": kind, "name": name, **new}])
+    else:  # updated, not replaced: another replica that waits for a row finds nothing where it was deleted
+        connection.execute(update(controls).where(ours).values(new))

@@ -1,0 +1,48 @@
+"""Of acts on one control the newest counts, also where replicas write at the same time."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
+
+from sqlalchemy import func, select, text
+
+from prolepsis.store.controls import Control, ControlKey, ControlTable
+from prolepsis.store.database import Database
+from prolepsis.store.tables import controls
+from tests.store.databases import opened
+
+KEY: ControlKey = ("kill", "everything")
+WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+
+def _is_reached(number: int, database: Database) -> bool:
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        with database.read() as connection:
+            if connection.scalar(WAITING) == number:
+                return True
+    return False
+
+
+def test_an_older_act_that_waited_for_a_newer_one_does_not_undo_it(postgresql: str) -> None:
+    with ExitStack() as stack:
+        ours, newer, older = (stack.enter_context(closing(opened(postgresql))) for _ in range(3))
+        ControlTable(ours).exchange({KEY: Control("off", 1.0)})
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        written: list[Future[Mapping[ControlKey, Control]]] = []
+        with ours.write() as connection:
+            connection.execute(select(controls).with_for_update())
+            for database, control in ((newer, Control("on", 3.0)), (older, Control("off", 2.0))):
+                written.append(threads.submit(ControlTable(database).exchange, {KEY: control}))
+                assert _is_reached(len(written), ours), "it waits for the row"
+        for one in written:
+            assert one.result(10)[KEY] == Control("on", 3.0)
+
+
+def test_what_was_removed_long_ago_is_forgotten(database: Database) -> None:
+    table, now = ControlTable(database), time.time()
+    for name, at in (("old", now - 91 * 86400.0), ("new", now)):
+        table.exchange({("flag", name): Control(None, at)})
+    with database.read() as connection:
+        assert connection.scalar(select(func.count()).select_from(controls)) == 1
