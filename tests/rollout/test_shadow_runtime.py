@@ -1,16 +1,44 @@
 """Requests in shadow on a real engine over the table model: what they show of speculation, and what they cost."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, ServerConfig
+from prolepsis.rollout.shadow_runtime import ShadowFeature
+from tests.api.fakes import FakeEngine
 from tests.fakes import EngineSetup
 from tests.load.server import TableServer, serving
+from tests.safety.ended import ended
 from tests.safety.test_serving import Named, Slow
 
 TRAFFIC_CLASS = "completions/standard/free/short"
+
+
+def test_requests_belong_to_the_heads_and_the_policy_that_they_began_with() -> None:
+    info, policy = FakeEngine().info, "p1"
+    feature = ShadowFeature(lambda: info, lambda: policy)
+
+    def end(heads: dict[str, str | None], began_with: str = "p1") -> int:
+        """Let a request end; return how many requests the evidence has."""
+        request = ended(mode="shadow", reason="compared")
+        request.prompts[0].stats.heads.update(heads)
+        feature.on_request_end(replace(request, about=replace(request.about, policy_version=began_with)))
+        return sum(one.saved.number for one in feature.evidence.traffic_classes.values())
+
+    assert end({}) == 1
+    info = replace(info, draft_head="a@1")
+    assert end({DRAFT_HEAD: None}) == 1, "the head came while it ran"
+    assert [end({DRAFT_HEAD: "a@1"}), end({DRAFT_HEAD: "a@1"})] == [1, 2]
+    info = replace(info, candidate_head="b@1")
+    assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: None}) == 2
+    assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: "b@1"}) == 1, "evidence of another candidate starts afresh"
+    policy = "p2"
+    assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: "b@1"}) == 1, "it began with p1"
+    assert end({DRAFT_HEAD: "a@1", CANDIDATE_HEAD: "b@1"}, "p2") == 1
+    assert feature.shown.version == f"a@1 b@1 {info.fingerprint} p2"
 
 
 def ask(server: TableServer, mode: str, prompt: str = "bcd") -> str:

@@ -28,7 +28,7 @@ from prolepsis.console.recent import RecentFeature
 from prolepsis.console.routes import ConsoleParts, console_routes
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
-from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature, Report
@@ -150,7 +150,7 @@ def features_of(
         _silences(config, sources.rollouts, registry, emit),
         eligibility,
         DraftHeads(client, emit=emit),
-        ShadowFeature(partial(_shadow_version, client, policies)),
+        ShadowFeature(lambda: client.info, policy=lambda: policies.version if policies else ""),
         replays,
         DeliveryFeature(registry, output),
         MetricsFeature(metrics, config, client, policy=lambda: policies.version if policies else ""),
@@ -252,12 +252,6 @@ def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegis
         return None
     kept = places(config.audit_anchor, default_file(signing.key_file(config), store.database))
     return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
-
-
-def _shadow_version(client: EngineClient, policies: Policies | None) -> str:
-    """Return what figures of shadow requests belong to: they depend on the terms of the policy too."""
-    version = weights_of(client, DRAFT_HEAD)
-    return f"{version} {policies.version}" if policies else version
 
 
 def _replays(

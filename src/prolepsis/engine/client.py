@@ -56,6 +56,11 @@ class EngineInfo:
         found = {DRAFT_HEAD: self.draft_head, CANDIDATE_HEAD: self.candidate_head}
         return {proposer: label for proposer, label in found.items() if label is not None}
 
+    def weights_of(self, proposer: str) -> str:
+        """Return what a proposer drafts with, to which its figures belong: the target, and the head if it has one."""
+        head = self.heads.get(proposer)
+        return f"{head} {self.fingerprint}" if head else self.fingerprint
+
     @property
     def versions(self) -> dict[str, str]:
         """What produced the tokens, for the audit log."""
@@ -157,7 +162,5 @@ class EngineClient(Protocol):
 
 
 def weights_of(client: EngineClient, proposer: str) -> str:
-    """Return what a proposer drafts with now, to which its figures belong: the target, and the head if it has one."""
-    info = client.info
-    head = {DRAFT_HEAD: info.draft_head, CANDIDATE_HEAD: info.candidate_head}.get(proposer)
-    return f"{head} {info.fingerprint}" if head else info.fingerprint
+    """Return what a proposer drafts with now (`EngineInfo.weights_of`)."""
+    return client.info.weights_of(proposer)

@@ -126,14 +126,14 @@ def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
 
 
 class ShadowEvidence:
-    """By traffic class, since draft head or policy last changed."""
+    """By traffic class, since draft heads or policy last changed."""
 
     def __init__(self) -> None:
         self.version = ""
         self.traffic_classes: dict[str, TrafficClassEvidence] = {}
 
     def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
-        """Take in a request in shadow that has ended; another version of draft head or policy starts afresh."""
+        """Take in a request in shadow that has ended; another version of draft heads or policy starts afresh."""
         if version != self.version:
             self.version, self.traffic_classes = version, {}
         if stats.num_output_tokens:

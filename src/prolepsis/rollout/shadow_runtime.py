@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import EffectiveReason
+from prolepsis.engine.client import EngineInfo
 from prolepsis.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
@@ -52,7 +54,7 @@ class ShadowTrafficClass:
 @dataclass(frozen=True, slots=True)
 class ShadowReply:
     version: str
-    """Of draft head and policy; all figures belong to it."""
+    """Of draft heads and policy; all figures belong to it."""
     traffic_classes: list[ShadowTrafficClass]
 
 
@@ -61,19 +63,25 @@ class ShadowFeature(Feature):
 
     name = "shadow"
 
-    def __init__(self, version: Callable[[], str] = str) -> None:
-        """`version`: of draft head and policy; the evidence belongs to one version."""
+    def __init__(self, info: Callable[[], EngineInfo], policy: Callable[[], str] = str) -> None:
+        """`info` names the draft heads, `policy` is the version in use: the evidence belongs to one of each."""
         self.evidence = ShadowEvidence()
         self.routes = _routes(self)
-        self._version = version
+        self._info = info
+        self._policy = policy
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Take in the prompts of a request that drafted in shadow."""
+        info, policy = self._info(), self._policy()
+        if (ended.about.policy_version or "") != policy:  # another one was in use when it began
+            return
+        version = " ".join((*info.heads.values(), info.fingerprint, *((policy,) if policy else ())))
         for prompt in ended.prompts:
             request, stats = prompt.request, prompt.stats
             is_measured = request.speculation.mode == "shadow" and prompt.answer in ("complete", "cut")
-            if is_measured and stats.mode.reason in _CONCLUSIVE:
-                self.evidence.add(request.traffic_class, stats, self._version())
+            is_current = all(stats.is_evidence_of(name, info.weights_of(name)) for name in (DRAFT_HEAD, CANDIDATE_HEAD))
+            if is_measured and is_current and stats.mode.reason in _CONCLUSIVE:
+                self.evidence.add(request.traffic_class, stats, version)
 
     @property
     def shown(self) -> ShadowReply:
