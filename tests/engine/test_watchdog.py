@@ -14,9 +14,10 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.engine.watchdog import StepWatch, Watchdog
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.spec.acceptance import FIRST_JUDGED
-from prolepsis.spec.call_watch import CallWatch
+from prolepsis.spec.call_watch import CallWatch, WatchedCall
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.metrics import Metrics
@@ -251,6 +252,60 @@ async def _noticed(client: ThreadEngineClient, clock: Clock, running: asyncio.Ta
     (end,) = ends(await running)
     assert isinstance(end, Failed)
     assert isinstance(end.error, EngineDead)
+
+
+class Suspended:
+    """A process that stands still while its watchdog sleeps."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.calls, self.steps = CallWatch(0.15, clock), StepWatch(60.0, clock=clock)
+        self.replaced: list[WatchedCall] = []
+        self.given_up: list[EngineDead] = []
+        self._clock = clock
+        self._watchdog = Watchdog(
+            self.calls, self.steps, replace=self.replaced.append, give_up=self.given_up.append, clock=clock
+        )
+
+    def stand_still(self, seconds: float) -> None:
+        def wait(period_s: float) -> None:
+            self._clock.now += seconds
+
+        self._watchdog.sleep(wait)
+        self._watchdog.check()
+
+
+def test_a_step_is_not_stuck_for_the_time_in_which_the_process_stood_still(clock: Clock) -> None:
+    process = Suspended(clock)
+    process.steps.begin()
+    for seconds in (150.0, 10.0):
+        process.stand_still(seconds)
+    assert process.given_up == []
+    assert process.steps.age_s < 1.0
+    assert process.steps.detail == ""
+    clock.now += 61.0
+    process.stand_still(0.02)
+    assert len(process.given_up) == 1
+
+
+def test_a_call_is_not_overdue_for_the_time_in_which_the_process_stood_still(clock: Clock) -> None:
+    process = Suspended(clock)
+    process.calls.enter(Blocking("propose", Blocked()), [])
+    process.stand_still(150.0)
+    assert process.replaced == []
+    clock.now += 0.16
+    process.stand_still(0.02)
+    assert len(process.replaced) == 1
+
+
+def test_a_later_step_has_nothing_of_an_earlier_suspension(clock: Clock) -> None:
+    process = Suspended(clock)
+    process.steps.begin()
+    process.stand_still(150.0)
+    process.steps.end()
+    process.steps.begin()
+    clock.now += 61.0
+    process.stand_still(0.02)
+    assert len(process.given_up) == 1
 
 
 @virtual_time

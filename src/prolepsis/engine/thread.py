@@ -61,8 +61,8 @@ class ThreadEngineClient:
         """Requests that got their terminal event here, and may still get one of the engine."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = self._new_thread()
-        take_overdue = engine.speculation.proposers.watch.take_overdue
-        self.watchdog = Watchdog(take_overdue, engine.watch, replace=self._replace_thread, give_up=self._give_up)
+        calls = engine.speculation.proposers.watch
+        self.watchdog = Watchdog(calls, engine.watch, replace=self._replace_thread, give_up=self._give_up)
         self._closing = threading.Event()
         self._stopped = asyncio.Event()
         self._swapping = asyncio.Lock()

@@ -1,13 +1,17 @@
 """Looks after the engine's thread from another one: calls of proposers that are overdue, steps that do not end."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 
 from prolepsis.core.errors import EngineDead
-from prolepsis.spec.call_watch import WatchedCall
+from prolepsis.spec.call_watch import CallWatch, WatchedCall
+
+_SUSPENDED_S = 1.0
+"""A sleep of the watchdog that takes this much longer than asked for: the process, or its machine, stood still."""
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +30,8 @@ class StepWatch:
     """None: between two steps."""
     busy: threading.Event = field(default_factory=threading.Event)
     """Clear while the engine waits for messages."""
+    _suspended: tuple[float, float] = (0.0, 0.0)
+    """Beginning of a step, and how many seconds of it the process stood still."""
 
     def begin(self) -> None:
         """Work begins."""
@@ -42,11 +48,21 @@ class StepWatch:
         self.began = None
         self.busy.clear()
 
+    def discount(self, seconds: float) -> None:
+        """The process stood still for so long; called by the watchdog."""
+        began = self.began
+        if began is not None:
+            self._suspended = (began, self._suspended_s(began) + min(seconds, self.clock() - began))
+
     @property
     def age_s(self) -> float:
-        """Seconds that the step has taken, 0 between steps."""
+        """Seconds that the step has taken, 0 between steps; without those in which the process stood still."""
         began = self.began
-        return 0.0 if began is None else self.clock() - began
+        return 0.0 if began is None else self.clock() - began - self._suspended_s(began)
+
+    def _suspended_s(self, began: float) -> float:
+        step, seconds = self._suspended
+        return seconds if step == began else 0.0
 
     @property
     def detail(self) -> str:
@@ -69,15 +85,20 @@ class Watchdog:
 
     def __init__(
         self,
-        take_overdue: Callable[[], WatchedCall | None],
+        calls: CallWatch,
         steps: StepWatch,
         *,
         replace: Callable[[WatchedCall], None],
         give_up: Callable[[EngineDead], None],
         period_s: float = 0.02,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`replace` starts another thread for the engine, `give_up` ends its requests; both are called from here."""
-        self._take_overdue = take_overdue
+        """`replace` starts another thread for the engine, `give_up` ends its requests; both are called from here.
+
+        `clock` measures the watchdog's own sleep: work is not late for time in which the process stood still.
+        """
+        self._calls = calls
+        self._clock = clock
         self._steps = steps
         self._replace = replace
         self._give_up = give_up
@@ -88,7 +109,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Replace the engine's thread if its call is overdue; end all requests if its step is stuck."""
-        call = self._take_overdue()
+        call = self._calls.take_overdue()
         if call is not None:
             self._replace(call)
         elif not self.gave_up and (error := self._steps.stuck) is not None:
@@ -101,7 +122,17 @@ class Watchdog:
         while not self._stopped.is_set():
             self._steps.busy.wait()
             self.check()
-            self._stopped.wait(self._period_s)
+            self.sleep(self._stopped.wait)
+
+    def sleep(self, wait: Callable[[float], object]) -> None:
+        """Wait for a period, and discount what it took too long."""
+        began = self._clock()
+        wait(self._period_s)
+        late_s = self._clock() - began - self._period_s
+        if late_s > _SUSPENDED_S:
+            log.warning("process_suspended", seconds=round(late_s, 1))
+            self._steps.discount(late_s)
+            self._calls.discount(late_s)
 
     def stop(self) -> None:
         """End `watch`."""

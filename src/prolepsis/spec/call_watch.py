@@ -35,6 +35,7 @@ class WatchedCall:
     sequences: Sequence[SequenceView]
     """Those that it is for."""
     began: float
+    """Later by the time in which the process stood still."""
     returned: bool = False
     """An overdue call came back after all: its proposer may be called again."""
     _undecided: list[None] = field(default_factory=lambda: [None])
@@ -57,7 +58,7 @@ class WatchedCall:
 class CallWatch:
     """The call in which the engine's thread is.
 
-    `enter` and `leave` belong to that thread, `take_overdue` to another.
+    `enter` and `leave` belong to that thread, `discount` and `take_overdue` to another.
     """
 
     def __init__(self, limit_s: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,6 +88,11 @@ class CallWatch:
             call.returned = True
             raise Superseded
         self._call = None
+
+    def discount(self, seconds: float) -> None:
+        """The process stood still for so long: the call that runs is not late for that; called as `take_overdue` is."""
+        if (call := self._call) is not None:
+            call.began += min(seconds, self._clock() - call.began)
 
     def take_overdue(self) -> WatchedCall | None:
         """Return the call that runs if it has taken too long; its thread ends when it comes back."""
