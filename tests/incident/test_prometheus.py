@@ -42,6 +42,11 @@ def test_an_alert_that_still_fires_has_no_end() -> None:
     assert replying(series).firing(HOUR) == [Firing(LABELS, START + 3585, None)]
 
 
+def test_an_alert_from_before_the_period_says_so() -> None:
+    series = {"metric": {"__name__": "ALERTS", **LABELS}, "values": [[START, "1"], [START + 15, "1"]]}
+    assert replying(series).firing(HOUR) == [Firing(LABELS, START, START + 30, from_before=True)]
+
+
 def test_values_come_with_their_labels() -> None:
     assert replying({"metric": {"sloth_slo": "availability"}, "value": [START, "0.75"]}).values("x", START) == [
         ({"sloth_slo": "availability"}, 0.75)

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drift": ("prolepsis.cli.admin:drift", "Show changes of the acceptance of proposers."),
     "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
     "incident": ("prolepsis.cli.incident:app", "Show what happened, and hand it over in one file."),
+    "review": ("prolepsis.cli.review:review", "Write the pack for a weekly review."),
     "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
     "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
     "monitoring": ("prolepsis.cli.monitoring:app", "Write rules, alerts and dashboards for a monitoring system."),

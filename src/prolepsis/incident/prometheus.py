@@ -39,6 +39,8 @@ class Firing:
     """Unix time; the start of the period if the alert fired before."""
     until: float | None
     """None: it still fires at the end of the period."""
+    from_before: bool = False
+    """Whether it fired when the period began."""
 
     @property
     def name(self) -> str:
@@ -63,7 +65,9 @@ class Prometheus:
             "step": step,
         }
         found = self._ask("query_range", query)
-        return sorted((one for series in found for one in _stretches(series, end, step)), key=lambda one: one.since)
+        return sorted(
+            (one for series in found for one in _stretches(series, start, end, step)), key=lambda one: one.since
+        )
 
     def values(self, query: str, at: float) -> list[tuple[Mapping[str, str], float]]:
         """Return the value of each series at a time, with its labels."""
@@ -84,11 +88,11 @@ class Prometheus:
             raise ConfigError(message, param="prometheus") from None
 
 
-def _stretches(series: _Series, end: float, step: float) -> Iterator[Firing]:
+def _stretches(series: _Series, start: float, end: float, step: float) -> Iterator[Firing]:
     """Yield stretches without a gap of more than two steps."""
     labels = {name: value for name, value in series.metric.items() if name not in ("__name__", "alertstate")}
     times = [at for at, _ in series.values]
     starts = [i for i, at in enumerate(times) if i == 0 or at - times[i - 1] > 2 * step]
     for first, after in zip(starts, [*starts[1:], len(times)], strict=True):
         last = times[after - 1]
-        yield Firing(labels, times[first], None if end - last < 2 * step else last + step)
+        yield Firing(labels, times[first], None if end - last < 2 * step else last + step, times[first] < start + step)

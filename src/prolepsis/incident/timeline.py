@@ -62,7 +62,7 @@ def markdown(rows: Iterable[Happening], title: str) -> str:
     lines = [f"# {title}", "", "| time (UTC) | kind | what | who | subject | details |", "|---|---|---|---|---|---|"]
     for row in rows:
         cells = (row.kind, row.what, row.who, row.subject, row.details)
-        lines.append(f"| {shown_at(row.at)} | " + " | ".join(map(_cell, cells)) + " |")
+        lines.append(f"| {shown_at(row.at)} | " + " | ".join(map(cell, cells)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -70,7 +70,8 @@ def shown_at(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -87,7 +88,8 @@ def _of_alert(alert: Firing) -> Iterator[Happening]:
     shown = {name: value for name, value in alert.labels.items() if name not in ("alertname", "severity")}
     subject = alert.labels.get("severity", "")
     labels = _short(", ".join(f"{name} {value}" for name, value in shown.items()))
-    yield Happening(alert.since, "alert", f"{alert.name} fires", ALERTMANAGER, subject, labels)
+    fires = "fires already" if alert.from_before else "fires"
+    yield Happening(alert.since, "alert", f"{alert.name} {fires}", ALERTMANAGER, subject, labels)
     if alert.until is not None:
         yield Happening(alert.until, "alert", f"{alert.name} ends", ALERTMANAGER, subject, labels)
 

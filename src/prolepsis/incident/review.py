@@ -1,0 +1,142 @@
+"""The weekly review: what the figures, budgets and changes say, and what to look at by rules that are stated."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prolepsis.incident.period import Period
+from prolepsis.incident.prometheus import Firing
+from prolepsis.incident.timeline import Happening, shown_at
+from prolepsis.incident.week import Figures
+
+FELL = 0.1
+"""Acceptance that fell by this share of what it was is looked at."""
+LEAST_DRAFT_TOKENS = 500
+"""Draft tokens in each of two weeks, so that they can be compared."""
+LEAST_REQUESTS = 50
+FAILED = 0.01
+"""A larger share of failed requests is looked at."""
+LOW_BUDGET = 0.25
+_WATCHED = {
+    "breaker.open": "a breaker opened",
+    "rollout.rolled_back": "a rollout was rolled back",
+    "rollout.stepped_back": "a rollout stepped back",
+    "replay.structural": "a replay differs from its request",
+    "drift.cliff": "acceptance fell off a cliff",
+}
+_LISTED = 60
+"""Changes that are listed, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What is left of an objective's error budget, 1: all; below 0: it is overspent."""
+
+    objective: str
+    remaining: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to look at."""
+
+    what: str
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    period: Period
+    this: Figures
+    before: Figures
+    """Of the period before, equally long."""
+    happened: Sequence[Happening]
+    budgets: Sequence[Budget] | None
+    """None: Prometheus was not asked."""
+    alerts: Sequence[Firing] = ()
+
+    @property
+    def changes(self) -> list[Happening]:
+        return [row for row in self.happened if row.kind in ("change", "rollout", "deployment")]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What to look at, the gravest first."""
+        return [
+            *_watched(self.happened),
+            *_burnt(self.budgets or ()),
+            *_paged(self.alerts),
+            *_failing(self.this),
+            *_losing(self.this),
+            *_worn(self.this, self.before),
+        ]
+
+
+def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[Budget]:
+    """Return the budgets from the recorded series, the smallest first; objectives without events have none."""
+    found = [
+        Budget(" ".join(filter(None, (labels.get("sloth_slo", ""), labels.get("tier", "")))), value)
+        for labels, value in values
+        if math.isfinite(value)
+    ]
+    return sorted(found, key=lambda one: one.remaining)
+
+
+def _watched(happened: Iterable[Happening]) -> Iterator[Finding]:
+    rows = [row for row in happened if row.what in _WATCHED]
+    last = {(row.what, row.subject): row for row in rows}
+    numbers = Counter((row.what, row.subject) for row in rows)
+    for what, meaning in _WATCHED.items():
+        for key, number in numbers.items():
+            if key[0] == what:
+                details = f", {last[key].details}" if last[key].details else ""
+                yield Finding(meaning, key[1], f"{number} x, last at {shown_at(last[key].at)}{details}")
+
+
+def _burnt(known: Iterable[Budget]) -> Iterator[Finding]:
+    for one in known:
+        if one.remaining < LOW_BUDGET:
+            what = "an error budget is overspent" if one.remaining < 0 else "an error budget is nearly spent"
+            yield Finding(what, one.objective, f"{share(one.remaining)} left, less than {share(LOW_BUDGET)}")
+
+
+def _paged(alerts: Iterable[Firing]) -> Iterator[Finding]:
+    numbers = Counter(alert.name for alert in alerts if alert.labels.get("severity") == "page")
+    for name, number in numbers.most_common():
+        yield Finding("an alert paged", name, f"{number} x")
+
+
+def _failing(this: Figures) -> Iterator[Finding]:
+    for name, one in this.classes.items():
+        if one.num_requests >= LEAST_REQUESTS and one.num_failed > FAILED * one.num_requests:
+            failed = share(one.num_failed / one.num_requests)
+            yield Finding("requests fail", name, f"{failed} of {one.num_requests:,}, more than {share(FAILED)}")
+
+
+def _losing(this: Figures) -> Iterator[Finding]:
+    for name, one in this.classes.items():
+        if one.num_requests >= LEAST_REQUESTS and one.num_draft_tokens and one.saved is not None and one.saved < 0:
+            why = f"device time {share(-one.saved)} above that predicted without drafts, {one.num_requests:,} requests"
+            yield Finding("drafts cost more than they bring", name, why)
+
+
+def _worn(this: Figures, before: Figures) -> Iterator[Finding]:
+    for (traffic_class, proposer), now in this.proposers.items():
+        was = before.proposers.get((traffic_class, proposer))
+        if was is None or min(now.num_draft_tokens, was.num_draft_tokens) < LEAST_DRAFT_TOKENS:
+            continue
+        rate, former = now.acceptance_rate or 0.0, was.acceptance_rate or 0.0
+        if rate <= (1 - FELL) * former and former:
+            why = f"{share(former)} -> {share(rate)}, {share(1 - rate / former)} less than before"
+            yield Finding("acceptance fell", f"{proposer}, {traffic_class}", why)
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.3g} %"
+
+
+def changes_shown(review: Review) -> tuple[list[Happening], int]:
+    """Return the changes that are listed, and the number of earlier ones."""
+    return review.changes[-_LISTED:], max(0, len(review.changes) - _LISTED)

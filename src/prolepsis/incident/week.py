@@ -1,0 +1,129 @@
+"""Figures of a period from the store: volume, acceptance, savings, failures and cost. No tenant, no text."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, case, func, select
+
+from prolepsis.incident.period import Period
+from prolepsis.store.tables import cost_periods, request_records
+
+NO_CLASS = "no class"
+_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Draft tokens of a proposer, and those that were accepted."""
+
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests that ended."""
+
+    num_requests: int = 0
+    num_failed: int = 0
+    num_output_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    device_s: float = 0.0
+    """Of requests whose time without drafts is predicted."""
+    predicted_plain_s: float = 0.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def saved(self) -> float | None:
+        """1 - device time / predicted device time of plain decoding."""
+        return 1.0 - self.device_s / self.predicted_plain_s if self.predicted_plain_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the devices of all servers cost in one currency; empty: without prices."""
+
+    currency: str
+    held_s: float
+    used_s: float
+    num_output_tokens: int
+    amount_paid: float | None
+    amount_used: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Everything about one period."""
+
+    classes: Mapping[str, Traffic] = field(default_factory=dict)
+    proposers: Mapping[tuple[str, str], Drafted] = field(default_factory=dict)
+    """By traffic class and proposer."""
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Failed requests by the code of the error."""
+    spent: tuple[Spent, ...] = ()
+
+    @property
+    def total(self) -> Traffic:
+        """All classes together."""
+        names = Traffic.__dataclass_fields__
+        return Traffic(**{name: sum(getattr(one, name) for one in self.classes.values()) for name in names})
+
+
+def figures(connection: Connection, period: Period) -> Figures:
+    """Return the figures of requests that ended in a period."""
+    of = request_records.c
+    here = (of.ended_at >= period.start.timestamp()) & (of.ended_at < period.end.timestamp())
+    errors = select(of.error, func.count()).where(here, of.terminal == "failed").group_by(of.error)
+    return Figures(
+        classes=_classes(connection, here),
+        proposers=_proposers(connection, here),
+        errors={row[0] or "unknown": row[1] for row in connection.execute(errors)},
+        spent=_spent(connection, period),
+    )
+
+
+def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
+    of = request_records.c
+    device = sum((of[f"device_{kind}_s"] for kind in ("plain", "verify", "propose", "host")), of.device_prefill_s)
+    sums = (
+        func.count(),
+        func.sum(case((of.terminal == "failed", 1), else_=0)),
+        *(func.sum(of[name]) for name in ("num_output_tokens", "num_draft_tokens", "num_accepted")),
+        func.sum(case((of.predicted_plain_s > 0, device), else_=0.0)),
+        func.coalesce(func.sum(of.predicted_plain_s), 0.0),
+    )
+    rows = connection.execute(select(of.traffic_class, *sums).where(here).group_by(of.traffic_class))
+    found = {}
+    for name, *counts, device_s, plain_s in rows:
+        number, failed, tokens, drafted, accepted = map(int, counts)  # PostgreSQL sums whole numbers to decimals
+        found[name or NO_CLASS] = Traffic(number, failed, tokens, drafted, accepted, device_s or 0.0, plain_s)
+    return found
+
+
+def _proposers(connection: Connection, here: Any) -> dict[tuple[str, str], Drafted]:
+    of, drafted, accepted = request_records.c, Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    query = select(of.traffic_class, of.proposers).where(here, of.num_drafts > 0)
+    for traffic_class, counts in connection.execute(query).yield_per(_BATCH):
+        for proposer, count in counts.items():
+            key = (traffic_class or NO_CLASS, proposer)
+            drafted[key] += count["num_draft_tokens"]
+            accepted[key] += count["num_accepted"]
+    return {key: Drafted(number, accepted[key]) for key, number in drafted.items()}
+
+
+def _spent(connection: Connection, period: Period) -> tuple[Spent, ...]:
+    of = cost_periods.c
+    here = (of.ended_at >= period.start.timestamp()) & (of.ended_at < period.end.timestamp())
+    names = ("held_s", "used_s", "num_output_tokens", "amount_paid", "amount_used")
+    query = select(of.currency, *(func.sum(of[name]) for name in names)).where(here).group_by(of.currency)
+    return tuple(Spent(row[0] or "", row[1], row[2], int(row[3]), row[4], row[5]) for row in connection.execute(query))
