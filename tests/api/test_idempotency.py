@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
@@ -18,6 +18,7 @@ from prolepsis.api.openai.bodies import CompletionBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.web.caller import Caller
+from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import Refused
 from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import bearer
@@ -166,9 +167,19 @@ class Asked:
     def __init__(self, **settings: float) -> None:
         self.clock = Clock()
         self.num_attempts = 0
+        self.most_bytes = 0
         self.kept = Idempotency(ServerConfig.model_validate(settings), CollectorRegistry(), self.clock)
 
-    async def ask(self, key: str, tenant: str = "acme", *, size: int = 10) -> bytes:
+    async def ask(
+        self,
+        key: str,
+        tenant: str = "acme",
+        *,
+        size: int = 10,
+        parts: int = 1,
+        held: asyncio.Event | None = None,
+    ) -> bytes:
+        """Return the answer, of so many parts of a size; it begins once `held` is set."""
         caller = Caller("k", tenant, frozenset({"client"}), "standard")
         headers = [(b"idempotency-key", key.encode())]
         scope = {"type": "http", "path": "/", "headers": headers, "state": {"caller": caller}}
@@ -176,7 +187,16 @@ class Asked:
 
         async def attend(_: Request) -> Response:
             self.num_attempts += 1
-            return Response(b"x" * size)
+            if held is not None:
+                await held.wait()
+            return Response(b"x" * size) if parts == 1 else StreamingResponse(stream())
+
+        async def stream() -> AsyncIterator[bytes]:
+            for _ in range(parts):
+                yield b"x" * size
+                self.most_bytes = max(self.most_bytes, self.kept.answers.num_bytes)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
 
         async def send(message: object) -> None:
             assert isinstance(message, dict)
@@ -224,11 +244,45 @@ class NotVisited(Answers):
 
 async def test_room_for_a_new_key_is_found_without_a_visit_to_all_answers() -> None:
     asked = Asked(idempotency_bytes=20_000)
-    asked.kept.answers = NotVisited()
-    await asked.ask("first", size=20_000)
+    asked.kept.answers = NotVisited(20_000)
+    await asked.ask("first", size=17_000)
+    await asked.ask("second")
     with pytest.raises(Refused):
-        await asked.ask("second")
+        await asked.ask("third")
     assert asked.kept.answers.num_bytes > 20_000
+
+
+async def test_an_answer_that_outgrows_its_room_reaches_its_clients_and_only_its_key_is_kept() -> None:
+    asked = Asked(idempotency_bytes=20_000, idempotency_ttl_s=60)
+    held = asyncio.Event()
+    large, other = (asyncio.create_task(asked.ask("one", size=10_000, parts=40, held=held)) for _ in range(2))
+    await asyncio.sleep(0)
+    held.set()
+    assert [len(answer) for answer in await asyncio.gather(large, other)] == [400_000, 400_000]
+    assert asked.num_attempts == 1
+    assert asked.most_bytes < 60_000, "parts are forgotten as soon as both clients have them"
+    with pytest.raises(RequestRefused, match="outgrew") as caught:
+        await asked.ask("one")
+    assert (caught.value.status, caught.value.code) == (409, "idempotent_answer_not_kept")
+    assert asked.num_attempts == 1, "it was charged once"
+    assert asked.kept.answers.num_bytes < 3_000
+    assert await asked.ask("two") == b"x" * 10
+
+
+async def test_an_answer_that_outgrows_its_room_without_a_client_takes_none() -> None:
+    asked = Asked(idempotency_bytes=20_000)
+    held = asyncio.Event()
+    lost = asyncio.create_task(asked.ask("one", size=10_000, parts=40, held=held))
+    await asyncio.sleep(0)
+    lost.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await lost
+    held.set()
+    [(_, _, answer)] = asked.kept.answers
+    assert answer.task is not None
+    await answer.task
+    assert asked.kept.answers.num_bytes < 3_000
+    assert asked.most_bytes < 32_000
 
 
 async def test_the_total_is_that_of_the_answers_that_are_kept() -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import re
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 
 from prometheus_client import CollectorRegistry
@@ -36,11 +38,18 @@ _BYTES_OF_ANSWER, _BYTES_OF_PART = 2000, 100
 Attend = Callable[[Request], Awaitable[Response]]
 
 
+@dataclass(slots=True, eq=False)
+class _Place:
+    """How far a client has read."""
+
+    position: int = 0
+
+
 class Answer:
-    """One attempt's reply as it goes out; any number of clients read it from its start."""
+    """One attempt's reply as it goes out; any number of clients read it from its start, until it outgrows its room."""
 
     def __init__(self, fingerprint: bytes, on_growth: Callable[[int], None]) -> None:
-        """`on_growth` is told of the bytes of each part as it comes."""
+        """`on_growth` is told of the bytes of each part as it comes, and of those forgotten as a negative number."""
         self.fingerprint = fingerprint
         self.num_bytes = _BYTES_OF_ANSWER
         self._on_growth = on_growth
@@ -51,21 +60,24 @@ class Answer:
         """What the attempt was refused or failed with before its reply."""
         self.state: Mapping[str, object] = {}
         """What is known of the first request, as far as it has come."""
-        self._messages: list[Message] = []
+        self.status: int | None = None
+        """The reply's; None before it has one."""
+        self.is_outgrown = False
+        """No further client may read it: it is forgotten as far as those that read it have got."""
+        self._messages: deque[Message] = deque()
+        self._num_forgotten = 0
+        self._places: list[_Place] = []
+        """Of the clients that read it."""
         self._whole = False
         self._changed = asyncio.Event()
 
-    @property
-    def status(self) -> int | None:
-        """The reply's status; None before it has one."""
-        return self._messages[0]["status"] if self._messages else None
-
     async def send(self, message: Message) -> None:
         """Take the next message of the reply (ASGI)."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
         self._messages.append(message)
-        growth = _BYTES_OF_PART + len(message.get("body", b""))
-        self.num_bytes += growth
-        self._on_growth(growth)
+        self._grow(_num_bytes(message))
+        self._forget()
         self._whole = message["type"] == "http.response.body" and not message.get("more_body", False)
         self.changed()
 
@@ -74,25 +86,52 @@ class Answer:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    def outgrow(self) -> None:
+        """Keep no more of it than those that read it still need."""
+        self.is_outgrown = True
+        self._forget()
+
     async def messages(self) -> AsyncGenerator[Message, None]:
         """Yield the reply's messages, those to come included; raises what the attempt failed with."""
-        position = 0
-        while True:
-            while position < len(self._messages):
-                yield self._messages[position]
-                position += 1
-            if self._whole:
-                return
-            if self.error is not None:
-                raise self.error.with_traceback(None)
-            await self._changed.wait()
+        assert not self.is_outgrown, "its beginning may be forgotten"
+        place = _Place()
+        self._places.append(place)
+        try:
+            while True:
+                while place.position < self._num_forgotten + len(self._messages):
+                    message = self._messages[place.position - self._num_forgotten]
+                    place.position += 1
+                    self._forget()
+                    yield message
+                if self._whole:
+                    return
+                if self.error is not None:
+                    raise self.error.with_traceback(None)
+                await self._changed.wait()
+        finally:
+            self._places.remove(place)
+            self._forget()
+
+    def _forget(self) -> None:
+        if not self.is_outgrown:
+            return
+        end = self._num_forgotten + len(self._messages)
+        needed = min((place.position for place in self._places), default=end)
+        while self._num_forgotten < needed:
+            self._num_forgotten += 1
+            self._grow(-_num_bytes(self._messages.popleft()))
+
+    def _grow(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self._on_growth(num_bytes)
 
 
 class Answers:
-    """Answers by tenant and key, with running totals of what they take."""
+    """Answers by tenant and key, with running totals of what they take; one that grows beyond the room is outgrown."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
+        self._max_bytes = max_bytes
         self._by_tenant: dict[str, dict[str, Answer]] = {}
         self._bytes_of: dict[str, int] = {}
 
@@ -107,9 +146,10 @@ class Answers:
     def bytes_of(self, tenant: str) -> int:
         return self._bytes_of.get(tenant, 0)
 
-    def num_tenants_with(self, tenant: str) -> int:
-        """Return how many tenants have answers, or would with one of `tenant`."""
-        return len(self._by_tenant) + (tenant not in self._by_tenant)
+    def is_full_for(self, tenant: str) -> bool:
+        """Return whether there is no room, and the tenant has its share of it."""
+        num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
+        return self.num_bytes >= self._max_bytes and self.bytes_of(tenant) >= self._max_bytes / num_tenants
 
     def add(self, tenant: str, key: str, fingerprint: bytes) -> Answer:
         """Begin an answer, in place of an earlier one."""
@@ -130,8 +170,11 @@ class Answers:
             del self._by_tenant[tenant], self._bytes_of[tenant]
 
     def _grow(self, tenant: str, key: str, answer: Answer, growth: int) -> None:
-        if self.of(tenant).get(key) is answer:
-            self._count(tenant, growth)
+        if self.of(tenant).get(key) is not answer:
+            return
+        self._count(tenant, growth)
+        if not answer.is_outgrown and self.is_full_for(tenant):
+            answer.outgrow()
 
     def _count(self, tenant: str, num_bytes: int) -> None:
         self.num_bytes += num_bytes
@@ -142,7 +185,8 @@ class Idempotency(Feature):
     """Keeps answers by tenant and key while they run and for `idempotency_ttl_s` after. Belongs to one event loop.
 
     An attempt goes on without its client, which may come back for it. One that ends without a charge is not kept.
-    Where the answers take `idempotency_bytes`, tenants with more than their share of them get no further ones.
+    Where the answers take `idempotency_bytes`, tenants with more than their share of them get no further ones, and of
+    an answer that is running then only the key is kept.
     """
 
     name = "idempotency"
@@ -161,7 +205,7 @@ class Idempotency(Feature):
         self._max_bytes = config.idempotency_bytes
         self._retried = retried
         self._clock = clock
-        self.answers = Answers()
+        self.answers = Answers(self._max_bytes)
         self._requests = counter(registry, "idempotent_requests", "Requests with an Idempotency-Key", "result")
         self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers")
 
@@ -169,7 +213,7 @@ class Idempotency(Feature):
         """Return the response of `attend`, or with a key that was seen before that of the first attempt.
 
         Raises `InvalidParameter` for a key that is not allowed, `RequestRefused` where the key was given with another
-        request or there is no room, and what the first attempt raised before its reply.
+        request, there is no room or the answer outgrew it, and what the first attempt raised before its reply.
         """
         key = request.headers.get(KEY_HEADER)
         if key is None:
@@ -185,6 +229,12 @@ class Idempotency(Feature):
         if answer.fingerprint != asked:
             message = "This Idempotency-Key was given with another request; allowed: the same request, or another key."
             raise RequestRefused(message, code="idempotency_key_reused", param="Idempotency-Key")
+        if answer.is_outgrown:
+            message = (
+                "The first request with this Idempotency-Key was served, and its answer outgrew the room for answers "
+                f"({self._max_bytes} bytes, idempotency_bytes); allowed: another key, which generates another answer."
+            )
+            raise RequestRefused(message, code="idempotent_answer_not_kept", param="Idempotency-Key", status=409)
         try:
             return await _Reading.begun(answer, replayed=True)
         finally:
@@ -254,11 +304,9 @@ class Idempotency(Feature):
             self.answers.remove(tenant, key, answer)
 
     def _check_room(self, tenant: str) -> None:
-        answers = self.answers
-        share = self._max_bytes / answers.num_tenants_with(tenant)
-        if answers.num_bytes < self._max_bytes or answers.bytes_of(tenant) < share:
+        if not self.answers.is_full_for(tenant):
             return
-        oldest = next((one.expires for one in answers.of(tenant).values() if one.expires is not None), 0.0)
+        oldest = next((one.expires for one in self.answers.of(tenant).values() if one.expires is not None), 0.0)
         wait_s = max(1.0, oldest - self._clock())
         self._requests.labels("refused").inc()
         raise too_many_kept(self._max_bytes, wait_s)
@@ -302,6 +350,10 @@ def _fingerprint(request: Request, body: Body) -> bytes:
 def _is_kept(answer: Answer, request: Request) -> bool:
     """Return whether a retry gets this answer: also a failure, if something was charged for it."""
     return answer.status == 200 or was_charged(request)
+
+
+def _num_bytes(message: Message) -> int:
+    return _BYTES_OF_PART + len(message.get("body", b""))
 
 
 def _expired(answer: Answer, now: float) -> bool:

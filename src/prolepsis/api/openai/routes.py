@@ -39,7 +39,7 @@ _HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}, KEY_HEADER: KE
 def openai_routes(services: Services) -> Sequence[Route]:
     """Return the routes that generate, and those that tokenize."""
     routes = Routes()
-    generating = partial(routes.post, roles=CLIENTS, errors=(504,), streams=True, headers=_HEADERS)
+    generating = partial(routes.post, roles=CLIENTS, errors=(409, 504), streams=True, headers=_HEADERS)
 
     async def once(request: Request, body: GenerationBody | ResponsesBody, attend: Attend) -> Response:
         services.check_model(body.model, caller_of(request))  # also of a retry, which is not prepared
