@@ -15,6 +15,7 @@ from prolepsis.audit.entry import SERVED
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import ServerConfig
+from prolepsis.policy import versions
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -138,3 +139,14 @@ def test_without_a_store_the_server_tells_the_changes(
     files = files_of(tmp_path / "it.tar.gz")
     assert "kill.on" in files["timeline.md"]
     assert "no store is configured" in files["index.md"]
+
+
+def test_a_policy_that_names_a_tenant_does_not_name_it_in_a_snapshot(store: Store, tmp_path: Path) -> None:
+    text = "# asked for by Ann of acme\nrules: [{name: one, match: {tenant: [acme]}}]\n"
+    with store.database.write() as connection:
+        versions.put(connection, text, author="ann", expect=versions.NO_VERSION)
+    out = tmp_path / "it.tar.gz"
+    assert incident("snapshot", "--url", NO_SERVER, "-o", str(out)).exit_code == 0
+    policy = json.loads(files_of(out)["store/policies.json"])["in_use"]
+    assert policy["text"]["rules"][0]["match"] == {"tenant": ["tenant 1"]}
+    assert "acme" not in json.dumps(policy)

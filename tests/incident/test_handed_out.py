@@ -55,8 +55,7 @@ def test_secrets_and_homes_are_redacted() -> None:
     assert out.value({"keys_file": "/home/ann/keys.json"}) == {"keys_file": "/home/person/keys.json"}
 
 
-def test_numbers_of_metrics_stay() -> None:
+def test_metrics_name_no_tenant_and_keep_their_numbers() -> None:
     out = HandedOut()
-    out.learn({"tenant": "acme"})
     text = 'tenant_requests_total{tenant="acme",outcome="finished"} 1.7320508075e+09 1700000000123\n'
     assert out.metrics(text) == text.replace("acme", "tenant 1")

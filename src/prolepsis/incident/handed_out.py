@@ -60,6 +60,8 @@ class HandedOut:
         def label(match: re.Match[str]) -> str:
             value = match[2]
             if value not in known:
+                if match[1] in _KINDS:
+                    self.learn({match[1]: value})
                 known[value] = redacted_text(self._names.get(value, value))
             return f'{match[1]}="{known[value]}"'
 

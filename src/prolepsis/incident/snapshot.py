@@ -23,7 +23,7 @@ class Source:
     file: str
     about: str
     read: Callable[[], object]
-    """Returns text, or plain JSON values; raises `ProlepsisError` if the source cannot be read."""
+    """Returns text, or plain JSON values; raises if the source cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ def _read(source: Source) -> Part:
         return Part(source, source.read())
     except ProlepsisError as error:
         return Part(source, None, " ".join(str(error).split()))
+    except Exception as error:  # one source that is broken must not cost the others
+        return Part(source, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 def archive(parts: Sequence[Part], period: Period, made_at: datetime) -> bytes:

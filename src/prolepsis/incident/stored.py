@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import yaml
 from sqlalchemy import Connection, func, select
 
 from prolepsis.audit import chain
@@ -45,10 +46,10 @@ def started(connection: Connection) -> dict[str, object] | None:
 
 
 def policies(connection: Connection) -> dict[str, object]:
-    """Return the policy in use, and the newest versions."""
+    """Return the policy in use as its parser sees it, without comments, and the newest versions."""
     current = versions.current(connection)
     return {
-        "in_use": current and asdict(current),
+        "in_use": current and {**asdict(current), "text": yaml.safe_load(current.text)},
         "versions": [asdict(one) for one in versions.history(connection, _VERSIONS)],
     }
 
