@@ -397,6 +397,7 @@ class Recorder:
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.ended: list[int] = []
+        self.failed: list[tuple[str, int]] = []
 
     def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
         assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
@@ -405,7 +406,8 @@ class Recorder:
     def request_ended(self, stats: RequestStats) -> None:
         self.ended.append(stats.num_output_tokens)
 
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None: ...
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
+        self.failed.append((proposer, num_failures))
 
     def grammar_failed(self) -> None: ...
 
@@ -420,6 +422,13 @@ def test_observer_hears_of_every_step_and_every_accepted_request() -> None:
     assert sorted(recorder.ended) == [1, 40]
     assert recorder.steps == [3] + [1] * 39
     assert engine.timings.num_steps == 40
+
+
+def test_observer_hears_once_of_a_proposer_that_never_failed() -> None:
+    recorder = Recorder()
+    scripted = Scripted(lambda s, n: draft_chain(s, n, wrong_from=2))
+    run(build(EngineSetup(observer=recorder, proposers=[scripted])), request("a", [1, 2, 3], LONG))
+    assert recorder.failed == [("scripted", 0)], "an alert on a rise needs the 0 before it"
 
 
 def test_two_engines_in_one_process_do_not_meet() -> None:

@@ -160,6 +160,13 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await made.close()
 
 
+async def test_harm_is_counted_from_zero_so_that_an_alert_sees_the_first_rise(server: Server) -> None:
+    await server.go_on()
+    for kind in ("rolled_back", "stepped_back"):
+        labels = {"rule": "code", "kind": kind}
+        assert server.metrics.registry.get_sample_value("prolepsis_rollout_changes_total", labels) == 0.0
+
+
 async def test_a_good_proposer_goes_from_off_to_on_and_the_control_stays_plain(server: Server) -> None:
     await server.ask(3)
     assert {mode for _, mode in server.arms} == {"off"}

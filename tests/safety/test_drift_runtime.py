@@ -104,6 +104,7 @@ def test_a_deployment_is_no_cliff(watched: Watched) -> None:
 
 
 def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
+    assert watched.sample("drift_alarms_total", kind="benefit_gone") == 0.0, "a rise begins at 0"
     watched.requests(200, right=True)
     [event] = watched.events
     assert isinstance(event.after, dict)

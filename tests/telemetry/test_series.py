@@ -35,6 +35,12 @@ def test_every_family_is_declared_with_its_labels(registry: MetricsRegistry) -> 
     assert collected == declared
 
 
+@pytest.mark.parametrize("name", ["store_dropped", "audit_anchor_failures", "admission_refused"])
+def test_a_counter_whose_rise_is_an_alarm_begins_at_zero(registry: MetricsRegistry, name: str) -> None:
+    [family] = [family for family in registry.collect() if family.name == f"prolepsis_{name}"]
+    assert {one.value for one in family.samples} == {0.0}
+
+
 def test_only_one_module_makes_series() -> None:
     imports = re.compile(r"from prometheus_client import (\([^)]*\)|[^\n]*)")
     kinds = {"Counter", "Gauge", "Histogram", "Summary", "Info", "Enum"}

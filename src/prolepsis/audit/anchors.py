@@ -176,6 +176,8 @@ class AnchorFeature(Feature):
         """Heads that the chain no longer had; later anchors do not bring them back."""
         self._places = places
         self._failures = counter(registry, "audit_anchor_failures", "Anchors that a place did not take", "place")
+        for place in places:
+            self._failures.labels(place.name)  # an alert on a rise needs the 0 before it
         self._anchored = gauge(registry, "audit_anchored_entries", "Entries up to the last anchor", "place", "chain")
         self._broken = gauge(registry, "audit_chain_broken", "1 from when the chain lacks the entry of an anchor")
 

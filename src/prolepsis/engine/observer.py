@@ -41,7 +41,7 @@ class Reporter:
         self._observer.step_done(timing.phases(), timing.num_tokens)
         for name, count in self._proposers.failures.items():
             new = count - self._failures.get(name, 0)
-            if new:
+            if new or name not in self._failures:  # an alert on a rise needs the 0 before it
                 self._observer.proposer_failed(name, new)
                 self._failures[name] = count
 

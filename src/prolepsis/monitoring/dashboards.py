@@ -72,7 +72,7 @@ TO_FIRST = "prolepsis_time_to_first_token_seconds"
 OF_ONE = "prolepsis_request_time_per_output_token_seconds"
 TO_THE_END = "prolepsis_e2e_request_latency_seconds"
 COST = f"1e6 * {rate(DEVICE)} / ({rate(TOKENS)} > 0) * {PRICE}"
-CANARY, CONTROL = f'{S}, arm="canary"', f'{S}, arm="control"'
+CANARY, CONTROL = f'{S}, arm="canary"', f'{S}, arm=~"holdout|unassigned"'
 
 
 def per_token(selector: str) -> str:

@@ -7,6 +7,9 @@ from prolepsis.telemetry.declare import counter, gauge
 _OUTCOMES = {"fail": -1, "inconclusive": 0, "pass": 1}
 _PHASES = ("off", "running", "gate", "held", "on", "rolled_back")
 
+_HARM = ("rolled_back", "stepped_back")
+"""Changes that are shown before they happen: an alert on a rise needs the 0 before it."""
+
 
 class RolloutMetrics:
     """The state of each rollout, its verdicts and changes, and the assignments of requests."""
@@ -22,7 +25,7 @@ class RolloutMetrics:
         )
         text = "Verdict on the stage: 1 pass, 0 inconclusive, -1 fail"
         self._verdict = gauge(registry, "rollout_verdict", text, "rule")
-        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=200)
+        self._changes = counter(registry, "rollout_changes", "Changes of rollouts by kind", "rule", "kind", most=320)
         text = "Requests by arm and mode given"
         self._requests = counter(registry, "rollout_requests", text, "rule", "arm", "mode", most=150)
         text = "Requests that no verdict counts, as too many assigned keys wait for the store"
@@ -33,6 +36,8 @@ class RolloutMetrics:
         """Set the state of a rollout."""
         for name in _PHASES:
             self._phase.labels(rule, name).set(name == phase)
+        for kind in _HARM:
+            self._changes.labels(rule, kind)
         self._stage.labels(rule).set(stage)
         self._share.labels(rule).set(share)
 

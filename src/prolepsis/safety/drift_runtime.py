@@ -205,7 +205,7 @@ class _Metrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by = ("proposer", "traffic_class")
-        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=120)
+        self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
         self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=320)
         self._numbers = [
             gauge(registry, f"drift_{name}", text, *by, most=80)
@@ -219,6 +219,7 @@ class _Metrics:
 
     def show(self, key: Key, status: Status, numbers: Sequence[float | None]) -> None:
         """Show one stream; figures that are None are not known yet."""
+        self.alarms.labels(*key, "benefit_gone")  # an alert on a rise needs the 0 before it
         for other in STATUSES:
             self._status.labels(*key, other).set(other == status)
         for shown, number in zip(self._numbers, numbers, strict=True):

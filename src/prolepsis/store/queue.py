@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from itertools import product
+from typing import ClassVar, Literal, Self, get_args
 
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
@@ -56,6 +57,8 @@ class StoreMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.written = counter(registry, "store_written", "Items on disk", "kind")
         self.dropped = counter(registry, "store_dropped", "Items lost, by reason", "kind", "reason")
+        for kind, reason in product(KINDS, get_args(DropReason)):
+            self.dropped.labels(kind, reason)  # an alert on a rise needs the 0 before it
         self.failures = counter(registry, "store_failures", "Attempts to write that failed")
         self.queued = gauge(registry, "store_queued_items", "Items that wait to be written")
         self.up = gauge(registry, "store_up", "1 if the last attempt to write succeeded, 0 if it failed")

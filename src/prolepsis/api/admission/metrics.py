@@ -1,9 +1,11 @@
 """Counters and gauges of admission; label values come from fixed sets, never from callers."""
 
+from typing import get_args
+
 from prometheus_client import CollectorRegistry
 
 from prolepsis.telemetry.declare import counter, gauge, histogram
-from prolepsis.web.refusals import Refused
+from prolepsis.web.refusals import Reason, Refused
 
 _WAIT_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -13,6 +15,8 @@ class AdmissionMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.refused = counter(registry, "admission_refused", "Requests refused, by reason", "reason")
+        for reason in get_args(Reason):
+            self.refused.labels(reason)
         self.queued = gauge(registry, "admission_queued_requests", "Requests that wait before the engine", "tier")
         text = "Age of the oldest waiting request that is not batch work"
         self.queue_age = gauge(registry, "admission_queue_age_seconds", text)

@@ -1,0 +1,285 @@
+"""Does every expression of a panel, rule and alert return data from a real Prometheus that scrapes a busy server?
+
+Usage: python -m benchmarks.monitoring_live [--model NAME] [--minutes 4] [--at-once 4] [--json OUT]
+
+The files are those of `prolepsis monitoring write`. A server with a policy, a rollout, prices, flags, a store and
+replays answers clients of all kinds; an operator forces a breaker open; Prometheus scrapes each second. Then each query
+of a panel and each recording is asked. An alert that does not fire has no result, so each of its series is asked
+instead. What looks back for weeks cannot have data in minutes: it is listed apart.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any, Literal
+
+import httpx
+import promql_parser
+import yaml
+
+from benchmarks.load import MIX, Seen, Target
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.monitoring.files import DOCS, monitoring_files, write_monitoring
+from prolepsis.monitoring.objectives import parse_objectives
+from prolepsis.monitoring.rules import shipped
+
+Kind = Literal["panel", "recording", "alert"]
+LONG = timedelta(days=1)
+"""An offset of this or more has no data in minutes."""
+SERVE = "from prolepsis.cli.main import app; app()"
+POLICY = """
+version: 1
+default: {mode: on}
+rules:
+  - name: chat
+    match: {route: /v1/chat/completions}
+    mode: on
+    rollout: {step_weights: [50], holdout: 40, gate: automatic, min_step_s: 3600, max_step_s: 7200}
+    guardrails: [{name: errors, metric: error_rate, limit: 0.9}]
+"""
+PRICES = "version: 1\ncurrency: EUR\nprices: [{name: cpu, per_device_hour: 1.0}]\n"
+FLAGS = {"flags": {"speculation.enabled": {"state": "ENABLED", "variants": {"on": True}, "defaultVariant": "on"}}}
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+PROPOSER = "suffix"
+BREAKER_CLASS = "chat-completions/standard/free/short"
+"""Its breaker is forced open and closed again, in turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    kind: Kind
+    name: str
+    """Dashboard and panel, or rule."""
+    text: str
+
+
+def expressions(folder: Path) -> Iterator[Expression]:
+    """Yield what the written files ask."""
+    for file in sorted((folder / "dashboards").glob("*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                text = re.sub(r"\$__rate_interval", "1m", re.sub(r'"\$\w+"', '".*"', target["expr"]))
+                yield Expression("panel", f"{file.stem}: {panel['title']}", text)
+    for file in sorted((folder / "rules").glob("*.yaml")):
+        for group in yaml.safe_load(file.read_text())["groups"]:
+            for rule in group["rules"]:
+                kind: Kind = "recording" if "record" in rule else "alert"
+                labels = {**rule.get("labels", {}), "": group["name"]}
+                name = labels.get("sloth_slo") or labels.get("severity") or ""
+                yield Expression(kind, f"{rule.get('record') or rule['alert']} {name}".strip(), rule["expr"])
+
+
+def selectors(expression: str) -> list[Any]:
+    """Return the vector selectors of an expression; the library's nodes have no common type."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> bool:
+        if isinstance(node, promql_parser.MatrixSelector):
+            found.append(node.vector_selector)
+        elif isinstance(node, promql_parser.VectorSelector):
+            found.append(node)
+        return True
+
+    promql_parser.walk(promql_parser.parse(expression), visit)
+    return found
+
+
+def needs_weeks(every: Sequence[Expression]) -> set[Expression]:
+    """Return the expressions with a long offset, and the panels and alerts of what they record."""
+    direct = {one for one in every if any((node.offset or timedelta()) >= LONG for node in selectors(one.text))}
+    recorded = {one.name.split()[0] for one in direct if one.kind == "recording"}
+    return direct | {one for one in every if any(node.name in recorded for node in selectors(one.text))}
+
+
+class Prometheus:
+    """One that runs on loopback."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=30.0)
+
+    def has_data(self, query: str) -> bool:
+        """Return whether a query has a result; NaN is none."""
+        reply = self._http.get("/api/v1/query", params={"query": query})
+        assert reply.status_code == 200, reply.text
+        result = reply.json()["data"]["result"]
+        return any(series["value"][1] != "NaN" for series in result)
+
+    def missing(self, expression: Expression) -> list[str]:
+        """Return the queries of an expression that have no data."""
+        queries = [expression.text]
+        if expression.kind == "alert":
+            queries = sorted({f"last_over_time({node}[5m])" for node in selectors(expression.text)})
+        return [query for query in queries if not self.has_data(query)]
+
+
+async def load(url: str, model: str, seconds: float, at_once: int) -> Seen:
+    """Keep clients of all kinds busy, and act as an operator in between."""
+    end, seen = time.monotonic() + seconds, Seen()
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+        target = Target(http, model, seen)
+        mix = (*MIX, structured, late, wrong)
+
+        async def worker(first: int) -> None:
+            i = first
+            while time.monotonic() < end:
+                with suppress(httpx.HTTPError, OSError):
+                    await mix[i % len(mix)](target, i)
+                i += 1
+
+        async with asyncio.TaskGroup() as group:
+            for i in range(at_once):
+                group.create_task(worker(i))
+            group.create_task(operate(http, end))
+    return seen
+
+
+async def structured(target: Target, i: int) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    reply = await target.http.post("/v1/chat/completions", json=target.body(i, response_format=schema))
+    target.seen.statuses[f"structured {reply.status_code}"] += 1
+
+
+async def late(target: Target, i: int) -> None:
+    """Ask for more than the time allows."""
+    headers = {"x-request-timeout-ms": "150"}
+    reply = await target.http.post("/v1/chat/completions", json=target.body(i, max_tokens=400), headers=headers)
+    target.seen.statuses[f"late {reply.status_code}"] += 1
+
+
+async def wrong(target: Target, i: int) -> None:
+    reply = await target.http.post("/v1/completions", json={"model": target.model, "prompt": "a", "max_tokens": -i})
+    target.seen.statuses[f"wrong {reply.status_code}"] += 1
+
+
+async def operate(http: httpx.AsyncClient, end: float) -> None:
+    """Force a breaker open and closed in turns."""
+    states = ("forced_open", "closed")
+    for i in range(10**6):
+        if time.monotonic() > end:
+            return
+        body = {"proposer": PROPOSER, "traffic_class": BREAKER_CLASS, "state": states[i % 2]}
+        reply = await http.put("/admin/breakers", json=body)
+        assert reply.status_code == 200, reply.text
+        await asyncio.sleep(5.0)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def process(command: Sequence[str], ready: str) -> Iterator[None]:
+    """Run a command from when its URL `ready` answers until the block ends; show its output if that fails."""
+    with NamedTemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as running:  # noqa: S603
+        try:
+            while not is_ready(ready):
+                if running.poll() is not None:
+                    sys.exit(f"{command[0]} ended:\n{Path(log.name).read_text()[-4000:]}")
+                time.sleep(0.2)
+            yield
+        finally:
+            running.terminate()
+
+
+def is_ready(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url).status_code == 200
+    return False
+
+
+def serve_command(folder: Path, model: str, port: int) -> list[str]:
+    """Write what a server with everything reads, and return its command."""
+    (folder / "policy.yaml").write_text(POLICY)
+    (folder / "prices.yaml").write_text(PRICES)
+    (folder / "flags.json").write_text(json.dumps(FLAGS))
+    settings = {
+        "port": port,
+        "store": f"sqlite:///{folder / 'store.sqlite'}",
+        "replay-sample": 1.0,
+        "region": "local",
+        **{name: folder / f"{name}.yaml" for name in ("policy", "prices")},
+        **{f"{name}-file": folder / f"{name}.json" for name in ("kill", "breaker")},
+        "audit-key": folder / "audit-key.pem",
+        "flags": folder / "flags.json",
+    }
+    options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+    return [sys.executable, "-c", SERVE, "serve", "--model", model, *options]
+
+
+def prometheus_command(folder: Path, port: int, server: int) -> list[str]:
+    """Write the shipped configuration with our targets and short intervals, and return the command."""
+    config = yaml.safe_load((folder / "prometheus.yaml").read_text())
+    config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "5s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{server}"]}]
+    del config["alerting"]
+    (folder / "live.yaml").write_text(yaml.safe_dump(config))
+    options = {"config.file": folder / "live.yaml", "storage.tsdb.path": folder / "data"}
+    listen = f"--web.listen-address=127.0.0.1:{port}"
+    return ["prometheus", listen, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def measure(args: argparse.Namespace, folder: Path) -> Mapping[Expression, list[str] | None]:
+    """Return for each expression which of its queries have no data, None where it needs weeks."""
+    objectives = parse_objectives(shipped("slos.yaml"), "slos.yaml")
+    write_monitoring(folder, monitoring_files(objectives, DOCS))
+    every = list(dict.fromkeys(expressions(folder)))
+    server, port = free_port(), free_port()
+    url, asked = f"http://127.0.0.1:{server}", f"http://127.0.0.1:{port}"
+    with (
+        process(serve_command(folder, args.model, server), f"{url}/health/ready"),
+        process(prometheus_command(folder, port, server), f"{asked}/-/ready"),
+    ):
+        seen = asyncio.run(load(url, args.model, 60.0 * args.minutes, args.at_once))
+        print("answers by status:", dict(seen.statuses))
+        prometheus, weeks = Prometheus(asked), needs_weeks(every)
+        return {one: None if one in weeks else prometheus.missing(one) for one in every}
+
+
+def report(found: Mapping[Expression, list[str] | None]) -> None:
+    print(f"{'':<12}{'asked':>8}{'data':>8}{'none':>8}{'weeks':>8}")
+    for kind in ("panel", "recording", "alert"):
+        results = [missing for one, missing in found.items() if one.kind == kind]
+        asked = [missing for missing in results if missing is not None]
+        with_data = sum(not missing for missing in asked)
+        print(f"{kind:<12}{len(asked):>8}{with_data:>8}{len(asked) - with_data:>8}{len(results) - len(asked):>8}")
+    for one, missing in found.items():
+        for query in missing or ():
+            print(f"no data: {one.kind} {one.name}: {query}")
+    for one, missing in found.items():
+        if missing is None:
+            print(f"needs weeks: {one.kind} {one.name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if shutil.which("prometheus") is None:
+        sys.exit("prometheus is missing: apt-get install prometheus")
+    with TemporaryDirectory() as folder:
+        found = measure(args, Path(folder))
+    report(found)
+    if args.json:
+        rows = [{"kind": one.kind, "name": one.name, "expr": one.text, "missing": m} for one, m in found.items()]
+        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "expressions": rows}, indent=2))
+    sys.exit(any(found.values()))
+
+
+if __name__ == "__main__":
+    main()
