@@ -235,10 +235,10 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, monkeypatch: pytest.
 
         assert run("set", ENABLED, "off", "--reason", "drill").exit_code == 0
         assert run("set", "new-drafts", "--definition", "flag.yaml").exit_code == 0
-        shown = run("list").stdout
+        shown = run("list", "--json").stdout
         assert (ENABLED in shown, "new-drafts" in shown, "drill" in shown) == (True, True, True)
         assert run("remove", ENABLED).exit_code == 0
-        assert ENABLED not in run("list").stdout
+        assert ENABLED not in run("list", "--json").stdout
         again = run("remove", ENABLED)
         assert (again.exit_code, "allowed: new-drafts" in again.stderr) == (2, True)
         wrong = run("set", ENABLED, "maybe")
