@@ -217,6 +217,20 @@ async def test_an_engine_that_ends_while_a_grammar_compiles_refuses_the_request(
     await client.close()
 
 
+async def test_requests_that_wait_for_the_turn_of_their_grammar_end_when_the_client_closes() -> None:
+    grammars = SlowGrammars()
+    client = ThreadEngineClient(build(EngineSetup(grammars=grammars)))
+    sources = [replace(request(text, [1, 2]), grammar=GrammarSpec("regex", text)) for text in ("[01]", "0", "1", "10")]
+    waiting = [asyncio.create_task(_last(client, source)) for source in sources]
+    while not grammars.threads:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await client.close()
+    grammars.may_go_on.set()
+    async with asyncio.timeout(5.0):
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(one) for one in ended] == [EngineDead] * 4
+
+
 async def _drain(client: EngineClient, request_id: str) -> Event:
     return await _last(client, request(request_id, [1], ENDLESS))
 

@@ -113,7 +113,12 @@ class ThreadEngineClient:
         try:
             async with asyncio.timeout(request.deadline_s):
                 await turn.acquire()
-                work = asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
+                try:
+                    self._check_alive()  # again: a closed client's threads take no work
+                    work = asyncio.get_running_loop().run_in_executor(self._compilers, self.engine.compile, request)
+                except BaseException:
+                    turn.release()
+                    raise
                 work.add_done_callback(partial(_end_turn, turn))  # a client that leaves does not end the thread's work
                 return await asyncio.shield(work)
         except TimeoutError:
