@@ -1,5 +1,6 @@
 """Every alert fires for the harm that it is for, and stays silent otherwise: evaluated by promtool."""
 
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -121,6 +122,15 @@ OTHERS = [
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),
     Case("KillSwitchOn", {'prolepsis_speculation_killed{source="file"}': "0x3 1x3"}, 5, ({"source": "file"},)),
+    Case(
+        "KillSwitchOn",  # it mutes what a region reports, and the others there still draft
+        {
+            'prolepsis_speculation_killed{source="file", instance="a"}': "1x6",
+            'prolepsis_speculation_killed{source="file", instance="b"}': "0x6",
+        },
+        5,
+        (),
+    ),
     Case("BreakerOpen", {f'prolepsis_breaker_state{{{OF}, state="open"}}': "1x5"}, 4, (HEAD,)),
     Case("BreakerOpen", {f'prolepsis_breaker_state{{{OF}, state="closed"}}': "1x5"}, 4, ()),
     Case(
@@ -153,6 +163,7 @@ OTHERS = [
     ),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 300, every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.001x20"}, 300, (), every="30m"),
+    Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x4 stale 0.01x15"}, 300, every="30m"),  # a restart
     Case("SpendForecast", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 540, every="30m"),
 ]
 
@@ -229,3 +240,16 @@ def test_the_file_is_what_alertmanager_reads(tmp_path: Path) -> None:
     write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
     assert AMTOOL is not None
     _succeeds(tmp_path, AMTOOL, "check-config", "alertmanager.yaml")
+
+
+def test_an_alert_of_one_server_or_proposer_mutes_only_its_own() -> None:
+    expressions = {str(rule["alert"]): str(rule["expr"]) for rule in all_rules(alert_groups()) if "alert" in rule}
+    per = {
+        name: set(found[1].split(", ")) if (found := re.search(r"\bby \(([^)]*)\)", text)) else set()
+        for name, text in expressions.items()
+    }
+    per["ServerDown"] = {"instance"}
+    for rule in yaml.safe_load(shipped("alertmanager.yaml"))["inhibit_rules"]:
+        pattern = re.fullmatch(r'alertname=~?"(.*)"', rule["source_matchers"][0])
+        for source in pattern[1].split("|") if pattern else ():
+            assert per[source] & {"instance", "proposer", "traffic_class"} <= set(rule["equal"]), source
