@@ -94,6 +94,14 @@ def test_a_file_keeps_its_lines_or_begins_again(tmp_path: Path) -> None:
         destination(str(tmp_path / "missing" / "file"), append=True)
 
 
+def test_an_entry_after_a_line_that_was_torn_has_a_line_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "audit.jsonl"
+    file.write_text('{"seq": 1, "uid"')
+    with closing(destination(str(file), append=True)) as to:
+        to.deliver(chain_of(1))
+    assert json.loads(file.read_text().splitlines()[1])["seq"] == 1
+
+
 def test_a_stream_that_cannot_be_written_is_a_failed_delivery() -> None:
     class Full(io.StringIO):
         def flush(self) -> None:

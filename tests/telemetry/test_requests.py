@@ -146,3 +146,12 @@ def test_tenants_have_series_only_where_they_are_named() -> None:
         metrics.requests.ended(ended(about=replace(ABOUT, tenant=tenant)))
     for tenant in ("acme", "other", "default"):
         assert value(metrics, "tenant_requests_total", tenant=tenant, outcome="finished") == 1
+
+
+def test_samples_that_are_decoded_at_the_same_time_make_no_token_faster() -> None:
+    metrics = Metrics()
+    of_five = prompt()
+    of_ten = replace(of_five, request=replace(REQUEST, n=2), stats=replace(of_five.stats, num_output_tokens=10))
+    metrics.requests.ended(ended(of_ten))
+    by = {"route": "/v1/x", "tier": "premium", "arm": "none", "mode": "on"}
+    assert value(metrics, "request_time_per_output_token_seconds_sum", **by) == 0.5 / 4

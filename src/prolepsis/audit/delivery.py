@@ -165,9 +165,20 @@ def destination(name: str, *, append: bool) -> Destination:
     if url.scheme or not name:
         raise ConfigError(f"output is {name[:80]!r}; allowed: {_ALLOWED}", param="output")
     try:
-        return JsonLines(Path(name).open("a" if append else "w", encoding="utf-8"))
+        file = Path(name).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115  # JsonLines closes it
+        if append and Path(name).is_file() and _ends_in_mid_line(Path(name)):
+            file.write("\n")  # its writer was killed: the next entry has a line of its own
+        return JsonLines(file)
     except OSError as error:
         raise ConfigError(f"{name} cannot be written: {error.strerror}", param="output") from None
+
+
+def _ends_in_mid_line(file: Path) -> bool:
+    with file.open("rb") as content:
+        if not content.seek(0, os.SEEK_END):
+            return False
+        content.seek(-1, os.SEEK_END)
+        return content.read() != b"\n"
 
 
 def _has_port(url: SplitResult) -> bool:
