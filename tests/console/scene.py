@@ -21,6 +21,7 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, FinishReason, Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.rounds import Round
 from prolepsis.core.stats import (
     DeviceSeconds,
     EffectiveMode,
@@ -107,7 +108,7 @@ class SceneEngine(FakeEngineClient):
             last = number + 1 == len(steps)
             proposed = None
             if request.tells_drafts and drafted:
-                name = "suffix" if number % 3 == 0 else "draft_head"
+                name = _proposer(number)
                 proposed = Proposed(tuple(range(65, 65 + drafted)), tuple(range(-1, drafted - 1)), name)
             part = tuple(97 + (position + i) % 26 for i in range(accepted + 1))
             reason: FinishReason | None = "stop" if last else None
@@ -131,6 +132,7 @@ class SceneEngine(FakeEngineClient):
             num_cached_tokens=2,
             num_output_tokens=num_tokens,
             num_steps=len(self._steps(request)),
+            rounds=list(_rounds(self._steps(request))) if request.keeps_rounds else [],
             proposers=proposers if on else {},
             plain_steps={"no_draft": 1, "not_worth_it": 1} if on else {},
             queue_s=0.004,
@@ -140,6 +142,35 @@ class SceneEngine(FakeEngineClient):
             device=device,
             mode=EffectiveMode("on", "speculating", 3) if on else EffectiveMode("off", "policy_off", 3),
         )
+
+
+def _proposer(number: int) -> str:
+    """Return who drafted for a step."""
+    return "suffix" if number % 3 == 0 else "draft_head"
+
+
+def _rounds(steps: Sequence[tuple[int, int]]) -> Iterator[Round]:
+    """Yield the rounds of the steps that verified a draft, 10 ms each."""
+    position = 0
+    for number, (drafted, accepted) in enumerate(steps):
+        began, proposer = 0.02 + 0.01 * number, _proposer(number)
+        if drafted:
+            yield Round(
+                began=began,
+                ended=began + 0.01,
+                propose_s=0.001,
+                forward_s=0.006,
+                verify_s=0.002,
+                sample=0,
+                position=position,
+                proposer=proposer,
+                version="mine@2" if proposer == "draft_head" else "",
+                num_nodes=drafted,
+                num_draft_tokens=drafted,
+                num_accepted=accepted,
+                num_emitted=accepted + 1,
+            )
+        position += accepted + 1
 
 
 @dataclass(slots=True)

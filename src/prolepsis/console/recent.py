@@ -1,4 +1,4 @@
-"""The last requests, kept in memory: their figures, and of some of them the rounds. /admin/recent shows them."""
+"""The last requests, kept in memory: their figures and their rounds. /admin/recent shows them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import PlainReason
-from prolepsis.correctness.runtime import Share
 from prolepsis.store.records import request_record
 from prolepsis.store.tables import NAMES
 from prolepsis.web.body_reader import read_query
@@ -21,8 +20,7 @@ from prolepsis.web.fields import Body
 from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
 
 MAX_RECENT = 512
-ROUNDS_SHARE = 0.1
-"""Share of requests whose rounds are kept here; audited ones have theirs in the audit log."""
+"""Each has at most `MAX_ROUNDS` rounds of some 310 bytes: about 10 MB, if every request is that long."""
 FINDERS: Roles = OPERATORS | AUDITORS
 Order = Literal["newest", "slowest", "least_accepted"]
 
@@ -35,7 +33,7 @@ class RecentRequest:
     """With the columns of the store's `request_records`."""
     plain_steps: dict[PlainReason, int]
     rounds: list[Round]
-    """Its first ones, if they were kept."""
+    """Its first ones."""
 
     @property
     def names(self) -> frozenset[object]:
@@ -62,11 +60,10 @@ class RecentFeature(Feature):
     def __init__(self) -> None:
         self.routes = _routes(self)
         self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
-        self._share = Share(ROUNDS_SHARE)
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
-        """Draw whether the rounds are kept."""
-        return Keep.ROUNDS if self._share.draw() else Keep.FIGURES
+        """Which request a person will ask about, one that was slow or failed, is known at its end only."""
+        return Keep.ROUNDS
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Keep the figures of a request's prompts."""
@@ -107,7 +104,7 @@ def _routes(feature: RecentFeature) -> Sequence[Route]:
     async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
         return RecentReply(feature.ordered(query.order, query.last))
 
-    @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds if kept")
+    @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds")
     async def one(name: str) -> RecentReply:
         found = feature.named(name)
         if not found:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from prolepsis.audit.entry import SERVED, AuditEntry
 from prolepsis.audit.found import FoundRequest
 from prolepsis.console.pages import GoTo, Page, Pages, Visit
-from prolepsis.console.recent import RecentReply, RecentRequest
+from prolepsis.console.recent import MAX_RECENT, RecentReply, RecentRequest
 from prolepsis.console.traffic_pages import WHY
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import PlainReason
@@ -91,6 +91,7 @@ async def _request(visit: Visit) -> Page:
         "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
         "price": price,
         "why": WHY,
+        "most_recent": MAX_RECENT,
     }
     return Page("request.html", "Request", values, live=False)
 
