@@ -222,3 +222,18 @@ def test_everything_can_be_read_and_done_without_scripts(browser: Browser, tmp_p
         page.locator("main").get_by_role("button", name="Stop speculation").click()
         expect(page.locator(".notice")).to_contain_text("speculation is stopped.")
         context.close()
+
+
+def test_no_value_of_a_tile_breaks_into_two_lines(page: Page, site: tuple[str, Scene]) -> None:
+    request = next(path for path in paths(page, site[1]) if path.startswith("/console/requests/"))
+    lines = """() => [...document.querySelectorAll(".tile dd")].map(value => {
+        const shown = document.createRange();
+        shown.selectNodeContents(value.firstChild);
+        return [value.firstChild.textContent, shown.getClientRects().length];
+    })"""
+    for width in (1280, 1100, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(request)
+        values = page.evaluate(lines)
+        assert any(text.endswith("EUR") for text, _ in values)
+        assert [text for text, count in values if count != 1] == []

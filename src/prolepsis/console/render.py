@@ -82,10 +82,11 @@ def size(value: float | None) -> str:
 
 
 def amount(value: float | None, currency: str | None) -> str:
-    """Return an amount of money, to three digits that count."""
+    """Return an amount of money: to three digits that count, below a cent to two, and to cents at least."""
     if value is None:
         return UNKNOWN
-    digits = max(2, 2 - math.floor(math.log10(abs(value)))) if value else 2
+    counting = 3 if abs(value) >= 0.01 else 2
+    digits = max(2, counting - 1 - math.floor(math.log10(abs(value)))) if value else 2
     return f"{number(value, min(digits, 9))}\u202f{currency or ''}".strip()
 
 
